@@ -113,7 +113,7 @@ def _attribute_questions(options: argparse.Namespace) -> int:
         _refuse(options, "require --gate", OPTIONS_OF_THE_GATE)
     if not options.baseline:
         _refuse(options, "requires --baseline", OPTIONS_OF_A_BASELINE)
-    gate.refuse_margin(options.margin)
+    gate.check_margin(options.margin)
     shard = arguments.parse_shard(options.shard)
     if options.gate and shard != (0, 1):
         raise ConfigError("--gate: run it once all shards have finished, as one process")

@@ -1,4 +1,9 @@
-"""Sources, messages and answers as a user passes them: Python objects → **parts with names**."""
+"""Read sources, messages and answers as a user passes them.
+
+Place in the flow: Python objects → **messages with named parts** (`read_turns`), and an answer in
+pieces (`Answer.pieces`) → prompt.py, answer_tokens.py. A named part is a source; a part without a
+name stays in view.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from olmo_sparsity.base.errors import ConfigError, check_type, printable
 
 SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a letter beyond 16 bits, which no tokenizer and no file takes."""
 
 METADATA_NAMES = ("source", "file_name", "file_path", "title", "id")
 """Keys of a document's metadata that name it, the first that it has."""
@@ -95,6 +101,7 @@ class Answer:
             last_end = end
         cuts.append(AnswerPiece(self.text[last_end:], False))
 
+        # Move white space at the end of a piece to the next one.
         pieces = list[AnswerPiece]()
         space = ""
         for cut, is_statement in cuts:
@@ -154,6 +161,7 @@ def read_turns(sources: Sources | None) -> list[Turn]:
 
 
 def _message(item: Mapping[str, Any]) -> Turn:
+    """Read a chat message, whose content is a text or a list of parts."""
     others = {key: value for key, value in item.items() if key not in ("role", "content")}
     role = item.get("role")
     content = item.get("content")
@@ -162,7 +170,7 @@ def _message(item: Mapping[str, Any]) -> Turn:
             f"sources: {printable(repr(item))[:60]} has no role or content; a source in a list is "
             "Segment(name, text)"
         )
-    refuse_half_letters(others, f"sources: a message of {printable(role)}")
+    check_no_half_letters(others, f"sources: a message of {printable(role)}")
     if isinstance(content, list):
         return Turn(role, [_part(part) for part in content], others)
     return Turn(role, [_part(content)] if content else [], others)
@@ -182,33 +190,34 @@ def _with_segments(items: Sequence[Any]) -> list[Any]:
         if isinstance(item, Segment) or not isinstance(metadata, Mapping) or text is None:
             converted.append(item)
             continue
-        known = [str(metadata[key]) for key in METADATA_NAMES if metadata.get(key)]
-        base = known[0] if known else f"source {number}"
-        name = base
+        metadata_names = [str(metadata[key]) for key in METADATA_NAMES if metadata.get(key)]
+        first_name = metadata_names[0] if metadata_names else f"source {number}"
+        name = first_name
         count = 1
         while name in names:
             count += 1
-            name = f"{base} ({count})"
+            name = f"{first_name} ({count})"
         names.add(name)
         converted.append(Segment(name, text))
     return converted
 
 
 def _part(item: Any) -> Segment:
+    """Read a part of a message or of a list: a text, or a source with its name."""
     if isinstance(item, str):
-        refuse_half_letters(item, "sources: a text without a name")
+        check_no_half_letters(item, "sources: a text without a name")
         return Segment("", item)
     is_segment = isinstance(item, Segment)
     if not is_segment or not isinstance(item.name, str) or not isinstance(item.text, str):
         raise ConfigError(f"sources: {item!r:.60} is neither a text nor a Segment of name and text")
-    refuse_half_letters(item.name, f"sources: the name '{printable(item.name)}'")
-    refuse_half_letters(item.text, f"sources: the text of '{printable(item.name)}'")
+    check_no_half_letters(item.name, f"sources: the name '{printable(item.name)}'")
+    check_no_half_letters(item.text, f"sources: the text of '{printable(item.name)}'")
     if not (item.name.strip() and item.text.strip()):
         raise ConfigError(f"sources: {item!r:.60} has an empty name or text; leave it out")
     return item
 
 
-def refuse_half_letters(value: Any, place: str) -> None:
+def check_no_half_letters(value: Any, place: str) -> None:
     """Raise where a text, or any text in nested lists and objects, has half of a surrogate pair. It
     comes from JSON that was cut within an emoji, or from bytes that are not UTF-8, and neither
     tokenizers nor files take it. `place`: what the value is, for the message."""

@@ -1,7 +1,8 @@
-"""Compare verdicts with what a questions file expects, and with an earlier run: stored answers →
-**checks that pass or fail** (gate_report.py).
+"""Check stored answers against what a questions file expects, and against an earlier run.
 
-expectations.py compares one verdict with what is expected, baseline.py with that of an earlier run.
+Place in the flow: stored answers (answers.py) → **checks that pass or fail** (`check`) →
+gate_report.py. expectations.py compares one verdict with what is expected of it, baseline.py with
+that of an earlier run.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from olmo_sparsity.sources.gate_report import Check, GateReport, check_of
 from olmo_sparsity.sources.questions_file import read_lines
 
 MOST_MARGIN = SEVERAL_NATS
-"""Nats. A larger margin would let a statement pass as resting on no source that loses several."""
+"""Largest margin in nats. With a larger one, a statement that loses several nats could pass as
+resting on no source."""
 
 
-def refuse_without_checks(
+def check_has_expectations(
     questions: str | Path,
     out: str | Path,
     identity: Mapping[str, Any],
@@ -36,7 +38,7 @@ def refuse_without_checks(
     allow_other_model: bool = False,
     must_pass: float = 1.0,
 ) -> None:
-    """Raise where `check` would have nothing to check against, before anything is computed."""
+    """Raise if `check` would have nothing to check against, before anything is computed."""
     _warn_of_missing_sources(questions)
     if must_pass < 1 and baseline is not None and not any(read_expectations(questions)):
         raise ConfigError(
@@ -45,7 +47,7 @@ def refuse_without_checks(
             "pass)"
         )
     if baseline is None:
-        _refuse_without_expectations(questions)
+        _check_each_has_expectation(questions)
         return
     if Path(baseline).resolve() == Path(out).resolve():
         raise ConfigError(f"baseline={baseline} is also --out; pass the folder of an earlier run")
@@ -65,15 +67,16 @@ def _warn_of_missing_sources(questions: str | Path) -> None:
         sources = line.record.get("sources")
         if not isinstance(sources, Mapping):
             continue  # passages of messages have names when they are read
-        expected = {name for expectation in expectations for name in expectation.sources}
-        missing = sorted(expected - sources.keys())
+        expected_names = {name for expectation in expectations for name in expectation.sources}
+        missing = sorted(expected_names - sources.keys())
         if missing:
             known = printable(", ".join(sources)[:200])
             names = printable(", ".join(missing))
             say(f"{line.place} expects {names}, which is none of its sources ({known})")
 
 
-def _refuse_without_expectations(questions: str | Path) -> None:
+def _check_each_has_expectation(questions: str | Path) -> None:
+    """Raise unless each question has `expect`: without a baseline it would check nothing."""
     expectations_of_questions = read_expectations(questions)
     if not any(expectations_of_questions):
         raise ConfigError(f"{questions}: no question has `expect`; add it, or pass --baseline")
@@ -85,14 +88,15 @@ def _refuse_without_expectations(questions: str | Path) -> None:
             )
 
 
-def refuse_margin(margin: float) -> None:
+def check_margin(margin: float) -> None:
+    """Raise ConfigError unless the margin is a number of nats that is not too large."""
     accepted = f"a number of nats from 0 to {MOST_MARGIN:g}"
     check_type("margin", margin, Real, accepted)
     if not 0 <= margin <= MOST_MARGIN:
         raise ConfigError(f"margin={margin} must be {accepted}")
 
 
-def refuse_share(must_pass: float) -> None:
+def check_share(must_pass: float) -> None:
     """Raise ConfigError unless some checks must pass, and no more than there are."""
     accepted = "a share above 0 and at most 1, as 0.9"
     check_type("must_pass", must_pass, Real, accepted)
@@ -116,8 +120,8 @@ def check(
     must_pass: The share of the checks of `expect` that must pass. All of a baseline must.
     new_need_source: Fail statements that the baseline does not have and that rest on no source.
     """
-    refuse_margin(margin)
-    refuse_share(must_pass)
+    check_margin(margin)
+    check_share(must_pass)
     answers = read_answers(out)
     checks = _check_expectations(questions, out, answers, margin)
     notes = [
@@ -144,24 +148,26 @@ def check(
 def _check_expectations(
     questions: str | Path, out: str | Path, answers: Sequence[StoredAnswer], margin: float
 ) -> list[Check]:
-    expected_of_questions = read_expectations(questions)
-    if len(expected_of_questions) != len(answers):
+    """Return a check of each expectation of a questions file."""
+    expectations_of_questions = read_expectations(questions)
+    num_questions = len(expectations_of_questions)
+    if num_questions != len(answers):
         raise DataError(
-            f"{out} has {len(answers)} questions, and {questions} {len(expected_of_questions)}; "
+            f"{out} has {len(answers)} questions, and {questions} {num_questions}; "
             "pass the file that the results are of"
         )
     checks = list[Check]()
-    for answer, expectations in zip(answers, expected_of_questions, strict=True):
+    for answer, expectations in zip(answers, expectations_of_questions, strict=True):
         checks += [_check_expectation(expected, answer, margin) for expected in expectations]
     # A text is split into statements only when it is answered.
     for answer, line in zip(answers, read_lines(questions), strict=True):
         expect = line.record.get("expect")
         if isinstance(expect, list) and len(expect) < len(answer.statements):
-            checks.append(_too_short(answer, len(expect)))
+            checks.append(_check_of_too_few(answer, len(expect)))
     return checks
 
 
-def _too_short(answer: StoredAnswer, num_entries: int) -> Check:
+def _check_of_too_few(answer: StoredAnswer, num_entries: int) -> Check:
     """Return the failed check of an answer with more statements than `expect` has entries."""
     return check_of(
         answer,
@@ -174,12 +180,15 @@ def _too_short(answer: StoredAnswer, num_entries: int) -> Check:
 
 
 def _check_expectation(expected: Expectation, answer: StoredAnswer, margin: float) -> Check:
+    """Return the check of one expectation. It fails, too, if the prompt has no such source, or the
+    answer no such statement."""
     number = None if expected.statement is None else expected.statement + 1
     rows = answer.statements if number is None else answer.statements[number - 1 : number]
     text = " ".join(row.text for row in rows)
     missing = sorted(set(expected.sources) - answer.source_texts.keys())
-    has_one = len(missing) < len(expected.sources)
-    if missing and not (expected.is_either and has_one):
+    # Of alternatives, one in the prompt is enough.
+    is_enough = expected.is_either and len(missing) < len(expected.sources)
+    if missing and not is_enough:
         return check_of(
             answer,
             statement=number,
@@ -198,9 +207,9 @@ def _check_expectation(expected: Expectation, answer: StoredAnswer, margin: floa
             passed=False,
         )
     # Of all statements together one must rely on the sources, but none of them on any.
-    enough = all if number is None and not expected.sources else any
-    passes_strictly = enough(fits(expected, row, 0.0) for row in rows)
-    passes = enough(fits(expected, row, margin) for row in rows)
+    must_fit = all if number is None and not expected.sources else any
+    passes_strictly = must_fit(fits(expected, row, 0.0) for row in rows)
+    passes = must_fit(fits(expected, row, margin) for row in rows)
     return check_of(
         answer,
         statement=number,

@@ -1,10 +1,14 @@
 """Read the log of an agent: which blocks and tool outputs did a message rely on?
 
-Place in the flow: messages as OpenAI's or Anthropic's API takes them → **sources and an answer** →
-request.py.
+Place in the flow: messages as OpenAI's or Anthropic's API takes them → **sources and an answer**
+(`read_messages`) → request.py. Of a log, these become
 
-Sources are the blocks of the system prompt, what tools returned, and earlier messages of the user.
-The user's last message, and earlier messages of the model itself, stay in view.
+    system                 sources: its blocks, named "system: Rules" by their headings
+    user                   a source, named "user: What is …"
+    assistant              in view
+    tool                   a source, named "tool: search"
+    user, the last one     in view, but for `passages`
+    assistant              the answer
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from olmo_sparsity.analysis.explain.prompt import read_text
 from olmo_sparsity.base.conform import DuplicateKey, unique
@@ -22,12 +27,13 @@ from olmo_sparsity.base.errors import ConfigError, DataError, one_line, printabl
 from olmo_sparsity.sources.documents import Segment
 
 HEADING = re.compile(r"^(?=#{1,6} |<\w[\w-]*>\s*$)", re.MULTILINE)
-"""Before a heading of Markdown, or a tag that is alone in its line."""
+"""Matches the place before a heading of Markdown, or a tag that is alone in its line."""
 
 NAME_ATTRIBUTE = re.compile(r"""\b(?:title|name|source|id|index)=["']([^"']+)["']""")
+"""An attribute of a passage's tag that names it."""
 
 NAME_LENGTH = 32
-"""Characters of the name of a block at most."""
+"""Largest number of characters of the name of a block."""
 
 KEYS_OF_THE_API = {
     *("role", "content"),  # read by themselves
@@ -41,12 +47,25 @@ Message = dict[str, Any]
 """A message as chat templates take it, with a list `texts` in place of `content`."""
 
 
+class LoggedAnswer(NamedTuple):
+    """A message of a log as the answer to what precedes it."""
+
+    sources: list[Any]
+    """The messages before it, whose named parts are sources."""
+
+    answer: str
+    reasoning: str | None
+    """What the message says as its reasoning, in tags."""
+
+
 def read_messages(
     messages: Messages, number: int = -1, passages: str | None = None
-) -> tuple[list[Any], str, str | None]:
-    """Return what precedes the message of this number, as sources, its text, and its reasoning.
-    `passages`: a tag or a regular expression of passages in the last message of the user, which are
-    sources, too."""
+) -> LoggedAnswer:
+    """Return the message of this number as an answer.
+
+    passages: A tag or a regular expression of passages in the last message of the user, which are
+        sources, too.
+    """
     log = _as_log(messages)
     if type(number) is not int or not -len(log) <= number < len(log):
         raise ConfigError(f"message={number}: the log has messages 0 to {len(log) - 1}")
@@ -54,63 +73,90 @@ def read_messages(
     message = log[number]
     answer = "\n\n".join(text.strip() for text in message["texts"] if text.strip())
     if message["role"] != "assistant" or not answer:
-        without = "" if answer else ", without text"
+        condition = "" if answer else ", without text"
         raise ConfigError(
-            f"message={number} is of {printable(message['role'])}{without}; give the number of a "
+            f"message={number} is of {printable(message['role'])}{condition}; give the number of a "
             "message that is text of the assistant"
         )
-    sources = _as_sources(log[:number], passages)
+    sources = _SourceNamer(log[:number], passages).sources()
     thought = message.get("reasoning_content")
+    # In the tags by which `attribute` tells reasoning from the answer.
     reasoning = f"<think>\n{thought.strip()}\n</think>\n\n" if thought else None
-    return sources, answer, reasoning
+    return LoggedAnswer(sources, answer, reasoning)
 
 
-def _as_sources(log: Sequence[Message], passages: str | None) -> list[Any]:
-    """Return the messages with named parts as sources."""
-    tools = dict[str, Any]()
-    for message in log:
-        for call in message.get("tool_calls", ()):
-            tools[str(call["id"])] = call["function"].get("name")
-    users = [number for number, message in enumerate(log) if message["role"] == "user"]
-    counts = Counter[str]()
+class _SourceNamer:
+    """Names the parts of messages that are sources."""
 
-    def named(name: str, text: str) -> Segment:
-        counts[name] += 1
-        return Segment(name if counts[name] == 1 else f"{name} ({counts[name]})", text)
+    def __init__(self, log: Sequence[Message], passages: str | None) -> None:
+        self.log = log
+        self.passages = passages
+        self.counts = Counter[str]()
+        """How often each name was given."""
 
-    sources = list[Any]()
-    for number, message in enumerate(log):
+        self.tool_names = dict[str, Any]()
+        """Names of called tools by the IDs of the calls: their results have only the ID."""
+
+        for message in log:
+            for call in message.get("tool_calls", ()):
+                self.tool_names[str(call["id"])] = call["function"].get("name")
+        users = [number for number, message in enumerate(log) if message["role"] == "user"]
+        self.last_user = users[-1] if users else None
+
+    def sources(self) -> list[dict[str, Any]]:
+        """Return the messages with their parts as content, of which sources have names."""
+        sources = list[dict[str, Any]]()
+        for number, message in enumerate(self.log):
+            others = {key: value for key, value in message.items() if key != "texts"}
+            sources.append(others | {"content": self._parts(number, message)})
+        return sources
+
+    def _parts(self, number: int, message: Message) -> list[Any]:
+        """Return the parts of a message: a `Segment` if it is a source, a text if it stays in
+        view."""
         role = message["role"]
         texts = [text for text in message["texts"] if text.strip()]
-        parts = list[Any](texts)
         if role in ("system", "developer"):
-            parts = [named(f"{role}: {_title(block)}", block) for block in _blocks_of(texts)]
-        elif role in ("tool", "function"):
-            tool = message.get("name") or tools.get(str(message.get("tool_call_id"))) or "result"
-            parts = [named(f"{role}: {tool}", text) for text in texts]
-        elif role == "user" and number != users[-1]:
-            parts = [named(f"user: {_title(text)}", text) for text in texts]
-        elif role == "user" and passages is not None:
-            pairs = _split_all(texts, passages)
-            parts = [text if name is None else named(name, text) for name, text in pairs]
-        others = {key: value for key, value in message.items() if key != "texts"}
-        sources.append(others | {"content": parts})
-    return sources
+            return [self._named(f"{role}: {_title(block)}", block) for block in _blocks_of(texts)]
+        if role in ("tool", "function"):
+            called = self.tool_names.get(str(message.get("tool_call_id")))
+            tool = message.get("name") or called or "result"
+            return [self._named(f"{role}: {tool}", text) for text in texts]
+        if role == "user" and number != self.last_user:
+            return [self._named(f"user: {_title(text)}", text) for text in texts]
+        if role == "user" and self.passages is not None:
+            parts = _split_all(texts, self.passages)
+            return [part.text if not part.name else self._named(*part) for part in parts]
+        return texts
+
+    def _named(self, name: str, text: str) -> Segment:
+        """Return a source of this name, with a number if it is not the first of it."""
+        self.counts[name] += 1
+        count = self.counts[name]
+        return Segment(name if count == 1 else f"{name} ({count})", text)
 
 
-def _split_all(texts: Sequence[str], passages: str) -> list[tuple[str | None, str]]:
-    pairs = list[tuple[str | None, str]]()
+class _Passage(NamedTuple):
+    name: str
+    """Empty: the text stays in view."""
+
+    text: str
+
+
+def _split_all(texts: Sequence[str], passages: str) -> list[_Passage]:
+    """Return the parts of texts; raise ConfigError if none of them is a passage."""
+    parts = list[_Passage]()
     for text in texts:
-        pairs += _split(text, passages)
-    if all(name is None for name, _ in pairs):
+        parts += _split(text, passages)
+    if not any(part.name for part in parts):
         raise ConfigError(
             f"passages={passages!r:.40} matches nothing in the last message of the user"
         )
-    return pairs
+    return parts
 
 
-def _split(text: str, passages: str) -> list[tuple[str | None, str]]:
-    """Return the parts of a text: each passage with a name, and what stays in view with None."""
+def _split(text: str, passages: str) -> list[_Passage]:
+    """Return the parts of a text: each passage with a name, and what stays in view without."""
     is_tag = re.fullmatch(r"\w[\w-]*", passages) is not None
     pattern = rf"<{passages}\b(?P<attributes>[^>]*)>(.*?)</{passages}>" if is_tag else passages
     try:
@@ -119,7 +165,7 @@ def _split(text: str, passages: str) -> list[tuple[str | None, str]]:
         raise ConfigError(
             f"passages={passages!r:.40} is neither a tag nor a regular expression ({error})"
         ) from None
-    parts = list[tuple[str | None, str]]()
+    parts = list[_Passage]()
     last_end = 0
     for match in matches:
         # Of a regular expression, the passage is its first group, or all that it matches.
@@ -129,11 +175,11 @@ def _split(text: str, passages: str) -> list[tuple[str | None, str]]:
             continue
         name = NAME_ATTRIBUTE.search(match["attributes"]) if is_tag else None
         first, end = match.span(group)
-        parts.append((None, text[last_end:first]))
-        parts.append((name[1] if name else "passage", passage))
+        parts.append(_Passage("", text[last_end:first]))
+        parts.append(_Passage(name[1] if name else "passage", passage))
         last_end = end
-    parts.append((None, text[last_end:]))
-    return [(name, part.strip()) for name, part in parts if part.strip()]
+    parts.append(_Passage("", text[last_end:]))
+    return [_Passage(part.name, part.text.strip()) for part in parts if part.text.strip()]
 
 
 def read_log(path: str | Path) -> Messages:
@@ -148,6 +194,7 @@ def read_log(path: str | Path) -> Messages:
 
 
 def _parse_json(text: str | bytes, place: str) -> Any:
+    """Parse JSON without duplicate keys. `place`: the file or line, for messages."""
     try:
         return json.loads(text, object_pairs_hook=unique)
     except DuplicateKey as error:
@@ -178,7 +225,7 @@ def _as_log(messages: Messages) -> list[Message]:
     if isinstance(messages, Mapping):
         system = messages.get("system")
         if system:
-            log.append({"role": "system", "texts": _read_content(system, "system")[0]})
+            log.append({"role": "system", "texts": _read_content(system, "system").texts})
         messages = messages.get("messages") or ()
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
         raise ConfigError(
@@ -188,61 +235,76 @@ def _as_log(messages: Messages) -> list[Message]:
         role = message.get("role") if isinstance(message, Mapping) else None
         if not isinstance(role, str):
             raise ConfigError(f"messages: number {number} has no role: {message!r:.80}")
-        where = f"messages: number {number}"
-        texts, others = _read_content(message.get("content"), where)
-        kept = {
+        place = f"messages: number {number}"
+        content = _read_content(message.get("content"), place)
+        # Templates may write further keys, so they stay in the message.
+        others = {
             key: value
             for key, value in message.items()
             if key not in KEYS_OF_THE_API and value is not None
         }
-        results = others.pop("results", [])
-        calls = _as_list(kept.pop("tool_calls", []), "tool_calls", where)
-        calls = [*calls, *others.pop("calls", [])]
-        read = {"role": role, "texts": texts} | kept | others
+        calls = _as_list(others.pop("tool_calls", []), "tool_calls", place)
+        calls = [*calls, *content.calls]
+        log_message = {"role": role, "texts": content.texts} | others
+        if content.reasoning is not None:
+            log_message["reasoning_content"] = content.reasoning
         if calls:
-            read["tool_calls"] = [_read_call(call, where) for call in calls]
-        log += results
+            log_message["tool_calls"] = [_read_call(call, place) for call in calls]
+        log += content.results
         # Anthropic's results of tools are in a message of the user, which may hold nothing else.
-        if texts or calls or not results:
-            log.append(read)
+        if content.texts or calls or not content.results:
+            log.append(log_message)
     return log
 
 
-def _read_content(content: Any, where: str) -> tuple[list[str], dict[str, Any]]:
-    """Return the texts of a content, and what else it holds: `calls` of tools, their `results`,
-    `reasoning_content`."""
+@dataclass
+class _Content:
+    """The content of a message, by kinds of blocks."""
+
+    texts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    """Calls of tools."""
+
+    results: list[Message] = field(default_factory=list)
+    """What tools returned, as messages of their own."""
+
+    reasoning: str | None = None
+
+
+def _read_content(content: Any, place: str) -> _Content:
+    """Read the content of a message: None, a text, or a list of blocks. `place`: the message, for
+    messages of errors."""
     if content is None or isinstance(content, str):
-        return ([content] if content else []), {}
-    texts = list[str]()
-    others = dict[str, Any]()
-    for block in _as_list(content, "content", where):
+        return _Content([content] if content else [])
+    read = _Content()
+    for block in _as_list(content, "content", place):
         kind = block.get("type") if isinstance(block, Mapping) else None
         if isinstance(block, str):
-            texts.append(block)
+            read.texts.append(block)
         elif kind in ("text", "input_text", "output_text") and isinstance(block.get("text"), str):
-            texts.append(block["text"])
+            read.texts.append(block["text"])
         elif kind == "tool_use":
             function = {"name": block.get("name"), "arguments": block.get("input", {})}
-            others.setdefault("calls", []).append({"id": block.get("id"), "function": function})
+            read.calls.append({"id": block.get("id"), "function": function})
         elif kind == "tool_result":
-            result_texts = _read_content(block.get("content"), where)[0]
-            others.setdefault("results", []).append(
-                {"role": "tool", "tool_call_id": block.get("tool_use_id"), "texts": result_texts}
-            )
+            texts = _read_content(block.get("content"), place).texts
+            call_id = block.get("tool_use_id")
+            read.results.append({"role": "tool", "tool_call_id": call_id, "texts": texts})
         elif kind in ("thinking", "reasoning"):
-            others["reasoning_content"] = str(block.get("thinking") or block.get("text") or "")
+            read.reasoning = str(block.get("thinking") or block.get("text") or "")
         else:
-            raise DataError(f"{where} holds {printable(str(block))[:60]}; pass text only")
-    return texts, others
+            raise DataError(f"{place} holds {printable(str(block))[:60]}; pass text only")
+    return read
 
 
-def _as_list(value: Any, name: str, where: str) -> list[Any]:
+def _as_list(value: Any, name: str, place: str) -> list[Any]:
+    """Return a value that must be a list."""
     if not isinstance(value, list):
-        raise ConfigError(f"{where}: {name}={value!r:.60} must be a list")
+        raise ConfigError(f"{place}: {name}={value!r:.60} must be a list")
     return value
 
 
-def _read_call(call: Any, where: str) -> dict[str, Any]:
+def _read_call(call: Any, place: str) -> dict[str, Any]:
     """Return a call of a tool with its arguments as an object, which templates write as JSON."""
     try:
         function = dict(call["function"])
@@ -251,7 +313,7 @@ def _read_call(call: Any, where: str) -> dict[str, Any]:
         return {"type": "function", "id": call.get("id"), "function": function}
     except (KeyError, TypeError, ValueError, RecursionError):
         raise DataError(
-            f"{where} has a call without a function and JSON arguments: {printable(str(call))[:80]}"
+            f"{place} has a call without a function and JSON arguments: {printable(str(call))[:80]}"
         ) from None
 
 

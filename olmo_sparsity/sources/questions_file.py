@@ -1,6 +1,10 @@
 """Read a .jsonl file of questions: one JSON object a line → **a request for each**.
 
-Place in the flow: questions.py answers the requests; gate.py reads what the lines expect.
+Place in the flow: `read_questions` makes the requests that questions.py answers. `read_lines`
+yields the lines as they are, of which expectations.py reads what they expect. A line is, for
+example,
+
+    {"id": "t1", "sources": {"faq.md": "…"}, "question": "…", "answer": "…", "expect": "faq.md"}
 """
 
 from __future__ import annotations
@@ -18,14 +22,14 @@ from olmo_sparsity.base.errors import ConfigError, DataError, UserError, one_lin
 from olmo_sparsity.sources.documents import (
     Answer,
     Segment,
+    check_no_half_letters,
     parts_of,
     read_turns,
-    refuse_half_letters,
 )
 from olmo_sparsity.sources.request import AttributeRequest
 
 MOST_DECOYS = 200
-"""Without decoys, so many sources of other questions are a question's decoys at most."""
+"""Largest number of sources of other questions that are a question's decoys, if none are passed."""
 
 FIELDS = (
     "id",
@@ -40,6 +44,7 @@ FIELDS = (
 )
 """Fields of a question. A request to a chat API, with `messages`, may have others of its own."""
 
+# The form of an answer with spans, for messages.
 ANSWER_WITH_SPANS = '{"text": …, "spans": [[first, end], …]}'
 
 
@@ -107,16 +112,16 @@ def _read_line(raw: bytes, place: str) -> QuestionLine:
         raise DataError(f"{place} is not a JSON object; write one object a line")
     try:
         for name, value in record.items():
-            refuse_half_letters(name, f"the field {printable(name)}")
-            refuse_half_letters(value, printable(name))
+            check_no_half_letters(name, f"the field {printable(name)}")
+            check_no_half_letters(value, printable(name))
     except ConfigError as error:
         raise DataError(f"{place}: {error}") from None
-    _refuse_unknown(record, place)
+    _check_fields(record, place)
     return QuestionLine(place, record, raw)
 
 
-def _refuse_unknown(record: dict[str, Any], place: str) -> None:
-    """Raise where a field has no effect: a misspelt `expect` would check nothing."""
+def _check_fields(record: dict[str, Any], place: str) -> None:
+    """Raise DataError if a field has no effect: a misspelt `expect` would check nothing."""
     for name in record:
         if name in FIELDS:
             continue
@@ -196,16 +201,16 @@ def _as_sources(sources: Any) -> Any:
 def _with_decoys(requests: list[AttributeRequest]) -> list[AttributeRequest]:
     """Return the requests with the named sources of the others as decoys, later lines first, so
     that neighbours do not all get the same."""
-    texts_of = [_named_texts(request) for request in requests]
+    texts_of_requests = [_source_texts(request) for request in requests]
     with_decoys = list[AttributeRequest]()
     for number, request in enumerate(requests):
         decoys = list[str]()
-        for texts in [*texts_of[number + 1 :], *texts_of[:number]]:
+        for texts in [*texts_of_requests[number + 1 :], *texts_of_requests[:number]]:
             decoys += texts
         with_decoys.append(replace(request, decoys=decoys[:MOST_DECOYS]))
     return with_decoys
 
 
-def _named_texts(request: AttributeRequest) -> list[str]:
-    # A text without a name is not a source.
+def _source_texts(request: AttributeRequest) -> list[str]:
+    """Return the texts of a request's sources. A text without a name is none."""
     return [part.text for part in parts_of(read_turns(request.sources)) if part.name]

@@ -15,8 +15,8 @@ from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.sources.documents import (
     Answer,
     Sources,
+    check_no_half_letters,
     read_turns,
-    refuse_half_letters,
 )
 from olmo_sparsity.sources.messages import Messages, read_messages
 from olmo_sparsity.sources.options import ServerOptions, SourceSettings
@@ -73,12 +73,12 @@ class AttributeRequest(Request):
             )
         if self.reasoning is not None and not isinstance(self.reasoning, str):
             raise ConfigError(f"reasoning={self.reasoning!r:.60} must be a text")
-        refuse_half_letters(self.question, "question")
-        refuse_half_letters(self.reasoning, "reasoning")
+        check_no_half_letters(self.question, "question")
+        check_no_half_letters(self.reasoning, "reasoning")
         answer = self.answer.text if isinstance(self.answer, Answer) else self.answer
-        refuse_half_letters(answer, "answer")
+        check_no_half_letters(answer, "answer")
         if not isinstance(self.decoys, str):  # the name of a file may hold any bytes
-            refuse_half_letters(self.decoys, "decoys")
+            check_no_half_letters(self.decoys, "decoys")
         return self
 
     def _with_log_read(self) -> Self:

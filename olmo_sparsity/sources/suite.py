@@ -1,6 +1,8 @@
 """Run the gate on a file of questions: questions → stored answers → **checks**, as one call.
 
-The command `attribute --questions … --gate` and `olmo_sparsity.check` are this.
+`check` is `olmo_sparsity.check`; the command `attribute --questions … --gate` calls `run`, which
+has questions.py answer the questions, gate.py check the answers, and gate_report.py write the
+checks.
 """
 
 from __future__ import annotations
@@ -67,8 +69,8 @@ def check(
         raise TypeError(f"check has no option {', '.join(unknown)}")
     settings = build(SourceSettings, options)
     loading = build(ModelOptions, options)
-    gate.refuse_margin(margin)
-    gate.refuse_share(must_pass)
+    gate.check_margin(margin)
+    gate.check_share(must_pass)
     check_type("new_need_source", new_need_source, bool, "True or False")
     check_type("allow_other_model", allow_other_model, bool, "True or False")
     for name, folder in (("baseline", baseline), ("pages", pages)):
@@ -108,7 +110,7 @@ def run(
     `tolerance`: of `gate.check`."""
     identity = questions.identity_of_questions(common, path)
     must_pass = tolerance.get("must_pass", 1.0)
-    gate.refuse_without_checks(path, out, identity, baseline, allow_other_model, must_pass)
+    gate.check_has_expectations(path, out, identity, baseline, allow_other_model, must_pass)
     folder = None if pages is None else Path(pages)
     statements = questions.measure_questions(common, path, out, pages=folder)
     assert statements is not None  # one process answers all questions

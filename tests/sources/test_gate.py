@@ -26,7 +26,7 @@ from olmo_sparsity.sources.answers import (
 )
 from olmo_sparsity.sources.baseline import SIMILAR
 from olmo_sparsity.sources.expectations import read_expectations
-from olmo_sparsity.sources.gate import check, refuse_without_checks
+from olmo_sparsity.sources.gate import check, check_has_expectations
 from tests.support.sources import SOURCES, asked, saved, with_verdicts
 
 FIRST, SECOND = {"a": 4.0, "b": 0.0}, {"a": 0.2, "b": 0.1}
@@ -219,9 +219,9 @@ def test_a_question_without_expectation_is_an_error_without_a_baseline(tmp_path:
     without = {key: value for key, value in GOOD.items() if key != "expect"}
     path.write_text(json.dumps(GOOD) + "\n" + json.dumps(without))
     with pytest.raises(DataError, match=r"q\.jsonl:2"):
-        refuse_without_checks(path, out, identity_in(out), None)
+        check_has_expectations(path, out, identity_in(out), None)
     path.write_text(json.dumps(GOOD) + "\n" + json.dumps(without | {"expect": None}))
-    refuse_without_checks(path, out, identity_in(out), None)
+    check_has_expectations(path, out, identity_in(out), None)
 
 
 def test_a_request_to_a_chat_api_keeps_its_own_fields(tmp_path: Path) -> None:
@@ -430,8 +430,8 @@ def test_a_share_of_no_expectation_is_refused(questions: Any, tmp_path: Path) ->
     before = stored(tmp_path / "before", FIRST)
     identity = json.loads((before / "identity.json").read_text())
     with pytest.raises(ConfigError, match=r"must_pass=0.9 is a share of the checks of `expect`"):
-        refuse_without_checks(questions(None), tmp_path / "out", identity, before, must_pass=0.9)
-    refuse_without_checks(questions("a"), tmp_path / "out", identity, before, must_pass=0.9)
+        check_has_expectations(questions(None), tmp_path / "out", identity, before, must_pass=0.9)
+    check_has_expectations(questions("a"), tmp_path / "out", identity, before, must_pass=0.9)
 
 
 def test_a_share_does_not_excuse_a_regression(questions: Any, tmp_path: Path) -> None:
@@ -461,7 +461,7 @@ def test_an_expected_source_that_a_question_lacks_is_named_before_anything_is_co
     path.write_text(
         json.dumps({"sources": {"warranty": "x"}, "question": "q", "expect": "waranty"})
     )
-    refuse_without_checks(path, tmp_path / "out", {}, None)
+    check_has_expectations(path, tmp_path / "out", {}, None)
     assert "q.jsonl:1 expects waranty, which is none of its sources (warranty)" in (
         capsys.readouterr().err
     )
@@ -528,9 +528,9 @@ def test_a_check_that_compares_nothing_fails(questions: Any, tmp_path: Path) -> 
     # The last is a folder, but holds no results.
     for baseline in (out, tmp_path / "x" / ".." / "out", tmp_path / "nowhere", tmp_path):
         with pytest.raises(ConfigError, match="baseline"):
-            refuse_without_checks(path, out, identity, baseline)
+            check_has_expectations(path, out, identity, baseline)
     with pytest.raises(ConfigError, match="expect"):
-        refuse_without_checks(questions([None]), out, identity, None)
+        check_has_expectations(questions([None]), out, identity, None)
 
 
 @pytest.mark.parametrize(
@@ -561,7 +561,7 @@ def test_a_baseline_of_another_model_is_refused(questions: Any, tmp_path: Path, 
     with pytest.raises(ConfigError, match=name):
         check(questions(None), out, before)
     with pytest.raises(ConfigError, match=name):
-        refuse_without_checks(questions(None), out, identity_in(out), before)
+        check_has_expectations(questions(None), out, identity_in(out), before)
     found = check(questions(None), out, before, allow_other_model=True)
     assert not found.failures
     assert name in found.notes[0]
@@ -587,7 +587,7 @@ def test_an_assertion_shows_what_was_found_in_what_pytest_prints() -> None:
     ("wrong", "said"),
     [
         ({"source": "d"}, "no source is named d; the names are a, b, c"),
-        ({"source": "a", "statement": 3}, "statement=3 must be 0 to 2"),
+        ({"source": "a", "statement": 3}, "statement=3 must be a whole number from 0 to 2"),
     ],
 )
 def test_an_assertion_about_what_is_not_there_is_an_error(wrong: dict[str, Any], said: str) -> None:
