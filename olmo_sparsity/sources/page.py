@@ -171,9 +171,10 @@ def _panel(page: AnswerPage, i: int) -> str:
             f"<td>{cell.beyond_lost}</td></tr>"
         )
     verdict = row.verdict[:1].upper() + row.verdict[1:]
+    by_word = f'<p class="soft">{escape(row.by_word)}</p>' if row.by_word else ""
     return (
         f'<section class="panel" id="panel{i}" aria-live="polite"><p class="quoted">'
-        f"{escape(row.text)}</p><p><strong>{escape(verdict)}</strong></p>{_chain(page.chains[i])}"
+        f"{escape(row.text)}</p><p><strong>{escape(verdict)}</strong></p>{by_word}{_chain(page.chains[i])}"
         f'<div class="wide" tabindex="0" role="region" aria-label="Numbers of the statement">'
         "<table><thead><tr><th rowspan=2></th><th colspan=2>among decoys</th>"
         "<th colspan=2>replaced by a decoy</th></tr><tr>"

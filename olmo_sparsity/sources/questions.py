@@ -128,7 +128,9 @@ def _answer_without_sources(
     if pages is not None:
         write_page_without_sources(pages, number, request.question_text)
     columns = ("text", "nats", "kind", "sources", "open", "verdict", "origins")
-    rows = [{key: getattr(row, key) for key in columns} for row in answer.statements]
+    rows = [
+        {key: getattr(row, key) for key in columns} | {"by_word": ""} for row in answer.statements
+    ]
     return _Answered(answer, {"statements": rows, "matrix": []})
 
 

@@ -37,7 +37,15 @@ from olmo_sparsity.sources.layout import Layout
 from olmo_sparsity.sources.options import SourceSettings
 from olmo_sparsity.sources.page import AnswerPage, NumberedText, ReasoningStep
 from olmo_sparsity.sources.prompt import Piece, SourcePrompt
-from olmo_sparsity.sources.verdicts import Judgement, in_words, judge, needed_for_parts
+from olmo_sparsity.sources.verdicts import (
+    Judgement,
+    Verdict,
+    in_words,
+    judge,
+    needed_for_parts,
+    shows_what_it_gives,
+)
+from olmo_sparsity.sources.words import describe_words, nats_by_word
 
 HOW_TO_READ = (
     "A nat is a unit of loss: 1 nat less means that the words are 2.7 times as likely. A decoy is "
@@ -206,9 +214,38 @@ class Attribution:
                 "open": tuple(open_names),
                 "verdict": in_words(verdict.kind, cells, nats, spread, self.settings.draws),
                 "origins": self.origins(named),
+                "by_word": self._describe_words(number, verdict, cells),
             }
             rows.append(row)
         return pd.DataFrame(rows)
+
+    def _describe_words(self, number: int, verdict: Verdict, cells: pd.DataFrame) -> str:
+        """Return how the nats of a statement that rests on sources are spread over its words: those
+        that the verdict shows of one source; of several that are needed, what is lost without each;
+        of alternatives, which replace each other, what all sources give."""
+        losses = self.token_losses
+        if losses is None or not verdict.sources:
+            return ""
+        lost_WS = mean_of_tried(losses.lost_TSD)
+        nats_W_by_source = dict[str, np.ndarray]()
+        if verdict.kind == "either":
+            nats_W_by_source[""] = losses.gap_T
+        elif verdict.kind == "both":
+            for source in verdict.sources:
+                nats_W_by_source[self.names[source]] = lost_WS[:, source]
+        else:
+            (source,) = verdict.sources
+            gives_WS = mean_of_tried(losses.gives_TSD)
+            shown_WS = gives_WS if shows_what_it_gives(cells.iloc[0]) else lost_WS
+            nats_W_by_source[""] = shown_WS[:, source]
+        first, end = self.layout.statements[number]
+        place = self.layout.block.start + first
+        return describe_words(
+            {
+                name: nats_by_word(self.layout.document, place, nats_W[first:end])
+                for name, nats_W in nats_W_by_source.items()
+            }
+        )
 
     @property
     def sources(self) -> pd.DataFrame:
@@ -396,6 +433,8 @@ class Attribution:
         for row in self.statements.itertuples():
             lines.append(strong(quoted(row.text), bold))
             lines.append(f"  {printable(row.verdict)}")
+            if row.by_word:
+                lines.append(f"  {printable(row.by_word)}")
             for depth, name, step_row in self.chain(row.sources):
                 indent = "  " * depth
                 words = f"{name}, '{quoted(step_row.text)}', {printable(step_row.verdict)}"

@@ -17,7 +17,7 @@ Dimension key: T statements, S sources, D decoys of a source, W tokens of the an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -182,9 +182,7 @@ def in_words(kind: str, cells: pd.DataFrame, nats: float, spread: float, draws: 
         return _undecided_in_words(cells, nats, spread, draws)
     if kind == "one":
         (cell,) = cells.itertuples()
-        # What a source gives is NaN where it was not evaluated. Of one decoy it is weaker evidence
-        # than what is lost with many.
-        if cell.gives > cell.lost and cell.tried_gives >= cell.tried_lost:
+        if shows_what_it_gives(cell):
             effect = f"gives {cell.gives:.1f} nats"
             beaten = f"{cell.beyond_gives} of {cell.tried_gives}"
         else:
@@ -198,6 +196,14 @@ def in_words(kind: str, cells: pd.DataFrame, nats: float, spread: float, draws: 
         return f"rests on {' and '.join(names)} together ({nats:.1f} nats)"
     rounded_nats = round(nats, 1) + 0.0  # no -0.0
     return f"rests on no source (all together: {rounded_nats:.1f} nats)"
+
+
+def shows_what_it_gives(cell: Any) -> bool:
+    """Return whether the verdict on one source shows what it gives, and not what is lost without
+    it. `cell`: the row of the matrix."""
+    # What a source gives is NaN where it was not evaluated. Of one decoy it is weaker evidence than
+    # what is lost with many.
+    return bool(cell.gives > cell.lost and cell.tried_gives >= cell.tried_lost)
 
 
 def _undecided_in_words(cells: pd.DataFrame, nats: float, spread: float, draws: int) -> str:

@@ -109,6 +109,7 @@ def test_a_statement_relies_on_the_sources_of_its_reasoning(chained: Attribution
 def test_a_chain_is_shown_in_terminal_and_page(chained: Attribution, tmp_path: Path) -> None:
     first = repr(chained).splitlines().index("w1 w2 w3")
     shown = repr(chained).splitlines()[first:]
+    assert shown.pop(2).startswith("  by word, in nats: ")
     assert shown[2].startswith(f"    reasoning 2, '{SECOND}', rests on b and reasoning 1 together")
     assert shown[3].startswith(f"      reasoning 1, '{FIRST}', rests on a (")
     chained.to_html(tmp_path / "page.html")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.models.load import load_model
 from olmo_sparsity.sources.decoys import draw_decoys, read_decoys
 from olmo_sparsity.sources.evidence import mean_of_tried
 from olmo_sparsity.sources.statements import HOW_TO_READ
@@ -169,8 +171,10 @@ def test_samples_of_the_output_show_all_lines_that_are_printed(page: str) -> Non
     printed = found.describe().splitlines()
     assert (first, blank) == (printed[0], printed[1]) == (HOW_TO_READ, "")
     assert lines[-1] == printed[-2] == ""
-    assert len(printed) == 2 + 2 * len(found.texts) + 2
-    assert all(line.startswith("  rests on ") for line in [*lines[1:-1:2], *printed[3:-2:2]])
+    assert len(printed) == 2 + 2 * len(found.texts) + 2  # these have no words
+    for shown in (lines[:-1], printed[2:-2]):
+        verdicts = [line for line in shown if line.startswith("  ")]
+        assert all(line.startswith(("  rests on ", "  by word, in nats: ")) for line in verdicts)
     counts = r"statements: \d+, sources: \d+"
     assert re.sub(counts, "", last) == re.sub(counts, "", printed[-1])
 
@@ -268,3 +272,22 @@ def test_each_file_of_a_folder_is_a_source(
     code, out, err = shell(capsys, *words, "--answer", "w1", "--units", "words")
     assert code == 0, err
     assert "sources: 12, decoys" in out
+
+
+def test_a_clear_verdict_does_not_depend_on_the_order_of_the_sources() -> None:
+    notes = {
+        "bridge": "The new bridge was opened by Katharina Weiss in June 1921.",
+        "fair": "The spring fair moved to the meadow behind the mill, as it had rained for weeks.",
+        "ferry": "Until then a ferry had carried people across the river, six at a time.",
+    }
+    demo = load_model("demo")
+    for order in permutations(notes):
+        found = attribute(
+            demo,
+            sources={name: notes[name] for name in order},
+            question="When was the bridge opened, and by whom?",
+            answer=["It was opened in June 1921.", "Katharina Weiss opened it."],
+            decoys="docs/examples/other_notes.jsonl",
+        )
+        assert found.names == list(order)
+        assert found.statements.sources.tolist() == [(), ("bridge",)]

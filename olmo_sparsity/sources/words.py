@@ -1,0 +1,96 @@
+"""Show which words of a statement rest on its sources: losses of tokens → **nats by word**.
+
+Place in the flow: losses of the answer's tokens (trials.py) → here → statements.py, which prints
+the words below the verdict.
+
+A verdict is of a whole statement. If a source has the name of a thing and the rest is invented, the
+name alone may give enough nats for the verdict. The words show it: those that the source does not
+make more likely are listed apart.
+
+Dimension key: W tokens of the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from textwrap import shorten
+from typing import NamedTuple
+
+import numpy as np
+
+from olmo_sparsity.text.documents import Document
+
+LEAST_NATS = 1.0
+"""A word of fewer nats is listed as one that the source does not carry: decoys change words by
+some tenths of a nat, too."""
+
+MOST_CARRIED = 8
+"""Words that are listed with their nats, those of most nats."""
+
+LONGEST_REST = 80
+"""Characters of the words that are listed without nats."""
+
+
+class WordNats(NamedTuple):
+    """A word, and the nats of its tokens."""
+
+    text: str
+    nats: float
+
+    @property
+    def is_carried(self) -> bool:
+        """Return whether the source makes the word clearly more likely."""
+        return self.nats >= LEAST_NATS
+
+
+def nats_by_word(document: Document, first: int, nats_W: np.ndarray) -> list[WordNats]:
+    """Return the words of a statement. `first`: its first place in the document; `nats_W`: the
+    nats of its tokens."""
+    units = document.units("words", first, first + len(nats_W))
+    words = list[WordNats]()
+    for begin, end in zip(units.first.tolist(), units.end.tolist(), strict=True):
+        text = "".join(document.texts[first + begin : first + end]).strip()
+        words.append(WordNats(text, float(nats_W[begin:end].sum())))
+    return words
+
+
+def describe_words(words_by_source: Mapping[str, Sequence[WordNats]]) -> str:
+    """Return the words that each source carries, with their nats, and the words that none carries.
+    Empty where there is nothing to tell apart: of one word, or in a script without spaces. The name
+    of a single source may be empty, where the verdict above has it."""
+    per_source = list(words_by_source.values())
+    num_words = len(per_source[0])
+    if num_words < 2:
+        return ""
+    listed = [_listed(name, words) for name, words in words_by_source.items()]
+    carried = [any(words[number].is_carried for words in per_source) for number in range(num_words)]
+    rest = _rest_of([word.text for word in per_source[0]], carried)
+    parts = [part for part in listed if part]
+    if rest:
+        parts.append(f"less than {LEAST_NATS:.0f}: {rest}")
+    return f"by word, in nats: {'; '.join(parts)}"
+
+
+def _listed(name: str, words: Sequence[WordNats]) -> str:
+    """Return the words of most nats that a source carries, in their order; empty without any."""
+    carried = [word for word in words if word.is_carried]
+    if not carried:
+        return ""
+    smallest_shown = sorted((word.nats for word in carried), reverse=True)[:MOST_CARRIED][-1]
+    shown = [word for word in carried if word.nats >= smallest_shown]
+    listed = [f"{word.text} {word.nats:+.1f}" for word in shown]
+    num_left = len(carried) - len(shown)
+    if num_left:
+        listed.append(f"{num_left} more")
+    return f"{name}: {', '.join(listed)}" if name else ", ".join(listed)
+
+
+def _rest_of(texts: Sequence[str], carried: Sequence[bool]) -> str:
+    """Return the words that no source carries; neighbours stay together."""
+    runs = list[str]()
+    pairs = zip(texts, carried, strict=True)
+    for is_carried, neighbours in groupby(pairs, key=lambda pair: pair[1]):
+        if not is_carried:
+            runs.append(" ".join(text for text, _ in neighbours))
+    return shorten(" … ".join(runs), LONGEST_REST, placeholder=" …")
