@@ -181,6 +181,7 @@ def measure(
     prompt_field: str | None = None,
     target_field: str | None = None,
     split_at: SplitAt = "whole",
+    split_long: bool = False,
     max_documents: int | None = None,
     min_tokens: int | None = None,
     control_tokens: bool = False,
@@ -235,6 +236,8 @@ def measure(
         seed: Seed of all random draws.
         field, group_field, prompt_field, target_field, split_at, max_documents, min_tokens,
             control_tokens: How to read the text; see `open_documents`.
+        split_long: Split documents that are longer than the model's limit into consecutive parts,
+            at the border of a paragraph or sentence. Default: their ends are left out.
         device, dtype, device_map, prefix, batch_tokens: As in `explain`.
     """
     raise NotImplementedError  # `entry_point` answers

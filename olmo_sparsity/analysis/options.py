@@ -135,6 +135,11 @@ class TextOptions:
     split_at: SplitAt = option(
         "whole", "a file of plain text is one document, or each part between blank lines"
     )
+    split_long: bool = option(
+        False,
+        "with --long all, split documents longer than the model's limit into consecutive parts, at "
+        "the border of a paragraph or sentence; their ends are left out otherwise",
+    )
     max_documents: int | None = option(
         None, "read no more than this many; of a prepared folder, spread over it", least=1
     )

@@ -40,6 +40,7 @@ from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.load import LoadedModel, describe_model
 from olmo_sparsity.text.documents import Documents
 from olmo_sparsity.text.inputs import open_documents
+from olmo_sparsity.text.split import split_long_documents
 from olmo_sparsity.training.estimate import Hardware, count_parameters
 from olmo_sparsity.training.memory import without_memory
 from olmo_sparsity.training.runs import training_text
@@ -209,6 +210,8 @@ def price_config(
     documents = cache.documents[documents_key]
 
     settings = fit_to_limit(request.settings, model.max_positions)
+    if request.reading.split_long and model.max_positions is not None:
+        documents = split_long_documents(documents, model.max_positions, config.run_folder)
     if settings.windows.has_all:
         documents = within_limit(documents, model, num_prefix=0)
     plan = Plan.of(model, documents, settings)
@@ -256,6 +259,7 @@ def _documents(
     lengths."""
     reading = dict(vars(request.reading))
     limit = reading.pop("max_documents")
+    del reading["split_long"]  # `price_config` splits
     try:
         if text is not None:
             model = replace(model, tokenizer=_tokenizer_of(config))

@@ -138,6 +138,9 @@ class Documents(Sequence[Document]):
     grouped_by: str = ""
     """The field that groups them: unrelated texts come from other groups. Empty: their source."""
 
+    parts: dict[str, list[int]] = field(default_factory=dict, repr=False)
+    """If long documents were split: the numbers of the parts of each, by its name."""
+
     def __post_init__(self) -> None:
         check_type("items", self.items, Document, "a list of Document", several=True)
 

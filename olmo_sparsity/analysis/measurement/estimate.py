@@ -29,6 +29,7 @@ from olmo_sparsity.base.progress import format_duration
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.models.loaded import using
 from olmo_sparsity.models.use import in_use
+from olmo_sparsity.text.documents import Documents
 from olmo_sparsity.text.windows import Block
 
 TRIED_S = 4.0
@@ -108,7 +109,7 @@ def _describe(
         describe_induction(trial.induction, plan.settings.interpretation),
         f"model           {model.name}, {model.num_parameters:,} parameters, on {device}",
         f"documents       {num_measured:,} to measure, {num_skipped:,} too short for the long "
-        "window",
+        f"window{_describe_parts(documents)}",
         f"targets         {counts.num_losses:,} with both losses, {chosen}",
         # All shards together determine the intervals.
         f"intervals       {_describe_intervals(counts.num_own * shard[1])}",
@@ -146,6 +147,13 @@ def _describe_nothing_evaluated(plan: Plan) -> str:
         f"and gains {settings.min_gap:g} nats (--min-gap) from distant text. Pass more or longer "
         "documents, lower --min-gap or --short, or draw targets evenly: --sets every"
     )
+
+
+def _describe_parts(documents: Documents) -> str:
+    """Say of how many documents these are parts; empty if none was split."""
+    if not documents.parts:
+        return ""
+    return f"; {len(documents):,} parts of {len(documents.parts):,} documents"
 
 
 def _describe_intervals(num_own: float) -> str:

@@ -336,6 +336,8 @@ def _meta(plan: Plan, losses: pd.DataFrame, num_unfinished: int, of_run: dict[st
     data: dict[str, Any] = {"source": documents.name, "fingerprint": documents.fingerprint}
     if documents.groups:
         data["groups"] = documents.groups
+    if documents.parts:
+        data["parts"] = documents.parts
     if plan.reused_losses:
         data["losses_from"] = plan.reused_from
     windows = asdict(settings.windows)

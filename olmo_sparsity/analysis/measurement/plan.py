@@ -64,6 +64,7 @@ from olmo_sparsity.models.use import check_unchanged, state_of
 from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.text.inputs import cut_to_targets, open_documents
+from olmo_sparsity.text.split import split_long_documents
 from olmo_sparsity.text.windows import Block, Windows, span_width
 
 SMALLER_UNITS = "pass smaller units (a paragraph ends at a blank line, not at a line break)"
@@ -110,6 +111,7 @@ class MeasureRequest(Request):
             raise ConfigError(f"{names} are for text that is read here; leave them out")
         self._check_one_selects_targets()
         settings = self._with_windows()
+        self._check_split_long(settings)
         # Before `quick` adds its own; a function does not know which of its defaults were passed.
         typed = tuple(sorted({*self.typed, *settings.given}))
         reading = self.reading
@@ -154,6 +156,18 @@ class MeasureRequest(Request):
             names = ", ".join(without_effect)
             raise ConfigError(f"{names} cannot be combined with {selections[0]}; omit it")
 
+    def _check_split_long(self, settings: Settings) -> None:
+        """Raise ConfigError if documents are to be split where nothing of them is left out."""
+        if not self.reading.split_long:
+            return
+        if self.choices is None and settings.long != "all":
+            raise ConfigError(
+                f"split_long is for long=all; with long={settings.long} nothing of a long document "
+                "is left out: omit split_long"
+            )
+        if self.reading.prompt_field or self.reading.target_field:
+            raise ConfigError("split_long would cut a prompt off its target: omit it")
+
     def _with_windows(self) -> Settings:
         """Return the settings with the lengths of `windows`."""
         windows = self.windows
@@ -189,6 +203,8 @@ def plan(request: MeasureRequest) -> Plan:
         interpretation = interpretation_of(choices.meta.windows["distant_states"])
     model = load(request.model, request.tokenizer, loading, whole_prompts=interpretation.replaces)
     documents = _open(request.documents, model, request.reading)
+    if request.reading.split_long:
+        documents = _split_long(documents, model, loading.prefix)
     has_other_tokenizer = choices is not None and is_other_tokenizer(choices, documents)
     if choices is None:
         settings = request.settings
@@ -228,6 +244,14 @@ def plan(request: MeasureRequest) -> Plan:
     return planned if losses is None else planned.with_losses(losses)
 
 
+def _split_long(documents: Documents, model: LoadedModel, prefix: str) -> Documents:
+    """Return documents of at most as many tokens as the model takes behind its prefix."""
+    if model.max_positions is None:
+        raise ConfigError(f"split_long: '{model.name}' has no limit of length; omit it")
+    num_prefix = len(_prefix_of(documents, model, prefix))
+    return split_long_documents(documents, model.max_positions - num_prefix, model.name)
+
+
 def _prefix_of(documents: Documents, model: LoadedModel, prefix: str) -> tuple[int, ...]:
     """Return the token IDs of the prefix. What a tokenizer puts before a text may depend on how the
     text begins."""
@@ -256,6 +280,7 @@ def _open(documents: Any, model: LoadedModel, options: TextOptions) -> Documents
         return documents
     how = dict(vars(options))
     max_documents = how.pop("max_documents")
+    del how["split_long"]  # the length of parts depends on the prefix, which depends on the text
     return open_documents(documents, model, max_documents, **how)
 
 
@@ -593,7 +618,8 @@ def within_limit(documents: Documents, model: LoadedModel, num_prefix: int) -> D
         return documents
     say(
         f"{len(num_left_out):,} of {len(documents):,} documents are longer than the {most:,} "
-        f"tokens that {model.name} takes: their last {sum(num_left_out):,} tokens are left out"
+        f"tokens that {model.name} takes: their last {sum(num_left_out):,} tokens are left out; "
+        "pass --split-long to read them in parts"
     )
     items = [replace(document, tokens=document.tokens[:most]) for document in documents.items]
     return replace(documents, items=items)

@@ -35,6 +35,7 @@ from olmo_sparsity.analysis.results.summary import (
     describe_induction,
     describe_intervals,
     describe_noise,
+    describe_parts,
     describe_placebo,
     describe_sink,
     quoted_row_of,
@@ -270,6 +271,7 @@ def subtitle(results: Results, counted: str) -> str:
         lengths,
         f"distant units {interpretation_of(windows['distant_states']).description}",
         counted,
+        describe_parts(results) if "parts" in meta.data else "",
         results.missing,
         describe_noise(meta.model),
     ]

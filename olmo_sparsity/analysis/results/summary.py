@@ -109,6 +109,8 @@ def _describe_conditions(results: Results) -> list[str]:
     lines = [f"{meta.model['name']} on {meta.data['source']}: {windows}"]
     remarks = (results.missing, describe_noise(meta.model), describe_sink(meta.sink))
     lines += [text for text in remarks if text]
+    if "parts" in meta.data:
+        lines.append(describe_parts(results))
     num_trained_on = meta.counts.get("documents_trained_on")
     if num_trained_on:
         lines.append(f"{num_trained_on:,} documents left out: the model was trained on them")
@@ -121,6 +123,19 @@ def _describe_conditions(results: Results) -> list[str]:
             f"{shown} (effects of groups by two halves, rank correlation, Spearman–Brown)"
         )
     return lines
+
+
+def describe_parts(results: Results) -> str:
+    """Say how many documents were split into how many parts, and in how many the targets are."""
+    parts = results.meta.data["parts"]
+    total = sum(map(len, parts.values()))
+    targets = results.targets[results.targets.distant_part == "document"]
+    with_targets = {name for name, numbers in parts.items() if targets.document.isin(numbers).any()}
+    return (
+        f"{num_of(len(parts), 'document')} in {num_of(total, 'part')} (--split-long): below, a "
+        f"document is a part. Targets are in parts of {num_of(len(with_targets), 'document')}. "
+        "Unrelated texts come from other documents; intervals take parts as independent"
+    )
 
 
 def _describe_losses(results: Results) -> str:

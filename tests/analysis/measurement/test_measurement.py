@@ -287,3 +287,22 @@ def test_a_prefix_longer_than_the_model_takes_is_named(long: Any) -> None:
     texts = [" ".join(WORDS) for _ in range(4)]
     with pytest.raises(ConfigError, match=r"prefix \(300 tokens\) .* more than the 256 positions"):
         measure(wrap_model(make_model(), make_tokenizer()), texts, prefix="w1 " * 300, long=long)
+
+
+def test_a_long_document_is_measured_in_parts_and_both_are_counted(tmp_path: Path) -> None:
+    """`demo` takes few tokens; without `split_long` it reads the beginning alone."""
+    boats = ("boat", "sail", "mast", "keel", "oar")
+    for name in boats:
+        lines = [f"In {1900 + i} the {name} of number {i * 7} came home.\n\n" for i in range(60)]
+        (tmp_path / f"{name}.txt").write_text("".join(lines))
+    options: dict[str, Any] = {"short": 32, "stride": 16, "blocks": 1, "max_targets": 1}
+    options |= {"ks": (1,), "selectors": ("random",), "share": "all", "min_gap": 0.0}
+    results = measure("demo", str(tmp_path), split_long=True, out=tmp_path / "out", **options)
+    parts = results.meta.data["parts"]
+    assert list(parts) == [str(tmp_path / f"{name}.txt") for name in sorted(boats)]
+    assert min(map(len, parts.values())) > 1
+    assert sum(map(len, parts.values())) == results.meta.counts["documents_measured"]
+    said = describe(results)
+    assert f"5 documents in {sum(map(len, parts.values()))} parts (--split-long)" in said
+    with pytest.raises(ConfigError, match="with long=64 nothing of a long document is left out"):
+        measure("demo", str(tmp_path), split_long=True, long=64)
