@@ -37,6 +37,9 @@ __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
 GOES_ON = "goes on"
 """What a command that was stopped does when it is given again, if it keeps what it has done."""
 
+STARTS_AGAIN = "starts again, as a dry run stores nothing"
+"""The same for a dry run."""
+
 RESUMED = ("prepare", "train", "experiment", "measure")
 """Commands that do."""
 
@@ -87,6 +90,8 @@ def main(arguments: list[str] | None = None) -> int:
         if getattr(options, "questions", None) is not None:
             # Not the code of a stopped training, which SLURM's scripts submit again.
             return ending.exit_code_of(error, again=GOES_ON, code=ending.EXIT_INTERRUPTED)
+        if options.command in RESUMED and getattr(options, "dry_run", False):
+            return ending.exit_code_of(error, again=STARTS_AGAIN, code=ending.EXIT_INTERRUPTED)
         keeps = options.command in RESUMED
         if options.command == "losses":
             keeps = getattr(options, "out", None) is not None  # without a folder nothing is kept

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from olmo_sparsity.base.errors import UserError, is_out_of_memory
+from olmo_sparsity.command import cli
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.training import curves
 from tests.conftest import running
@@ -121,6 +122,22 @@ def test_a_signal_stops_a_command(name: str) -> None:
         _, error = child.communicate(timeout=60)
     assert child.returncode == 75, error
     assert error == "olmo-sparsity: stopped; the same command goes on\n"
+
+
+def test_a_dry_run_that_is_stopped_starts_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "measure", stopped)
+    words = ["measure", "demo", "--text", "builtin:embedded", "--out", "x"]
+    assert cli.main([*words, "--dry-run"]) == 130
+    assert "stopped; the same command starts again, as a dry run stores nothing" in (
+        capsys.readouterr().err
+    )
+    assert cli.main(words) == 75
+    assert "stopped; the same command goes on" in capsys.readouterr().err
 
 
 def test_a_signal_before_the_command_begins_is_one_line() -> None:

@@ -21,6 +21,7 @@ from olmo_sparsity.analysis.measurement.targets import places_of
 from olmo_sparsity.analysis.results.statistics import KEYS, PARTS, half_of
 from olmo_sparsity.analysis.results.summary import describe_induction
 from olmo_sparsity.analysis.results.tables import Columns, join_documents
+from olmo_sparsity.analysis.results.view import num_of
 from olmo_sparsity.analysis.scoring.cost import Cost, counting
 from olmo_sparsity.analysis.scoring.induction import passages_of, repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import context_losses
@@ -106,7 +107,7 @@ def _describe(
     if plan.fits_threshold and trial.num_chosen < FEW_TARGETS:
         chosen += f" (uncertain: {trial.num_chosen} in the sample)"
     lines = [
-        describe_induction(trial.induction, plan.settings.interpretation),
+        _describe_induction_of_trial(plan, trial.induction),
         f"model           {model.name}, {model.num_parameters:,} parameters, on {device}",
         f"documents       {num_measured:,} to measure, {num_skipped:,} too short for the long "
         f"window{_describe_parts(documents)}",
@@ -146,6 +147,23 @@ def _describe_nothing_evaluated(plan: Plan) -> str:
         f"hardly a token that was tried is in the {settings.share:.0%} of largest gap (--share) "
         f"and gains {settings.min_gap:g} nats (--min-gap) from distant text. Pass more or longer "
         "documents, lower --min-gap or --short, or draw targets evenly: --sets every"
+    )
+
+
+def _describe_induction_of_trial(plan: Plan, tried: dict[str, Any]) -> str:
+    """Describe the induction check of a trial, and what the measurement itself reads for it."""
+    passages = passages_of(*plan.induction_texts())
+    is_same = tried["num_passages"] == len(passages) and (
+        not passages or tried["passage_length"] == len(passages[0])
+    )
+    if is_same:
+        return describe_induction(tried, plan.settings.interpretation)
+    # A verdict on other passages than the measurement reads could differ from its own.
+    loss_line = describe_induction(tried, plan.settings.interpretation).splitlines()[0]
+    return (
+        f"{loss_line}\n  tried on {num_of(tried['num_passages'], 'passage')} of "
+        f"{num_of(tried['passage_length'], 'token')}; the measurement reads {len(passages)} of "
+        f"{len(passages[0]) if passages else 0} and may find another drop"
     )
 
 
@@ -239,6 +257,10 @@ class _Trial:
             induction = repetition_drop(scorer, documents, length, num_passages)
             seconds = time.perf_counter() - began
         speed = 2 * length * max(induction["num_passages"], 1) / seconds
+        # If it takes seconds, the check of the measurement itself.
+        passages = passages_of(*plan.induction_texts())
+        if sum(2 * len(passage) for passage in passages) <= TRIED_S * speed:
+            induction = repetition_drop(scorer, *plan.induction_texts())
         trial = _Trial(induction, speed, None)
         if plan.fits_threshold:
             trial._try_losses(plan)

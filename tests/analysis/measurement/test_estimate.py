@@ -62,6 +62,24 @@ def test_token_forwards_are_counted_exactly(model: Any, settings: Settings) -> N
     assert counting.scorer.token_forwards == plan.scorer.token_forwards - before > 0
 
 
+def test_the_induction_check_is_that_of_the_measurement_or_is_said_to_be_smaller(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan.of(loaded(model), documents(*[48] * 4, seed=1), replace(FEW, min_gap=0.0))
+    measured = plan.induction()
+    text = str(estimate(plan))
+    assert (
+        f"loss {measured['loss_first']:.2f} on a passage, {measured['loss_repeated']:.2f}" in text
+    )
+    assert "tried on" not in text
+    monkeypatch.setattr(module, "TRIED_S", 0.0)
+    text = str(estimate(plan))
+    num_passages, length = measured["num_passages"], measured["passage_length"]
+    assert "tried on 2 passages of" in text
+    assert f"the measurement reads {num_passages} of {length} and may find another drop" in text
+    assert "copies little" not in text
+
+
 def test_a_sample_without_a_target_has_no_interval(model: Any) -> None:
     settings = replace(FEW, sets=("gap",), min_gap=1e9)
     text = str(estimate(Plan.of(loaded(model), documents(*[48] * 4, seed=1), settings)))
