@@ -20,6 +20,7 @@ from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.results import Results, read_results
 from olmo_sparsity.analysis.results.statistics import KEYS
 from olmo_sparsity.analysis.results.tables import to_json_value
+from olmo_sparsity.analysis.results.view import num_of
 from olmo_sparsity.analysis.selectors.influence import Choice, find_selector
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.progress import say
@@ -45,8 +46,21 @@ class Matched:
     targets is needed."""
 
     def __str__(self) -> str:
-        counts = [f"{number:,} {name.replace('_', ' ')}" for name, number in self.counts.items()]
-        return f"another tokenizer chose the targets: {', '.join(counts)} (docs/measure.md)"
+        counts = self.counts
+        text = (
+            f"another tokenizer chose the targets: {counts['targets']:,} of "
+            f"{num_of(counts['of_targets'], 'target')} matched; "
+            f"{counts['targets_in_other_text']:,} lie in other text, "
+            f"{counts['targets_cut_otherwise']:,} are not whole tokens here, "
+            f"{counts['targets_outside_windows']:,} have no full window before them"
+        )
+        if "of_units" in counts:
+            text += (
+                f", {counts['targets_with_few_units']:,} have too few units left; of "
+                f"{num_of(counts['of_units'], 'unit')}, {counts['units_cut_otherwise']:,} are not "
+                f"units here and {counts['units_not_distant']:,} are not distant here"
+            )
+        return f"{text} (docs/measure.md)"
 
 
 def is_other_tokenizer(results: Results, documents: Documents) -> bool:

@@ -155,8 +155,12 @@ def describe_target(
 ) -> str:
     """Describe a target with its distant units, one per line, in the text around them. `short`:
     tokens of the local window."""
+    name = strong(quoted(target.text), bold)
+    word = word_around(texts, target.target, target.end)
+    if word != quoted(target.text):
+        name += f" in “{word}”"
     lines = [
-        f"{strong(quoted(target.text), bold)} ({places(target.target, target.end)}): loss "
+        f"{name} ({places(target.target, target.end)}): loss "
         f"{target.loss_short:.2f} with the last {short} tokens alone, {target.loss_long:.2f} with "
         f"the long window, gap {target.gap:+.2f} nats"
     ]
@@ -173,6 +177,21 @@ def describe_target(
             f"{last_unit.loss_without:.2f} with all but these"
         )
     return "\n".join(lines)
+
+
+def word_around(texts: Sequence[str], first: int, end: int) -> str:
+    """Return a target with the rest of the words that it begins and ends in, as tokens are often
+    pieces of words."""
+    text = "".join(texts[first:end])
+    if not text.strip():
+        return quoted(text)
+    before = "".join(texts[max(0, first - REACH) : first])
+    after = "".join(texts[end : end + REACH])
+    if not text[0].isspace():
+        text = re.sub(r".*[^\w'’]", "", before, flags=re.DOTALL) + text
+    if not text[-1].isspace():
+        text += re.sub(r"[^\w'’].*", "", after, flags=re.DOTALL)
+    return quoted(text)
 
 
 def _describe_passage(texts: Sequence[str], first: int, end: int, bold: bool) -> str:

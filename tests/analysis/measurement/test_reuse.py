@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from olmo_sparsity import measure, transfer
 from olmo_sparsity.analysis.interpretation import InterpretationName
 from olmo_sparsity.analysis.measurement.plan import Plan
-from olmo_sparsity.analysis.measurement.reuse import is_other_tokenizer, match_targets
+from olmo_sparsity.analysis.measurement.reuse import Matched, is_other_tokenizer, match_targets
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results import statistics
 from olmo_sparsity.analysis.results.results import Results
@@ -421,3 +421,18 @@ def test_an_option_that_the_user_passed_stays_and_is_said_to_differ(
     assert "placebo" not in set(other.fixed_targets.distant_part)
     said = capsys.readouterr().err
     assert "no net excess, because of stride=4 (the other has 8)" in said
+
+
+def test_what_another_tokenizer_leaves_of_the_targets_is_a_sentence() -> None:
+    none = pd.DataFrame()
+    counts = {"targets": 14, "of_targets": 16, "targets_in_other_text": 0}
+    counts |= {"targets_cut_otherwise": 2, "targets_outside_windows": 0}
+    assert str(Matched(none, none, counts)) == (
+        "another tokenizer chose the targets: 14 of 16 targets matched; 0 lie in other text, 2 are "
+        "not whole tokens here, 0 have no full window before them (docs/measure.md)"
+    )
+    counts |= {"of_units": 32, "units_cut_otherwise": 3, "units_not_distant": 1}
+    counts |= {"targets_with_few_units": 1}
+    assert "1 have too few units left; of 32 units, 3 are not units here and 1 are not" in str(
+        Matched(none, none, counts)
+    )

@@ -1,0 +1,37 @@
+"""Targets and units are shown so that a reader recognizes them."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from olmo_sparsity.analysis.results.view import describe_target, word_around
+
+TEXTS = ["In", " 1906", " she", " su", "ed", " the", " jour", "nal", "ist", ".", "\n", "é"]
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "word"),
+    [
+        (4, 5, "sued"),
+        (3, 4, "sued"),
+        (7, 8, "journalist"),
+        (6, 9, "journalist"),
+        (2, 3, "she"),
+        (9, 10, "journalist."),
+        (10, 11, ""),
+        (0, 1, "In"),
+        (11, 12, "é"),
+    ],
+)
+def test_the_word_around_a_piece_is_found(first: int, end: int, word: str) -> None:
+    assert word_around(TEXTS, first, end) == word
+
+
+def test_a_target_that_is_a_piece_of_a_word_is_shown_with_its_word() -> None:
+    nothing = pd.DataFrame({"target": []})
+    losses = {"loss_short": 5.0, "loss_long": 4.0, "gap": 1.0}
+    piece = pd.Series({"target": 4, "end": 5, "text": "ed"} | losses)
+    assert describe_target(TEXTS, piece, nothing, 8).startswith("ed in “sued” (token 4): loss 5.00")
+    whole = pd.Series({"target": 2, "end": 3, "text": " she"} | losses)
+    assert describe_target(TEXTS, whole, nothing, 8).startswith("she (token 2): loss 5.00")
