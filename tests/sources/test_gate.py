@@ -43,8 +43,11 @@ def stored(
     early: bool = False,
     **other: Any,
 ) -> Path:
-    """Results of one question: of each statement, what sources give; above 1 it relies on them.
-    `early`: what is lost without them decides, so that what they give is null in all rows."""
+    """Write results of one question.
+
+    statements: What each source gives to the statement; above 1 the statement relies on it.
+    early: What is lost without them decides, so that what they give is null in all rows.
+    """
     rows = []
     for number, gives in enumerate(statements):
         named = [name for name, nats in gives.items() if nats > 1]
@@ -114,13 +117,15 @@ def questions(tmp_path: Path) -> Callable[[Any], Path]:
         (["a"], False),  # the second statement has no entry
     ],
 )
-def test_expectations(questions: Any, tmp_path: Path, expect: Any, passes: bool) -> None:
+def test_a_check_passes_if_the_verdict_is_as_expected(
+    questions: Any, tmp_path: Path, expect: Any, passes: bool
+) -> None:
     found = check(questions(expect), stored(tmp_path / "out", FIRST, SECOND))
     assert (not found.failures) == passes, found.describe()
 
 
 def judged(folder: Path, nats: float, cells: dict[str, StoredCell], **row: Any) -> Path:
-    """Results of one question with this one statement."""
+    """Write results of one question with one statement."""
     named = row.pop("named", [])
     statement = row_of(0, "text", named, cells, nats=nats, **row)
     hashes = {name: f"hash of {name}" for name in cells}
@@ -236,10 +241,22 @@ def test_a_share_of_the_checks_may_be_enough(questions: Any, tmp_path: Path) -> 
     assert not check(path, out)
     assert check(path, out, must_pass=0.9)
     assert not check(path, out, must_pass=0.91)
-    for share in (0.0, -0.5, 90, float("nan")):
-        with pytest.raises(ConfigError, match=r"must_pass=.* must be a share"):
-            check(path, out, must_pass=share)
-    found = check(path, out, must_pass=0.9)
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5, 90, float("nan")])
+def test_a_share_lies_above_0_and_at_most_at_1(
+    questions: Any, tmp_path: Path, share: float
+) -> None:
+    out = stored(tmp_path / "out", FIRST)
+    with pytest.raises(ConfigError, match=r"must_pass=.* must be a share"):
+        check(questions(["a"]), out, must_pass=share)
+
+
+def test_failures_of_a_gate_that_passes_are_written_as_skipped(
+    questions: Any, tmp_path: Path
+) -> None:
+    out = stored(tmp_path / "out", *[FIRST] * 9, SECOND)
+    found = check(questions(["a"] * 10), out, must_pass=0.9)
     assert "1 of 10 checks failed" in found.describe()
     found.write(out, "q")
     assert json.loads((out / "gate.json").read_text())["passed"]
@@ -514,7 +531,8 @@ def test_questions_match_by_content(tmp_path: Path) -> None:
 
 
 def test_a_check_that_compares_nothing_fails(questions: Any, tmp_path: Path) -> None:
-    path, out = questions("a"), stored(tmp_path / "out", FIRST)
+    path = questions("a")
+    out = stored(tmp_path / "out", FIRST)
     write(tmp_path / "empty", [])
     other = stored(tmp_path / "other", FIRST, question="another")
     # Two statements, neither of which is similar to the one of today.
@@ -524,13 +542,23 @@ def test_a_check_that_compares_nothing_fails(questions: Any, tmp_path: Path) -> 
     file.write_text(changed_texts)
     for baseline in (tmp_path / "empty", other, answer):
         assert [case.kind for case in check(path, out, baseline).failures] == ["baseline"]
-    identity = identity_in(out)
-    # The last is a folder, but holds no results.
-    for baseline in (out, tmp_path / "x" / ".." / "out", tmp_path / "nowhere", tmp_path):
-        with pytest.raises(ConfigError, match="baseline"):
-            check_has_expectations(path, out, identity, baseline)
+
+
+@pytest.mark.parametrize("baseline", ["out", "x/../out", "nowhere", "."])
+def test_a_folder_that_is_no_earlier_run_is_no_baseline(
+    questions: Any, tmp_path: Path, baseline: str
+) -> None:
+    out = stored(tmp_path / "out", FIRST)
+    with pytest.raises(ConfigError, match="baseline"):
+        check_has_expectations(questions("a"), out, identity_in(out), tmp_path / baseline)
+
+
+def test_a_file_in_which_null_is_all_that_is_expected_checks_nothing(
+    questions: Any, tmp_path: Path
+) -> None:
+    out = stored(tmp_path / "out", FIRST)
     with pytest.raises(ConfigError, match="expect"):
-        check_has_expectations(questions([None]), out, identity, None)
+        check_has_expectations(questions([None]), out, identity_in(out), None)
 
 
 @pytest.mark.parametrize(
@@ -615,15 +643,27 @@ RECORD = {"sources": SOURCES, "question": "w20", "answer": ["w30"]}
 def test_the_command_exits_with_1_where_a_check_fails(
     run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
-    assert run("out", [RECORD], "--gate") == 2  # nothing is expected
-    assert run("out", [RECORD | {"expect": {"source": "a"}}], "--gate", "--dry-run") == 2
     assert run("out", [RECORD | {"expect": "none"}], "--gate") in (0, 1)
-    (named,) = pd.read_parquet(out / "statements.parquet").sources
+    (named,) = pd.read_parquet(tmp_path / "out" / "statements.parquet").sources
     wrong = "a" if "a" not in named else "none"
     assert run("out", [RECORD | {"expect": wrong}], "--gate") == 1  # nothing is measured again
     assert "1 of 1 checks failed" in capsys.readouterr().out
-    for more in (["--baseline", str(out)], ["--shard", "0/2"], ["--margin", "nan"]):
-        assert run("out", [RECORD | {"expect": wrong}], "--gate", *more) == 2
-    assert run("out", [RECORD], "--margin", "1") == 2
-    assert run("out", [RECORD], "--allow-other-model", "--gate") == 2
+
+
+@pytest.mark.parametrize(
+    ("expect", "options"),
+    [
+        ({}, ["--gate"]),  # nothing is expected
+        ({"expect": {"source": "a"}}, ["--gate", "--dry-run"]),
+        ({"expect": "a"}, ["--gate", "--baseline", "OUT"]),
+        ({"expect": "a"}, ["--gate", "--shard", "0/2"]),
+        ({"expect": "a"}, ["--gate", "--margin", "nan"]),
+        ({}, ["--margin", "1"]),  # without a gate
+        ({}, ["--allow-other-model", "--gate"]),  # without a baseline
+    ],
+)
+def test_the_command_exits_with_2_where_nothing_could_be_checked(
+    run: Any, tmp_path: Path, expect: dict[str, Any], options: list[str]
+) -> None:
+    words = [str(tmp_path / "out") if word == "OUT" else word for word in options]
+    assert run("out", [RECORD | expect], *words) == 2

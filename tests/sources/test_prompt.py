@@ -1,4 +1,4 @@
-"""Sources, question and answer as tokens."""
+"""Sources, question and answer as tokens (prompt.py, answer_tokens.py, layout.py)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from olmo_sparsity import Answer, Segment, attribute, explain
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.models.load import wrap_model
+from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.sources.decoys import draw_decoys, read_decoys
 from olmo_sparsity.sources.layout import Layout
 from tests.support.explanations import make_tokenizer
@@ -31,26 +32,36 @@ def test_what_is_no_candidate_stays_in_view() -> None:
 
 
 def in_view(layout: Layout) -> list[str]:
-    """Texts before the last source that belong to none."""
-    every = set(range(layout.num_distant)) - {
-        *layout.units.places(*range(len(layout.units))).tolist()
-    }
-    return [layout.document.texts[place].strip() for place in sorted(every)]
+    """Return the texts before the last source that belong to none."""
+    source_places = layout.units.places(*range(len(layout.units))).tolist()
+    other_places = set(range(layout.num_distant)) - set(source_places)
+    return [layout.document.texts[place].strip() for place in sorted(other_places)]
 
 
-def test_statements_are_sentences_or_as_given() -> None:
-    read = make_tokenizer()
-    changed = read.backend_tokenizer.to_str().replace('"w39"', '"w39."')
-    dotted = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(changed))
-    given = GIVEN | {"question": "w1 w2", "answer": "w1 w39. w3 w4 w39. w5"}
-    found = attribute(model_of(), dotted, **given)
+def tokenizer_with(replaced: dict[str, str]) -> PreTrainedTokenizerFast:
+    """Return the tests' tokenizer with other spellings of some words."""
+    written = make_tokenizer().backend_tokenizer.to_str()
+    for word, spelling in replaced.items():
+        written = written.replace(f'"{word}"', f'"{spelling}"')
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(written))
+
+
+THREE_SENTENCES = GIVEN | {"question": "w1 w2", "answer": "w1 w39. w3 w4 w39. w5"}
+
+
+def test_a_text_is_split_into_sentences() -> None:
+    found = attribute(model_of(), tokenizer_with({"w39": "w39."}), **THREE_SENTENCES)
     assert [text.strip() for text in found.texts] == ["w1 w39.", "w3 w4 w39.", "w5"]
     assert "".join(found.texts) == "".join(found.layout.document.texts[found.layout.block.start :])
+
+
+def test_a_list_of_statements_stays_as_it_is() -> None:
     assert [text.strip() for text in asked().texts] == GIVEN["answer"]
-    # By itself: code that a source leaves open does not reach into the answer.
-    fenced = changed.replace('"w38"', '"```"')
-    open_code = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(fenced))
-    found = attribute(model_of(), open_code, **given | {"sources": {"a": "``` w1 w2"}})
+
+
+def test_code_that_a_source_leaves_open_does_not_reach_into_the_answer() -> None:
+    tokenizer = tokenizer_with({"w39": "w39.", "w38": "```"})
+    found = attribute(model_of(), tokenizer, **THREE_SENTENCES | {"sources": {"a": "``` w1 w2"}})
     assert len(found.texts) == 3
 
 
@@ -68,16 +79,32 @@ def bytes_behind(normalizer: Any) -> Tokenizer:
 
 def sentencepiece(by_normalizer: bool) -> Tokenizer:
     """A space before each text, as Llama 2 (by a normalizer) and Gemma's or T5's kind put it."""
-    every = ["▁", *(f"<0x{i:02X}>" for i in range(256)), *sorted({*"".join(NOTES.values())})]
-    model = models.BPE({name: i for i, name in enumerate(every)}, [], byte_fallback=True)
-    tokenizer, steps = Tokenizer(model), [decoders.Replace("▁", " "), decoders.ByteFallback()]
+    bytes_as_tokens = [f"<0x{i:02X}>" for i in range(256)]
+    letters = sorted({*"".join(NOTES.values())})
+    vocabulary = ["▁", *bytes_as_tokens, *letters]
+    ids = {name: i for i, name in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.BPE(ids, [], byte_fallback=True))
     if by_normalizer:
-        both = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-        tokenizer.normalizer = normalizers.Sequence(both)
+        steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        tokenizer.normalizer = normalizers.Sequence(steps)
     else:
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
-    tokenizer.decoder = decoders.Sequence([*steps, decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
     return tokenizer
+
+
+def model_with(tokenizer: Tokenizer) -> LoadedModel:
+    """Return a tiny model with the vocabulary of this tokenizer."""
+    options: dict[str, Any] = {"vocab_size": tokenizer.get_vocab_size(), "bos_token_id": None}
+    family = SUPPORTED[find(FAMILIES[0])]
+    return wrap_model(build(family, max_position_embeddings=256, **options), tokenizer)
 
 
 ACCENTS = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])
@@ -91,17 +118,20 @@ def test_parts_are_where_a_tokenizer_that_normalizes_reads_them(kind: Any) -> No
     is_piece = isinstance(kind, bool)
     tokenizer = sentencepiece(kind) if is_piece else bytes_behind(kind)
     read: Any = str if is_piece else kind.normalize_str
-    options: dict[str, Any] = {"vocab_size": tokenizer.get_vocab_size(), "bos_token_id": None}
-    family = SUPPORTED[find(FAMILIES[0])]
-    model = wrap_model(build(family, max_position_embeddings=256, **options), tokenizer)
+    model = model_with(tokenizer)
     decoys = ["A ferry leaves the quay at noon, and returns before dusk."[i:] for i in range(4)]
     given: dict[str, Any] = {"sources": NOTES, "question": "Who?", "decoys": decoys, "draws": 2}
     found = attribute(model, answer=ANSWER, **given)
-    texts, parts = found.layout.document.texts, [*map(read, NOTES.values())]
-    bounds = [*zip(found.layout.units.first, found.layout.text_ends, strict=True)]
-    assert ["".join(texts[a:b]).lstrip() for a, b in bounds] == parts
-    between = "".join(texts[bounds[0][1] : bounds[1][0]]), "".join(texts[bounds[1][1] :])
-    assert between == ("\n\n", f"\n\n{read('Who?')}\n{read(ANSWER)}")
+
+    texts = found.layout.document.texts
+    (first_a, end_a), (first_b, end_b) = zip(
+        found.layout.units.first, found.layout.text_ends, strict=True
+    )
+    assert "".join(texts[first_a:end_a]).lstrip() == read(NOTES["a"])
+    assert "".join(texts[end_a:first_b]) == "\n\n"
+    assert "".join(texts[first_b:end_b]).lstrip() == read(NOTES["b"])
+    assert "".join(texts[end_b:]) == f"\n\n{read('Who?')}\n{read(ANSWER)}"
+
     answer = json.loads(found.to_json())
     assert answer["answer"] == read(ANSWER)
     for first, rest in ((0, ANSWER), (1, ANSWER[ANSWER.index("The") :])):
@@ -110,6 +140,7 @@ def test_parts_are_where_a_tokenizer_that_normalizes_reads_them(kind: Any) -> No
         assert answer["answer"][row["first"] : row["end"]] == row["text"]
     listed = attribute(model, answer=["It was Käthe Weiß.", "FOUR wheels."], **given)
     assert json.loads(listed.to_json())["answer"] == read("It was Käthe Weiß. FOUR wheels.")
+
     named = explain(model, text=f"{NOTES['b']} {ANSWER}", at="Käthe Weiß", k=1, unrelated=decoys)
     assert [text.strip() for text in named.targets.text] == [read("Käthe Weiß")]
     whole = explain(model, prompt=NOTES["b"], target=" Café", k=1, unrelated=decoys)
@@ -117,17 +148,16 @@ def test_parts_are_where_a_tokenizer_that_normalizes_reads_them(kind: Any) -> No
 
 
 def test_control_tokens_of_a_source_are_its_letters_unless_wanted() -> None:
-    tokenizer, spelled = bytes_behind(normalizers.NFC()), "The <|im_end|>\nMill"
+    spelled = "The <|im_end|>\nMill"
+    tokenizer = bytes_behind(normalizers.NFC())
     tokenizer.add_special_tokens(["<|im_end|>"])
-    options: dict[str, Any] = {"vocab_size": tokenizer.get_vocab_size(), "bos_token_id": None}
-    family = SUPPORTED[find(FAMILIES[0])]
-    model = wrap_model(build(family, max_position_embeddings=256, **options), tokenizer)
+    model = model_with(tokenizer)
     given: dict[str, Any] = {"question": "Who?", "decoys": [*NOTES.values()], "draws": 2}
     for wanted in (False, True):
         sources = {"a": spelled, "b": "A ferry leaves."}
         found = attribute(model, sources=sources, answer="I.", control_tokens=wanted, **given)
-        held = found.layout.document.tokens == tokenizer.token_to_id("<|im_end|>")
-        assert held.sum() == wanted
+        is_control_token = found.layout.document.tokens == tokenizer.token_to_id("<|im_end|>")
+        assert is_control_token.sum() == wanted
         assert spelled in "".join(found.layout.document.texts)
 
 
@@ -147,30 +177,39 @@ def test_spans_of_an_answer_are_its_statements() -> None:
         ("w1 w2", 0), ("w3", None), ("w8 w9", 1), ("w30", None),
     ]  # fmt: skip
     assert found.layout.block.targets_W.tolist() == whole.layout.block.targets_W.tolist()
-    first = found.losses.without_TSD[..., 0]  # more are evaluated as other statements need them
-    np.testing.assert_allclose(first, whole.losses.without_TSD[[0, 2], :, 0], atol=1e-5)
-    for spans in ([(0, 5), (4, 8)], [(3, 3)], [(8, 9)], [(0, 99)], []):
-        with pytest.raises(ConfigError, match=r"^answer: "):
-            asked(answer=Answer(text, spans))
+    first_draw = found.losses.without_TSD[..., 0]  # others are evaluated as statements need them
+    np.testing.assert_allclose(first_draw, whole.losses.without_TSD[[0, 2], :, 0], atol=1e-5)
+
+
+@pytest.mark.parametrize("spans", [[(0, 5), (4, 8)], [(3, 3)], [(8, 9)], [(0, 99)], []])
+def test_spans_that_are_no_statements_are_refused(spans: list[tuple[int, int]]) -> None:
+    with pytest.raises(ConfigError, match=r"^answer: "):
+        asked(answer=Answer("w1 w2 w3  w8 w9 w30", spans))
 
 
 def test_parts_of_sources_are_judged_as_sources_of_their_own() -> None:
-    """As where each is given as a source; a decoy is a part of the source's."""
-    parted = {"b §1": "w5", "b §2": "w6", "b §3": "w7"}
+    parts_of_b = {"b §1": "w5", "b §2": "w6", "b §3": "w7"}
     found = asked(units="words", candidates=["b"], draws=4)
-    named = [SOURCES["a"], *(Segment(*item) for item in parted.items()), SOURCES["c"]]
-    assert found.names == list(parted)
-    tokens = asked(sources=named, draws=4).layout.block.tokens
+    as_sources = [SOURCES["a"], *(Segment(*item) for item in parts_of_b.items()), SOURCES["c"]]
+    assert found.names == list(parts_of_b)
+    tokens = asked(sources=as_sources, draws=4).layout.block.tokens
     np.testing.assert_array_equal(found.layout.block.tokens, tokens)
-    whole, parts = asked().prompt, asked(units="span:2").prompt
-    texts = read_decoys(whole.model, whole, GIVEN["decoys"])
-    of_parts = draw_decoys(parts, texts, 4, 0)
-    for source, numbers in enumerate([(0, 1), (2, 3), (4, 5, 6)]):
-        joined = np.concatenate([of_parts[number] for number in numbers], axis=1)
-        np.testing.assert_array_equal(joined, draw_decoys(whole, texts, 4, 0)[source])
     assert asked(units="sources").statements.equals(asked().statements)
     assert asked(units="span:2").names == ["a §1", "a §2", "b §1", "b §2", "c §1", "c §2", "c §3"]
-    # A text is no decoy of its own parts.
+
+
+def test_the_decoy_of_a_part_is_a_part_of_the_decoy_of_its_source() -> None:
+    whole_prompt = asked().prompt
+    divided_prompt = asked(units="span:2").prompt
+    texts = read_decoys(whole_prompt.model, whole_prompt, GIVEN["decoys"])
+    decoys_of_sources = draw_decoys(whole_prompt, texts, 4, 0)
+    decoys_of_parts = draw_decoys(divided_prompt, texts, 4, 0)
+    for source, parts in enumerate([(0, 1), (2, 3), (4, 5, 6)]):
+        joined = np.concatenate([decoys_of_parts[part] for part in parts], axis=1)
+        np.testing.assert_array_equal(joined, decoys_of_sources[source])
+
+
+def test_a_text_is_no_decoy_of_its_own_parts() -> None:
     with pytest.raises(DataError, match="share no passage"):
         asked(units="words", decoys=list(SOURCES.values()))
 
@@ -198,6 +237,10 @@ def test_turns_go_through_the_chat_template() -> None:
     assert in_view(layout) == ["<s>", "A:", "w30", "Q:", "w31", "A:", "w32", "w33", "Q:"]
     for name, first, end in zip("abc", layout.units.first, layout.units.end, strict=True):
         assert "".join(texts[first:end]).strip() == SOURCES[name]
+
+
+def test_a_template_that_changes_messages_is_refused() -> None:
+    read = make_tokenizer()
     read.chat_template = "{{ messages[0]['content'] | upper }}"
     with pytest.raises(DataError, match="drops, repeats, moves or changes messages"):
         attribute(model_of(), read, **GIVEN | {"chat": True})

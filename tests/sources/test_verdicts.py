@@ -1,4 +1,4 @@
-"""Verdicts on made-up losses, and the error rate."""
+"""Evidence and verdicts on made-up losses, and their error rate (evidence.py, verdicts.py)."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ from tests.support.sources import made_up
 
 
 def of_effects(own_TS: np.ndarray, decoys_TSD: np.ndarray) -> Losses:
-    """Each text lowers the loss of a statement by its own effect, whatever else is shown."""
-    own_TS1, every_TSD = own_TS[..., None], decoys_TSD.sum(1, keepdims=True)
-    all_TS1 = own_TS1.sum(1, keepdims=True)
+    """Return losses where each text lowers the loss of a statement by its own effect, whatever else
+    is shown. `own_TS`: effects of the sources; `decoys_TSD`: of their decoys."""
+    source_TS1 = own_TS[..., None]
+    all_sources_T11 = source_TS1.sum(1, keepdims=True)
+    all_decoys_T1D = decoys_TSD.sum(1, keepdims=True)
     return Losses(
         all_T=-own_TS.sum(-1),
-        decoys_TD=-every_TSD[:, 0],
-        among_TSD=-(every_TSD - decoys_TSD + own_TS1),
-        without_TSD=-(all_TS1 - own_TS1 + decoys_TSD),
+        decoys_TD=-all_decoys_T1D[:, 0],
+        among_TSD=-(all_decoys_T1D - decoys_TSD + source_TS1),
+        without_TSD=-(all_sources_T11 - source_TS1 + decoys_TSD),
     )
 
 
@@ -41,8 +43,8 @@ def drawn(tails: str, shape: tuple[int, ...], generator: np.random.Generator) ->
 
 
 def named_by_chance(num_sources: int, draws: int, scale: float, tails: str, num: int) -> float:
-    """The share of answers with any name, of three statements each, where each text has an effect
-    of its own, drawn as those of its decoys are."""
+    """Return the share of answers with any name, of three statements each, where each text has an
+    effect of its own, drawn as those of its decoys are."""
     generator = np.random.default_rng(1)
     num_named = 0
     for _ in range(num):

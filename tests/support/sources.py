@@ -40,11 +40,12 @@ def model_of(family: str = FAMILIES[0]) -> Any:
 
 
 def asked(family: str = FAMILIES[0], **changed: Any) -> Any:
+    """Return the attribution of `GIVEN` by a tiny model, with some arguments changed."""
     return attribute(model_of(family), make_tokenizer(), **GIVEN | changed)
 
 
 class Plain:
-    """transformers alone: the losses of each statement with some sources."""
+    """Computes the losses of each statement with transformers alone: all texts joined, no cache."""
 
     def __init__(self, family: str) -> None:
         self.model, read = model_of(family), make_tokenizer(bos=False)
@@ -53,13 +54,14 @@ class Plain:
         self.local = [*read(GIVEN["question"]).input_ids, *[*chain(*self.answer)]]
 
     def with_decoys(self, decoys: dict[int, list[int]]) -> Plain:
-        """… in place of some sources, by number."""
-        found = copy(self)
-        found.parts = [decoys.get(number, part) for number, part in enumerate(self.parts)]
-        return found
+        """Return the same with decoys in place of some sources, by their numbers."""
+        replaced = copy(self)
+        replaced.parts = [decoys.get(number, part) for number, part in enumerate(self.parts)]
+        return replaced
 
     @torch.no_grad()
     def losses(self) -> np.ndarray:
+        """Return losses_T: the sum over the tokens of each statement."""
         logits = self.model(torch.tensor([[1, *chain(*self.parts), *self.local]])).logits[0]
         num_answer = sum(map(len, self.answer))
         log_p = logits[-num_answer - 1 : -1].log_softmax(-1)
@@ -72,23 +74,36 @@ GIVES_AND_LOST = (
     [[8.0, 0.0, 0.1], [7.0, 0.0, 7.5], [4.0, 4.0, 0.0]],
     [[8.0, 0.0, 0.1], [0.1, 0.0, 0.0], [4.0, 4.5, 0.0]],
 )
+"""Nats that each source gives to each of three statements, and that are lost without it."""
 
 
-def with_verdicts(found: Attribution) -> Attribution:
-    """Its losses replaced: the statements rest on a, on either of a and c, on a and b together."""
-    return replace(found, losses=made_up(*GIVES_AND_LOST), token_losses=None)
+def with_verdicts(attribution: Attribution) -> Attribution:
+    """Return an attribution with its losses replaced by made-up ones: its statements rest on a, on
+    either of a and c, on a and b together."""
+    return replace(attribution, losses=made_up(*GIVES_AND_LOST), token_losses=None)
 
 
 def made_up(gives: Any, lost: Any, gap: float = 8.0, noise: float = 0.05) -> Losses:
-    """Losses with sources that give so many nats of `gap`, and of which so many are lost."""
-    gives_TS1, lost_TS1 = np.array(gives)[..., None], np.array(lost)[..., None]
-    noise_TSD = np.random.default_rng(0).normal(scale=noise, size=(*gives_TS1.shape[:2], 8))
-    with_decoys = np.full((len(noise_TSD), 8), gap), gap - gives_TS1 + noise_TSD
-    return Losses(np.zeros(len(noise_TSD)), *with_decoys, lost_TS1 + noise_TSD)
+    """Return losses with eight decoys of each source.
+
+    gives: Nats that each source gives to each statement, of `gap` that all give together.
+    lost: Nats that are lost without each source.
+    noise: Standard deviation over decoys.
+    """
+    gives_TS1 = np.array(gives)[..., None]
+    lost_TS1 = np.array(lost)[..., None]
+    num_statements, num_sources = gives_TS1.shape[:2]
+    noise_TSD = np.random.default_rng(0).normal(scale=noise, size=(num_statements, num_sources, 8))
+    return Losses(
+        all_T=np.zeros(num_statements),
+        decoys_TD=np.full((num_statements, 8), gap),
+        among_TSD=gap - gives_TS1 + noise_TSD,
+        without_TSD=lost_TS1 + noise_TSD,
+    )
 
 
 def saved(folder: Path, tokenizer: Any = None) -> tuple[str, str]:
-    """Write the model and decoys, for the command."""
+    """Write the model and decoys for the command, and return their paths."""
     model_of().save_pretrained(folder / "model")
     (tokenizer or make_tokenizer()).save_pretrained(folder / "model")
     (folder / "decoys.txt").write_text("\n".join(GIVEN["decoys"]))
@@ -96,6 +111,6 @@ def saved(folder: Path, tokenizer: Any = None) -> tuple[str, str]:
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """Every container within nested JSON, with each of its keys."""
+    """Return every container within nested JSON, with each of its keys."""
     keys = value if isinstance(value, dict) else range(len(value) if isinstance(value, list) else 0)
     return [place for key in keys for place in [(value, key), *places(value[key])]]
