@@ -1,6 +1,5 @@
-"""Prepare the next items of a generator in a thread while the current one is used.
-
-Place in the flow: around reading and tokenizing documents, and around training batches.
+"""Prepare the next items of a generator in a thread while the current one is used: documents that
+are read and tokenized, and training batches.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ T = TypeVar("T")
 
 
 def in_background(items: Generator[T, None, None], depth: int) -> Generator[T, None, None]:
-    """Yield the same items, which a thread prepares ahead, at most `depth` of them at a time."""
-    end = object()  # `None` may be an item
+    """Yield the items of a generator, of which a thread prepares the next `depth` ahead. An error
+    of the generator is raised where its item would be yielded."""
+    end = object()  # not None, which may be an item
     with contextlib.closing(items), ThreadPoolExecutor(max_workers=1) as thread:
         waiting = deque(thread.submit(next, items, end) for _ in range(depth))
         while True:

@@ -1,14 +1,20 @@
-"""Find the sequence at each place of a run: of one corpus, or of several, drawn by weight.
+"""Find the sequence that a run reads at each place: from one corpus, or from several by weight.
 
-Place in the flow: `batches` numbers the sequences that a run reads, from 0, and asks for each.
-The answer depends on the number, the seed and the sizes of the corpora alone. So it is the same on
-any number of processes, and a resumed run needs no state.
+batches.py numbers the sequences that a run reads, from 0, and asks for each by `RunOrder.find`. The
+answer depends on the number, the seed and the sizes of the corpora alone. So it is the same on any
+number of processes, and a resumed run needs no state.
 
-With several corpora, sequence n of a stretch with weight w (its share) is of the first corpus if
-floor((n + 1)w) > floor(nw). Then floor(nw) of the n sequences before it are, too, and the other
-n - floor(nw) are shared out among the other corpora in the same way. So each corpus has its share
-of any run of sequences, up to one or two, and no sequence before n needs to be looked at. Shares
-are fractions, as floating-point numbers would drift over 10^12 sequences.
+With several corpora, a *stretch* is a part of the run with the same weights. Let w be the first
+corpus's share of the weights. Sequence n of the stretch is read from the first corpus if
+
+    floor((n + 1) · w) > floor(n · w).
+
+Then floor(n · w) of the n sequences before it are from this corpus, too. The other n − floor(n · w)
+are shared out among the other corpora in the same way, and so on. So each corpus has its share of
+any sequences in a row, up to one or two, and no sequence before n needs to be looked at. With w =
+1/4 for A and 3/4 for B, sequences 0 … 7 are from B B B A B B B A.
+
+Shares are fractions, as floating-point numbers would drift over 10^12 sequences.
 """
 
 from __future__ import annotations
@@ -25,21 +31,25 @@ from olmo_sparsity.data.shards import TokenShards
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of corpora, by name, in a stretch of batches."""
+    """Weights of corpora in a stretch of batches."""
 
     of: Mapping[str, float]
+    """The weight of each corpus, by its name."""
+
     until: int | None
-    """The number of batches before its end, counted from the first of the run. None: no end."""
+    """The number of batches of the run before the end of the stretch. None: the run has no later
+    stretch."""
 
 
 class RunOrder(Protocol):
     """The order of all sequences that a run reads."""
 
     def find(self, number: int) -> tuple[int, int]:
-        """Return epoch and index of the sequence with this number."""
+        """Return the epoch of the sequence with this number, and its index in the text."""
 
     def count_reads(self, num_batches: int) -> dict[str, float]:
-        """Return how often so many batches read each corpus; the name of a single one is empty."""
+        """Return how often the first `num_batches` batches read each corpus, by its name. A single
+        corpus has an empty name."""
 
 
 def find_order(
@@ -72,8 +82,8 @@ def find_order(
 
 
 class _Epochs:
-    """The order of one corpus, epoch after epoch. The one used last is kept, so that each is
-    shuffled once."""
+    """The order of the sequences of one corpus in each epoch. The order that was used last is kept,
+    so that each epoch is shuffled once."""
 
     def __init__(self, num_sequences: int, seed: int, order: Order) -> None:
         self.num_sequences = num_sequences
@@ -91,7 +101,8 @@ class _Epochs:
 
 
 class OneCorpus:
-    """All sequences of a corpus in each epoch. It ends with its last full batch, as OLMo's does."""
+    """The order of a run that reads one corpus. An epoch ends with its last full batch, as OLMo's
+    does."""
 
     def __init__(self, num_sequences: int, *, batch_size: int, seed: int, order: Order) -> None:
         self.steps_per_epoch = num_sequences // batch_size
@@ -107,9 +118,9 @@ class OneCorpus:
 
 
 class SeveralCorpora:
-    """Sequences of several corpora, drawn by weight. Each corpus has epochs of its own, which end
-    with its last sequence, anywhere in a batch. Indices count through all corpora, in their order,
-    as seeds of position IDs and transforms follow from them."""
+    """The order of a run that reads several corpora by weight. Each corpus has epochs of its own,
+    which end with its last sequence, anywhere in a batch. An index counts the sequences of all
+    corpora, in their order: position IDs and transforms are seeded by it."""
 
     def __init__(
         self,
@@ -138,12 +149,15 @@ class SeveralCorpora:
 
     def count_reads(self, num_batches: int) -> dict[str, float]:
         counts = self._count(num_batches * self.batch_size)
-        pairs = zip(self.sizes.items(), counts, strict=True)
-        return {name: count / size if size else 0.0 for (name, size), count in pairs}
+        reads = {}
+        for (name, size), count in zip(self.sizes.items(), counts, strict=True):
+            reads[name] = count / size if size else 0.0
+        return reads
 
     def _corpus_of(self, number: int) -> tuple[int, int]:
-        """Return the corpus of a sequence, and how many earlier sequences are of the same."""
-        first = 0
+        """Return the number of a sequence's corpus, and how many earlier sequences of the run are
+        from the same corpus."""
+        first = 0  # the first sequence of the stretch
         num_earlier = [0] * len(self.sizes)
         for stretch in self.stretches:
             if stretch.end is None or number < stretch.end:
@@ -155,7 +169,7 @@ class SeveralCorpora:
         raise AssertionError("the last stretch has no end")
 
     def _count(self, number: int) -> list[int]:
-        """Return how many of the first `number` sequences are of each corpus."""
+        """Return how many of the first `number` sequences are from each corpus."""
         first = 0
         totals = [0] * len(self.sizes)
         for stretch in self.stretches:
@@ -169,22 +183,23 @@ class SeveralCorpora:
 
 
 class _Stretch:
-    """Sequences with the same weights, numbered from 0."""
+    """Sequences with the same weights, numbered from 0 (see the module)."""
 
     def __init__(self, sizes: Mapping[str, int], weights: Weights, batch_size: int) -> None:
         self.end = None if weights.until is None else weights.until * batch_size
         # 0.1 means a tenth, not the binary number next to it.
         exact = [Fraction(repr(float(weights.of[name]))) for name in sizes]
         self.shares: list[Fraction] = []
-        """Share of each corpus in what the corpora before it leave."""
+        """The share of each corpus in the sequences that the corpora before it leave."""
+
         rest = sum(exact, Fraction(0))
         for weight in exact:
             self.shares.append(weight / rest if rest else Fraction(0))
             rest -= weight
 
     def corpus_of(self, number: int) -> tuple[int, int]:
-        """Return the corpus of a sequence, and how many earlier ones of the stretch are of the
-        same."""
+        """Return the number of a sequence's corpus, and how many earlier sequences of the stretch
+        are from the same corpus."""
         for corpus, share in enumerate(self.shares):
             num_before = _floor(share, number)
             if _floor(share, number + 1) > num_before:
@@ -193,7 +208,7 @@ class _Stretch:
         raise AssertionError("the last corpus of a weight takes all that is left")
 
     def count(self, number: int) -> list[int]:
-        """Return how many of the first `number` sequences are of each corpus."""
+        """Return how many of the first `number` sequences are from each corpus."""
         counts = []
         for share in self.shares:
             counts.append(_floor(share, number))
@@ -202,4 +217,5 @@ class _Stretch:
 
 
 def _floor(share: Fraction, number: int) -> int:
+    """Return floor(number · share), in whole numbers."""
     return number * share.numerator // share.denominator

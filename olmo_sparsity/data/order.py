@@ -1,7 +1,8 @@
-"""Order the sequences of an epoch: by a shuffled list, or by a permutation that is computed.
+"""Order the sequences of an epoch (`data.order`): by a shuffled list, or by a computed permutation.
 
-Place in the flow: `batches` asks for the sequence at each place of an epoch. Both orders depend on
-the number of sequences, the seed and the epoch alone, so any process finds any place by itself.
+`order_epoch(…)[place]` is the sequence at a place of an epoch. Both orders depend on the number of
+sequences, the seed and the epoch alone, so any process finds any place by itself. The list is
+OLMo's order, and takes memory; the permutation takes none.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from olmo_sparsity.base.errors import ConfigError
 
 Order = Literal["auto", "stored", "computed"]
 
-MOST_STORED = 2**24
-"""Sequences. Each process holds 4 bytes for each of them: 64 MiB, which takes 0.4 s to shuffle."""
+MAX_STORED_BY_AUTO = 2**24
+"""Number of sequences up to which `auto` stores the order. Each process holds 4 bytes for each of
+them: 64 MiB, which takes 0.4 s to shuffle."""
 
-MOST_LISTED = 2**32
-"""Sequences. A stored order has numbers of 32 bits."""
+MAX_STORED = 2**32
+"""Number of sequences up to which an order can be stored, in numbers of 32 bits."""
 
-_MASK = 2**64 - 1
+_64_BITS = 2**64 - 1
 
 _ROUNDS = 8
 """Four rounds of a Feistel network with random functions cannot be told from a random permutation
@@ -28,30 +30,33 @@ _ROUNDS = 8
 
 
 class EpochOrder(Protocol):
+    """The sequence at each place of an epoch: an array, or a `ComputedOrder`."""
+
     def __getitem__(self, place: int, /) -> int: ...
 
 
 def choose_order(order: Order, num_sequences: int) -> Order:
-    """Return `stored` or `computed`; `auto` stores orders that take little memory."""
+    """Return `stored` or `computed`. `auto` becomes `stored` if the order takes little memory."""
     if order == "auto":
-        return "stored" if num_sequences <= MOST_STORED else "computed"
-    if order == "stored" and num_sequences > MOST_LISTED:
+        return "stored" if num_sequences <= MAX_STORED_BY_AUTO else "computed"
+    if order == "stored" and num_sequences > MAX_STORED:
         raise ConfigError(
-            f"data.order=stored holds at most {MOST_LISTED:,} sequences, and the text has "
+            f"data.order=stored holds at most {MAX_STORED:,} sequences, and the text has "
             f"{num_sequences:,}; pass --data.order=computed"
         )
     return order
 
 
 def order_epoch(order: Order, num_sequences: int, seed: int, epoch: int) -> EpochOrder:
-    """Return the order of an epoch, which gives the sequence at each place."""
+    """Return the order of an epoch: the number of the sequence at each place."""
     if choose_order(order, num_sequences) == "computed":
         return ComputedOrder(num_sequences, seed, epoch)
     return epoch_order(num_sequences, seed, epoch)
 
 
 def epoch_order(num_sequences: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the order of the sequences in an epoch, which is that of OLMo's IterableDataset."""
+    """Return the shuffled list of the sequences of an epoch, which is that of OLMo's
+    IterableDataset."""
     order = np.arange(num_sequences, dtype=np.uint32)
     np.random.Generator(np.random.PCG64(seed=seed + epoch)).shuffle(order)
     return order
@@ -87,6 +92,7 @@ class ComputedOrder:
         return number
 
     def _permute(self, number: int) -> int:
+        """Return the image of a number under the Feistel network."""
         high = number >> self.low_bits
         low = number & self.low_mask
         for round_number, key in enumerate(self.keys):
@@ -99,6 +105,6 @@ class ComputedOrder:
 
 def _scramble(number: int) -> int:
     """Return 64 bits that each depend on all bits of the number (the end of SplitMix64)."""
-    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-    number = (number ^ number >> 27) * 0x94D049BB133111EB & _MASK
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _64_BITS
+    number = (number ^ number >> 27) * 0x94D049BB133111EB & _64_BITS
     return number ^ number >> 31

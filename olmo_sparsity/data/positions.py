@@ -1,7 +1,13 @@
-"""Draw position IDs: contiguous, PoSE and randomized. Pure functions of a generator, no torch.
+"""Draw the position IDs of training sequences, by which a model of L tokens learns angles for T >
+L.
 
-A draw is seeded by (run seed, epoch, sequence index), so the IDs of a sequence depend neither on
-the number of processes nor on where a run was resumed, and differ between epochs.
+    contiguous   0 1 2 3 4 5 6 7
+    PoSE         0 1 2 3 | 9 10 11 12          chunks of consecutive IDs, with skips between them
+    randomized   0 2 3 7 8 11 12 14            a sorted sample of all IDs
+
+(L = 8 tokens, T = 16 position IDs, 2 chunks.) A draw is seeded by (run seed, epoch, sequence
+index). So the IDs of a sequence depend neither on the number of processes nor on where a run was
+resumed, and differ between epochs. Nothing here needs torch.
 
 Dimension key: B batch, L length, T target length (IDs are below it), C number of chunks.
 """
@@ -22,8 +28,8 @@ def draw_positions(
     index: int,
     documents_L: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Return positions_L of one training sequence, int64. They rise strictly within the sequence,
-    or, with `documents_L` (the number of each token's document), within each document."""
+    """Return positions_L of one training sequence, int64. They rise strictly within the sequence.
+    With `documents_L`, the number of each token's document, each document has a draw of its own."""
     generator = np.random.default_rng([seed, epoch, index])
     if documents_L is None:
         return _draw(config, length, generator)
@@ -32,6 +38,7 @@ def draw_positions(
 
 
 def _draw(config: PositionsConfig, length: int, generator: np.random.Generator) -> np.ndarray:
+    """Return position IDs of `length` tokens by the scheme of the config."""
     if config.scheme == "contiguous":
         return np.arange(length)
     target = config.target_length
@@ -63,19 +70,19 @@ def pose(
     """Draw positions for positional skip-wise training (PoSE, Zhu et al. 2023): C chunks of
     consecutive IDs below T.
 
-    The published sampler: the first chunk begins at 0. Each chunk but the last has 1 to
-    (L + 1) // C tokens, uniformly. The total skip before a chunk is uniform between that of the
-    chunk before and T − L, so that the last ID stays below T."""
-    longest = max(1, (length + 1) // num_chunks)
-    sizes = generator.integers(1, longest + 1, num_chunks - 1).tolist()
+    Token i of chunk c has the ID i + skip_c, with 0 = skip_1 ≤ skip_2 ≤ … ≤ skip_C ≤ T − L, so that
+    the last ID stays below T. As in the published sampler, the size of each chunk but the last is
+    uniform in 1 … (L + 1) // C, and skip_c is uniform in skip_(c−1) … T − L."""
+    max_size = max(1, (length + 1) // num_chunks)
+    sizes = generator.integers(1, max_size + 1, num_chunks - 1).tolist()
     positions_L = np.arange(length)
     chunk_start = 0
     total_skip = 0
-    # Each chunk of a drawn size is followed by one that skips further ahead.
+    # A size is that of the chunk before the one whose skip is drawn here.
     for size in sizes:
         chunk_start += size
         previous_skip = total_skip
         total_skip = int(generator.integers(previous_skip, target - length + 1))
-        # All later tokens move up; the chunks after this one add to it.
+        # All later tokens move up; the chunks after this one add to their skip.
         positions_L[chunk_start:] += total_skip - previous_skip
     return positions_L

@@ -1,7 +1,7 @@
-"""Write token shards: the files of one split, complete or not at all.
+"""Write the files of one split of one token shard, complete or not at all.
 
-Place in the flow: documents as token IDs → **files**. `tokens` says when a shard ends, `shards`
-lists its files in the manifest and reads them.
+encode_shards.py decides where a shard ends and adds its files to the manifest; shards.py reads
+them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,16 @@ from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.data.shards import ShardFile
 
 
+class TokenPiece(NamedTuple):
+    """Token IDs of a document or of a part of it."""
+
+    ids: list[int]
+    group: int | None
+    """The hash of the document's group if the document ends here, else None."""
+
+
 class ShardWriter:
-    """One split of one shard, in .tmp files until it is published."""
+    """Writes one split of one shard. Its files end in .tmp until `publish` renames them."""
 
     def __init__(self, folder: Path, split: str, index: int, dtype: str, eos_id: int) -> None:
         self.folder = folder
@@ -30,13 +38,14 @@ class ShardWriter:
         self.names = [f"{split}-{index:05d}.{kind}" for kind in kinds]
         self.digests = [hashlib.sha256() for _ in kinds]
         self.files: list[BinaryIO] = []
-        """Opened at the first token, so that a split without text leaves no files."""
+        """The files of `names`. They are opened at the first token, so that a split without text
+        leaves none."""
 
         self.num_tokens = 0
         self.num_documents = 0
 
-    def write(self, pieces: Iterable[tuple[list[int], int | None]]) -> None:
-        """Append token IDs; with the last of a document comes its group."""
+    def write(self, pieces: Iterable[TokenPiece]) -> None:
+        """Append pieces of documents, in order, and an EOS after the last piece of each."""
         ids: list[int] = []
         ends: list[int] = []
         groups: list[int] = []
@@ -49,7 +58,7 @@ class ShardWriter:
         if not ids:
             return
         tokens = np.array(ids, dtype=self.dtype)
-        # Documents are told apart by EOS alone, so no text may contain it.
+        # EOS alone separates documents, so no text may contain it.
         if np.count_nonzero(tokens == self.eos_id) != len(ends):
             raise DataError(
                 f"the tokenizer makes its end-of-text token (ID {self.eos_id}) of ordinary text; "
@@ -57,7 +66,7 @@ class ShardWriter:
             )
         self.num_tokens += len(ids)
         self.num_documents += len(ends)
-        # One at a time, so that those opened before an error or a signal are closed too.
+        # Appended one at a time, so that files that were opened before an error are closed, too.
         for name in self.names[len(self.files) :]:
             self.files.append((self.folder / f"{name}.tmp").open("wb"))
         arrays = [tokens, np.array(ends, dtype="<u8"), np.array(groups, dtype="<u8")]
@@ -67,13 +76,14 @@ class ShardWriter:
 
     @staticmethod
     def close_all(writers: Iterable[ShardWriter]) -> None:
+        """Close the files of all writers; unfinished ones keep their names in .tmp."""
         for writer in writers:
             for file in writer.files:
                 file.close()
 
     def publish(self) -> list[ShardFile]:
-        """Bring the files to the disk and give them their names. Return their line of the manifest,
-        or nothing for a split without text: an empty file cannot be mapped."""
+        """Bring the files to the disk and give them their names. Return their entry of the manifest
+        in a list, which is empty for a split without text: an empty file cannot be mapped."""
         if not self.files:
             return []
         for file in self.files:

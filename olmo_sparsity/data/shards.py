@@ -28,6 +28,7 @@ from olmo_sparsity.base.conform import conform, with_crc
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import read_json, write_atomically
 from olmo_sparsity.base.manifest import FileEntry, find_damaged_file, stays_inside
+from olmo_sparsity.base.share import Share
 from olmo_sparsity.data.token_files import (
     FileState,
     is_verified,
@@ -50,7 +51,7 @@ SPLITS = ("train", "heldout")
 
 @dataclass(frozen=True)
 class ShardFile:
-    """The three files of one split of one shard."""
+    """The three files of one split of one shard, as the manifest lists them."""
 
     split: str
     tokens: str
@@ -88,8 +89,10 @@ class ShardFile:
 
 @dataclass
 class Manifest:
+    """The content of manifest.json: how the folder was prepared, and its finished shards."""
+
     settings: dict[str, Any]
-    """The settings that determine the content; a run with other ones is rejected."""
+    """The settings that determine the content. A run with other ones is rejected."""
 
     inputs_sha256: str | None
     """Hash of the names and sizes of the source files; None for a source without files."""
@@ -100,16 +103,18 @@ class Manifest:
     dtype: Literal["uint16", "uint32"] = "uint16"
     num_shards: int = 0
     tally: Tally = field(default_factory=Tally)
-    """Counts of the records in the finished shards, which determine where a resumed run
-    continues."""
+    """Counts of the records in the finished shards. A resumed run continues after this number of
+    records."""
 
     files: list[ShardFile] = field(default_factory=list)
     complete: bool = False
 
     def num_documents(self, *splits: str) -> int:
+        """Return how many documents these splits have in finished shards."""
         return sum(file.num_documents for file in self.files if file.split in splits)
 
     def num_tokens(self, *splits: str) -> int:
+        """Return how many tokens these splits have in finished shards, with EOS."""
         return sum(file.num_tokens for file in self.files if file.split in splits)
 
     def save(self, folder: Path) -> None:
@@ -147,7 +152,8 @@ def _remedy(folder: Path) -> str:
 
 
 def check_files(folder: Path, manifest: Manifest, hashed: Collection[ShardFile] = ()) -> None:
-    """Check the sizes of all files, and the SHA-256 of files in `hashed`."""
+    """Raise DataError unless all files have the sizes, and those in `hashed` also the SHA-256, that
+    the manifest lists."""
     size = np.dtype(manifest.dtype).itemsize
     names_to_hash: set[str] = set()
     for file in hashed:
@@ -178,7 +184,8 @@ def open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
 
 
 class TokenShards:
-    """Token files of one split, as documents, which are read on access."""
+    """The token files of one split, as documents. `shards.document(i)` reads the i-th; len(shards)
+    is their number."""
 
     def __init__(
         self,
@@ -191,8 +198,13 @@ class TokenShards:
         states: Mapping[Path, FileState],
         corpora: Mapping[str, TokenShards] = MappingProxyType({}),
     ) -> None:
-        """`states`: size and time of each token file when it was verified. `corpora`: the shards of
-        each of several corpora, whose files are all of these, in this order."""
+        """Describe files that exist; `open_shards` checks them first.
+
+        paths, ends_paths, groups_paths: The files of each shard, in order.
+        fingerprint: Hash of the content of all files.
+        states: Size and time of each token file when it was verified.
+        corpora: The shards of each of several corpora, by name. Together their files are these.
+        """
         self.states = states
         self.corpora = corpora
         self.paths = paths
@@ -216,23 +228,24 @@ class TokenShards:
 
     @cached_property
     def ends(self) -> list[np.ndarray]:
-        """Return for each file where its documents end, after their EOS."""
+        """Return, for each token file, the places after the EOS of its documents."""
         paths_and_tokens = zip(self.ends_paths, self.arrays, strict=True)
         return [_open_ends(path, len(tokens)) for path, tokens in paths_and_tokens]
 
     @cached_property
     def _groups(self) -> np.ndarray:
+        """Return the hash of each document's group."""
         return np.concatenate([np.fromfile(path, dtype="<u8") for path in self.groups_paths])
 
     def group(self, index: int) -> str:
-        """Return a name of the document's group (one package, one article), equal for all documents
-        of it."""
+        """Return a name of the document's group, such as one package or one article. All documents
+        of a group have the same name."""
         return f"{self._groups[index]:016x}"
 
     @cached_property
     def bytes_per_token(self) -> float:
-        """Return UTF-8 bytes per token, over the first million tokens; an end-of-text token has
-        none."""
+        """Return the UTF-8 bytes per token of the first million tokens. An end-of-text token counts
+        as a token without bytes."""
         # No memory map, as this is read in training, when the file may be cut short.
         tokens = np.fromfile(self.paths[0], self.dtype, count=2**20)
         text = self.tokenizer.decode(tokens[tokens != self.eos_id].tolist())
@@ -245,6 +258,8 @@ class TokenShards:
 
     @cached_property
     def _first_documents(self) -> list[int]:
+        """Return the number of the first document of each shard, and the number of all
+        documents."""
         return [0, *np.cumsum([len(ends) for ends in self.ends]).tolist()]
 
     def __len__(self) -> int:
@@ -255,18 +270,21 @@ class TokenShards:
         if not 0 <= index < len(self):
             raise IndexError(f"document {index} of {len(self)}")
         shard = bisect_right(self._first_documents, index) - 1
-        local = index - self._first_documents[shard]
+        index_in_shard = index - self._first_documents[shard]
         ends = self.ends[shard]
-        start = int(ends[local - 1]) if local else 0
-        end = int(ends[local])
+        start = int(ends[index_in_shard - 1]) if index_in_shard else 0
+        end = int(ends[index_in_shard])
         return np.array(self.arrays[shard][start : end - 1])
 
 
 def open_shards(
     data: DataConfig, split: str, share: tuple[int, int] | None = (0, 1)
 ) -> TokenShards:
-    """Open one split of the prepared folder, and check the sizes of all its files. `share`: the
-    files that this process verifies, the i-th of n shares; None: none."""
+    """Open one split of the prepared folder, and check the sizes of all its files.
+
+    share: (i, n) if this process verifies the content of the i-th of n shares of the files; None if
+        it verifies none.
+    """
     assert split in SPLITS
     if data.corpora:
         parts = data.parts()
@@ -283,7 +301,7 @@ def open_shards(
     states = states_of(folder, (file.tokens for file in files))
     verified_now: list[ShardFile] = []
     if share is not None:
-        verified_now = _verify_once(folder, manifest, files[share[0] :: share[1]], share)
+        verified_now = _verify_once(folder, manifest, files, Share(*share))
     if not files:
         raise DataError(f"{folder} has no {split} documents; raise data.heldout_share above 0")
     content = [manifest.tokenizer_sha256, *(file.tokens_sha256 for file in files)]
@@ -334,25 +352,28 @@ def _join(corpora: Mapping[str, TokenShards]) -> TokenShards:
 
 
 def _verify_once(
-    folder: Path, manifest: Manifest, files: Sequence[ShardFile], share: tuple[int, int]
+    folder: Path, manifest: Manifest, files: Sequence[ShardFile], share: Share
 ) -> list[ShardFile]:
-    """Compare files with the manifest's SHA-256, except for those that an earlier start has
-    verified and that are unchanged. Return the files that were hashed."""
+    """Compare this process's share of the files with the manifest's SHA-256. Files that an earlier
+    start has verified, and that have not changed, are left out. Return the files that were
+    hashed."""
     verified = read_verified(folder)
     size = np.dtype(manifest.dtype).itemsize
     to_hash = []
     states: dict[str, FileState] = {}
     hashes: dict[str, str] = {}
-    for file in files:
+    for file in share.of(files):
         listed = file.contents(size)
-        states_now = states_of(folder, listed)
+        current_states = states_of(folder, listed)
         is_known = all(
-            is_verified(folder / name, states_now[name], listed[name].sha256, verified.get(name))
+            is_verified(
+                folder / name, current_states[name], listed[name].sha256, verified.get(name)
+            )
             for name in listed
         )
         if not is_known:
             to_hash.append(file)
-            states |= states_now
+            states |= current_states
             hashes |= {name: content.sha256 for name, content in listed.items()}
     if to_hash:
         check_files(folder, manifest, to_hash)

@@ -1,10 +1,9 @@
 """Verify token files once, and notice when one changes later.
 
-Place in the flow: below `shards`, which lists the files, and `batches`, which reads them.
-
 A terabyte takes half an hour to hash, so a start hashes only files that no earlier start has
-verified. What was verified is remembered in the prepared folder by size, time of modification and
-a sample of the content. In training each read compares size and time with those of the start.
+verified. The prepared folder has a record of verified files: size, time of modification and a hash
+of a sample (`read_verified`, `remember`). In training each read compares size and time with those
+of the start (`TokenFile`).
 """
 
 from __future__ import annotations
@@ -22,9 +21,11 @@ import numpy as np
 from olmo_sparsity.base.conform import parse_json
 from olmo_sparsity.base.errors import DataError, UserError
 from olmo_sparsity.base.files import read_bounded, write_json
+from olmo_sparsity.base.share import Share
 
 SAMPLED_BLOCKS = 8
-BLOCK = 4096
+BLOCK_BYTES = 4096
+"""The sample of a file: so many blocks of this size."""
 
 YOUNG_NS = 2 * 10**9
 """A file that was changed so shortly before it is verified may change again without another time
@@ -49,22 +50,25 @@ class FileState:
 
 @dataclass(frozen=True)
 class Verified:
-    """What a start found of a file whose SHA-256 it compared with the manifest."""
+    """A file whose SHA-256 equalled that of the manifest, as it was then."""
 
     size: int
     modified_ns: int
     sha256: str
     sample: str
+    """Hash of some of its blocks (`sample_of`)."""
 
 
 @dataclass(frozen=True)
 class _Record:
+    """The content of a file of verified files, by their names."""
+
     files: dict[str, Verified]
 
 
 def read_verified(folder: Path) -> dict[str, Verified]:
-    """Return what earlier starts have verified. A damaged record counts as none: its files are
-    hashed again."""
+    """Return the files that earlier starts have verified, by name. A damaged record is ignored, so
+    that its files are hashed again."""
     verified: dict[str, Verified] = {}
     for path in sorted(folder.glob("verified-*.json")):
         with contextlib.suppress(OSError, ValueError):
@@ -73,8 +77,8 @@ def read_verified(folder: Path) -> dict[str, Verified]:
 
 
 def is_verified(path: Path, state: FileState, sha256: str, verified: Verified | None) -> bool:
-    """Return whether the file is the one that was verified, as far as size, time and a sample of
-    the content tell."""
+    """Return whether a file is the one that was verified, judged by its size, its time of
+    modification and a sample of its content."""
     if verified is None:
         return False
     remembered = FileState(verified.size, verified.modified_ns)
@@ -85,13 +89,17 @@ def is_verified(path: Path, state: FileState, sha256: str, verified: Verified | 
 
 def remember(
     folder: Path,
-    share: tuple[int, int],
+    share: Share,
     states: Mapping[str, FileState],
     hashes: Mapping[str, str],
     verified: Mapping[str, Verified],
 ) -> None:
-    """Add files that were verified just now to the record of this process. In a folder that cannot
-    be written nothing is remembered, so that the next start hashes again."""
+    """Add files that were verified just now to the record of this process. If the folder cannot be
+    written, nothing is remembered, and the next start hashes again.
+
+    states, hashes: Of the files that were verified just now, by name.
+    verified: What earlier starts have verified.
+    """
     now = time.time_ns()
     records = {
         name: Verified(
@@ -105,10 +113,9 @@ def remember(
     }
     if not records:
         return
-    index, count = share
     # Each process writes a file of its own, as no lock holds on all disks of a cluster. The record
     # keeps what earlier starts knew, also those of another number of processes.
-    path = folder / f"verified-{index:05d}-of-{count:05d}.json"
+    path = folder / f"verified-{share.index:05d}-of-{share.count:05d}.json"
     with contextlib.suppress(OSError, UserError):
         write_json(path, asdict(_Record({**verified, **records})))
 
@@ -116,19 +123,19 @@ def remember(
 def sample_of(path: Path, size: int) -> str:
     """Return a hash of some blocks, evenly spaced from the first to the last."""
     digest = hashlib.blake2b(digest_size=16)
-    last = max(0, size - BLOCK)
+    last_start = max(0, size - BLOCK_BYTES)
     with path.open("rb", buffering=0) as file:
         for number in range(SAMPLED_BLOCKS):
-            file.seek(last * number // (SAMPLED_BLOCKS - 1))
-            digest.update(file.read(BLOCK))
+            file.seek(last_start * number // (SAMPLED_BLOCKS - 1))
+            digest.update(file.read(BLOCK_BYTES))
     return digest.hexdigest()
 
 
 class TokenFile:
-    """A file of tokens, open, that must stay as it was at the start.
+    """An open file of tokens, which must stay as it was at the start of the run.
 
-    Reads are calls, not memory maps: a map of a file that is cut short ends the process with SIGBUS
-    and no message."""
+    Reads are system calls, not memory maps: if a mapped file is cut short, the process ends with
+    SIGBUS and no message."""
 
     def __init__(self, path: Path, dtype: np.dtype, state: FileState) -> None:
         self.path = path
@@ -148,7 +155,7 @@ class TokenFile:
         """Return `count` tokens from the `first` on, as 64-bit integers."""
         size = self.dtype.itemsize
         content = os.pread(self._descriptor, count * size, first * size)
-        # After the read, or what is written in between would be trained on.
+        # After the read. Otherwise what is written between check and read would be trained on.
         state = FileState.of_status(os.fstat(self._descriptor))
         if state != self.state or len(content) != count * size:
             raise DataError(

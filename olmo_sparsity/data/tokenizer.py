@@ -1,7 +1,4 @@
-"""Load, train and identify tokenizers.
-
-Place in the flow: used by `tokens` (writing) and `shards` (reading). Never imports torch.
-"""
+"""Load and train the tokenizers of token shards. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from olmo_sparsity.base.files import read_bounded
 from olmo_sparsity.text.corpus import olmo_data_folder
 
 PIECE_CHARACTERS = 2**19
-"""Longer documents are tokenized in pieces; see `cut_into_pieces`."""
+"""Documents above this number of characters are tokenized in pieces; see `cut_into_pieces`."""
 
 EOS_NAMES = (
     "<|endoftext|>",
@@ -28,11 +25,12 @@ EOS_NAMES = (
     "<｜end▁of▁sentence｜>",
     "[SEP]",
 )
-"""End-of-text tokens, of which the first that a tokenizer has is taken."""
+"""Names of end-of-text tokens. The first one that a tokenizer has ends documents."""
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """Load a tokenizer.json (or that of a folder), one shipped in olmo_data, or one of the hub."""
+    """Load a tokenizer by its name: a tokenizer.json or a folder with one, a name in olmo_data, or
+    a name on the hub."""
     path = find_tokenizer_file(name)
     shipped = ", ".join(sorted(p.name for p in (olmo_data_folder() / "tokenizers").iterdir()))
     if path is None and (name.endswith(".json") or name.startswith((".", "/", "~"))):
@@ -46,8 +44,10 @@ def load_tokenizer(name: str) -> Tokenizer:
         reason = one_line(error)
         if path:
             raise DataError(f"{path}: not a tokenizer.json ({reason}); copy it again") from None
-        where = f"neither a file nor on the hub ({reason})"
-        raise DataError(f"tokenizer '{name}' is {where}; installed are {shipped}") from None
+        raise DataError(
+            f"tokenizer '{name}' is neither a file nor on the hub ({reason}); installed are "
+            f"{shipped}"
+        ) from None
     return _set_plain(tokenizer)
 
 
@@ -86,7 +86,7 @@ def _set_plain(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def find_tokenizer_file(name: str) -> Path | None:
-    """Return the file that a name means; None if it can only be a name of the hub."""
+    """Return the file with this name; None if it can only be a name on the hub."""
     candidates = [Path(name), Path(name) / "tokenizer.json"]
     # OLMo's configs write the shipped ones as `tokenizers/allenai_dolma2.json`.
     if str(Path(name).parent) in (".", "tokenizers"):
@@ -96,9 +96,10 @@ def find_tokenizer_file(name: str) -> Path | None:
 
 
 def cut_into_pieces(text: str) -> Iterator[str]:
-    """Cut a long document after a letter or digit and before a space, where the patterns of
-    byte-level tokenizers always end a word, so that its tokens stay the same. A piece needs little
-    memory, and a book is tokenized on all cores. A text without such places is cut anywhere."""
+    """Cut a long document into pieces. So it needs little memory at a time, and a book is tokenized
+    on all cores. A piece ends after a letter or digit and before a space, where the patterns of
+    byte-level tokenizers always end a word: the tokens stay the same. A text without such places is
+    cut anywhere."""
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
         end = start + PIECE_CHARACTERS

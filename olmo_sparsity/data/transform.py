@@ -1,6 +1,7 @@
-"""Change training sequences with a function of the user's own (`data.transform`).
+"""Change training sequences with a function of the user (`data.transform`).
 
-Place in the flow: text of a shard → **transform** → positions and labels of a batch.
+`load_transform` loads it once for a run. `apply` calls it for each sequence, before position IDs
+and labels are made (batches.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from olmo_sparsity.base.extend import find_added, fingerprint_of_files, is_in_fi
 from olmo_sparsity.config.text import DataConfig
 
 ENTRY_POINTS = "olmo_sparsity.transforms"
+"""Group of the entry points by which packages offer transforms."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,9 @@ from `numpy.random.default_rng([*seeds, a number of your own])`."""
 
 
 def load_transform(data: DataConfig, tokenizer: Tokenizer, shortest: int) -> Transform | None:
-    """Return what `data.transform` names, called with the tokenizer, the tokens of the shortest
-    training sequence, and `data.transform_options` as keywords."""
+    """Return the transform of `data.transform`; None if there is none. `data.transform` names a
+    function that makes it. The function is called with the tokenizer, the number of tokens of the
+    shortest training sequence, and `data.transform_options` as keywords."""
     if data.transform is None:
         return None
     make = _find(data.transform)
@@ -62,16 +65,18 @@ def apply(
     if not changed.tokens_L.shape == labels_L.shape == tokens_L.shape:
         shapes = f"{changed.tokens_L.shape} tokens and {labels_L.shape} labels"
         raise DataError(f"data.transform returned {shapes}; return {tokens_L.shape} of each")
-    least = int(changed.tokens_L.min())
-    most = int(changed.tokens_L.max())
-    if least < 0 or most >= vocab_size:
-        wrong = least if least < 0 else most
-        raise DataError(f"data.transform returned token {wrong}; IDs are 0 to {vocab_size - 1}")
+    # A GPU would fail in the embedding, with an assertion that names no function.
+    smallest_id = int(changed.tokens_L.min())
+    largest_id = int(changed.tokens_L.max())
+    if smallest_id < 0 or largest_id >= vocab_size:
+        wrong_id = smallest_id if smallest_id < 0 else largest_id
+        raise DataError(f"data.transform returned token {wrong_id}; IDs are 0 to {vocab_size - 1}")
     return changed
 
 
 def with_fingerprint(data: DataConfig) -> DataConfig:
-    """Return a copy that has the SHA-256 of the transform's file: another rule is another run."""
+    """Return a copy with the SHA-256 of the transform's file, because a run with another transform
+    is another run."""
     if data.transform is None or not is_in_file(data.transform):
         return data
     _find(data.transform)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.data.order import (
-    MOST_LISTED,
-    MOST_STORED,
+    MAX_STORED,
+    MAX_STORED_BY_AUTO,
     ComputedOrder,
     choose_order,
     epoch_order,
@@ -51,11 +51,11 @@ def test_a_computed_order_refuses_a_place_beyond_its_end() -> None:
 
 
 def test_auto_computes_what_would_take_much_memory() -> None:
-    assert choose_order("auto", MOST_STORED) == "stored"
-    assert choose_order("auto", MOST_STORED + 1) == "computed"
+    assert choose_order("auto", MAX_STORED_BY_AUTO) == "stored"
+    assert choose_order("auto", MAX_STORED_BY_AUTO + 1) == "computed"
     assert choose_order("computed", 10) == "computed"
-    assert choose_order("stored", MOST_STORED + 1) == "stored"
+    assert choose_order("stored", MAX_STORED_BY_AUTO + 1) == "stored"
     with pytest.raises(ConfigError, match=r"data\.order=stored holds at most 4,294,967,296"):
-        choose_order("stored", MOST_LISTED + 1)
+        choose_order("stored", MAX_STORED + 1)
     assert list(order_epoch("stored", 9, 5, 1)) == list(epoch_order(9, 5, 1))
     assert isinstance(order_epoch("computed", 9, 5, 1), ComputedOrder)

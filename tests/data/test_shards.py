@@ -13,7 +13,7 @@ from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import sha256_of
 from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.config.sections import DataConfig
-from olmo_sparsity.data import tokens as tokens_module
+from olmo_sparsity.data import encode_shards
 from olmo_sparsity.data.batches import Sequences
 from olmo_sparsity.data.shards import Manifest, TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import train_tokenizer
@@ -122,7 +122,7 @@ def several_files(
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> TokenShards:
     """A split of several files."""
-    monkeypatch.setattr(tokens_module, "SHARD_CHARACTERS", 100_000)
+    monkeypatch.setattr(encode_shards, "SHARD_CHARACTERS", 100_000)
     data = config_from_dict({"data": data_section(tmp_path)}).data
     prepare(data)
     shards = open_shards(data, request.param)

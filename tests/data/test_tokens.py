@@ -21,7 +21,7 @@ from olmo_sparsity.base.errors import ConfigError, DataError, UserError
 from olmo_sparsity.base.locks import LOCK, locked
 from olmo_sparsity.config.sections import DataConfig
 from olmo_sparsity.config.text import CorpusConfig, TokenizerConfig
-from olmo_sparsity.data import tokenizer, tokens
+from olmo_sparsity.data import encode_shards, tokenizer, tokens
 from olmo_sparsity.data.batches import Sequences
 from olmo_sparsity.data.shards import Manifest, open_shards
 from olmo_sparsity.data.tokenizer import train_tokenizer
@@ -33,8 +33,8 @@ from olmo_sparsity.text.records import TextRecord
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dozen shards out of a few kilobytes."""
-    monkeypatch.setattr(tokens, "SHARD_CHARACTERS", 1500)
-    monkeypatch.setattr(tokens, "BATCH_CHARACTERS", 700)
+    monkeypatch.setattr(encode_shards, "SHARD_CHARACTERS", 1500)
+    monkeypatch.setattr(encode_shards, "BATCH_CHARACTERS", 700)
     monkeypatch.setattr(tokenizer, "PIECE_CHARACTERS", 100)
 
 
@@ -213,7 +213,7 @@ def test_stopped_at_any_step_and_resumed_gives_the_same_bytes(
 ) -> None:
     """A process that dies does so between two system calls; each of those that change the folder
     (open for writing, rename) is once the first that does not happen."""
-    monkeypatch.setattr(tokens, "SHARD_CHARACTERS", 7000)
+    monkeypatch.setattr(encode_shards, "SHARD_CHARACTERS", 7000)
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # Slow, and only for power cuts.
     with stopping_after(None) as steps:
         assert prepare(data).num_shards > 2

@@ -1,0 +1,63 @@
+"""Check that a prepared folder has training text and held-out text, before and after tokenizing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.data.shard_writer import ShardWriter
+from olmo_sparsity.data.shards import SPLITS, Manifest
+from olmo_sparsity.text.corpus import Tally, is_heldout, read_records
+from olmo_sparsity.text.records import TextRecord
+
+if TYPE_CHECKING:
+    from olmo_sparsity.config.text import DataConfig
+
+NEEDED_HELDOUT = 20
+"""The number of held-out documents that the proposed share would give, where there are none."""
+
+
+def check_both_splits(data: DataConfig) -> None:
+    """Raise DataError if no document would be held out, or all would be. Called before anything is
+    tokenized. Reading ends as soon as both splits have a document, which takes about
+    1 / heldout_share documents."""
+    if data.corpus.source == "c4" or data.heldout_share == 0:
+        return  # the hub is not asked twice; nothing is to be held out
+    tally = Tally()
+    counts = dict.fromkeys(SPLITS, 0)
+    for record in read_records(data.corpus):
+        tally.add(record)
+        if isinstance(record, TextRecord):
+            counts["heldout" if is_heldout(record, data.heldout_share) else "train"] += 1
+            if all(counts.values()):
+                return
+    tally.check(data.corpus.max_bad_share)
+    _check_counts(data, counts)
+
+
+def check_not_empty(data: DataConfig, manifest: Manifest, *writers: ShardWriter) -> None:
+    """Raise DataError if a split has no document, neither in finished shards nor in those of
+    `writers`."""
+    counts = {split: manifest.num_documents(split) for split in SPLITS}
+    for writer in writers:
+        counts[writer.split] += writer.num_documents
+    _check_counts(data, counts)
+
+
+def _check_counts(data: DataConfig, counts: Mapping[str, int]) -> None:
+    """Raise DataError if a split has no document. `counts`: numbers of documents by split."""
+    total = sum(counts.values())
+    inputs = f"of {total:,} documents and data.heldout_share={data.heldout_share}"
+    if counts["train"] == 0:
+        raise DataError(f"no training document {inputs}; give more text")
+    if counts["heldout"] == 0 and data.heldout_share > 0:
+        # Rounded up to one digit, such as 0.04. From few documents, about half.
+        needed_share = NEEDED_HELDOUT / max(total, 2 * NEEDED_HELDOUT)
+        digit = 10.0 ** math.floor(math.log10(needed_share))
+        share = f"{math.ceil(needed_share / digit) * digit:.1g}"
+        raise DataError(
+            f"no held-out document {inputs}; give more text, or raise the share: "
+            f"--data.heldout_share={share} holds out about {NEEDED_HELDOUT}"
+        )
