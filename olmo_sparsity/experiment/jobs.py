@@ -27,7 +27,8 @@ from olmo_sparsity.experiment.file import Experiment
 from olmo_sparsity.experiment.measurements import Measurement
 from olmo_sparsity.experiment.models import Model
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
-from olmo_sparsity.training.run_folder import is_work_of, read_metrics
+from olmo_sparsity.training.metrics import read_metrics
+from olmo_sparsity.training.run_folder import is_work_of
 
 STATES = ("done", "running", "failed", "waiting")
 

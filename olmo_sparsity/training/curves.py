@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.training.run_folder import read_metrics, read_own_lines
+from olmo_sparsity.training.metrics import read_metrics, read_own_lines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -146,7 +146,7 @@ def _evaluations(run_folder: str | Path) -> list[dict]:
         raise DataError(
             f"{path} does not exist; pass a trained run, or --text to read a model's losses on it"
         )
-    rows = [row for _, row in read_own_lines(path) if "heldout" in row]
+    rows = [line.row for line in read_own_lines(path) if "heldout" in line.row]
     if not rows:
         raise DataError(f"{path} holds no held-out loss yet; let the run reach an evaluation")
     return rows

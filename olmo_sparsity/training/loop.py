@@ -32,9 +32,10 @@ from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.evaluate import format_losses
 from olmo_sparsity.training.metric_writers import open_metric_writers
+from olmo_sparsity.training.metrics import Metrics, check_finite
 from olmo_sparsity.training.optim import learning_rate
 from olmo_sparsity.training.preflight import attempt
-from olmo_sparsity.training.run_folder import Metrics, refuse_divergence, skip_batch_of
+from olmo_sparsity.training.run_folder import skip_batch_of
 from olmo_sparsity.training.start import Start, prepare
 
 
@@ -257,7 +258,7 @@ def save_checkpoint(start: Start, step: int, metrics: Metrics, writer: Checkpoin
     write_moments = engine.copy_moments()
     with processes.agree():  # the effect of this update is not in any loss yet
         total = sum(float(tensor.sum(dtype=torch.float64)) for tensor in weights.values())
-        refuse_divergence(step, {"sum of the weights": total})
+        check_finite(step, {"sum of the weights": total})
 
     def write_part(folder: Path) -> list[Path]:
         path = save_weights(weights, folder / part_name(processes.rank, count))

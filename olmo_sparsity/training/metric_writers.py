@@ -1,6 +1,6 @@
 """Write the metrics of a run to TensorBoard and W&B as well, if configured.
 
-Place in the flow: `Metrics` of run_folder.py gives each row of metrics.jsonl to each of them."""
+Place in the flow: `Metrics` of metrics.py gives each row of metrics.jsonl to each of them."""
 
 from __future__ import annotations
 

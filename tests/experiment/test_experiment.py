@@ -31,7 +31,7 @@ from olmo_sparsity.experiment.jobs import (
 from olmo_sparsity.experiment.slurm import Flags
 from olmo_sparsity.training.estimate import Hardware, disk_of, gpu_hours
 from olmo_sparsity.training.loop import Outcome
-from olmo_sparsity.training.run_folder import read_metrics
+from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.start import cost_of
 from tests.conftest import until
 

@@ -23,8 +23,8 @@ from olmo_sparsity.models.checkpoint_files import StoredWeights, list_checkpoint
 from olmo_sparsity.models.exchange import export
 from olmo_sparsity.training.checkpoint import step_of
 from olmo_sparsity.training.loop import train
+from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.optim import Jumps
-from olmo_sparsity.training.run_folder import read_metrics
 from tests.conftest import data_section, small_run
 from tests.support import children
 

@@ -14,7 +14,7 @@ import pytest
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.checkpoint import CheckpointWriter
 from olmo_sparsity.training.evaluate import Evaluation
-from olmo_sparsity.training.run_folder import read_metrics
+from olmo_sparsity.training.metrics import read_metrics
 from tests.conftest import data_section, small_run, until
 from tests.support import children
 

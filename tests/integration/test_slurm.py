@@ -27,7 +27,7 @@ from olmo_sparsity.analysis.results.results import Results, read_results
 from olmo_sparsity.command.cli import build_parser, main
 from olmo_sparsity.experiment.file import read_experiment
 from olmo_sparsity.experiment.jobs import jobs_of
-from olmo_sparsity.training.run_folder import read_metrics
+from olmo_sparsity.training.metrics import read_metrics
 from tests.conftest import data_section, small_run
 from tests.integration import needs
 from tests.integration.slurm_cluster import ROOT, Cluster

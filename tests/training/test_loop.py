@@ -27,8 +27,8 @@ from olmo_sparsity.training.checkpoint import TrainerState
 from olmo_sparsity.training.curves import loss_table
 from olmo_sparsity.training.engine import Engine, ForwardClock
 from olmo_sparsity.training.loop import Outcome, slowest_process, train
+from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.optim import learning_rate
-from olmo_sparsity.training.run_folder import read_metrics
 from olmo_sparsity.training.start import dry_run
 from tests.conftest import MakeConfig
 from tests.support import children

@@ -10,7 +10,7 @@ import pytest
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.training.curves import loss_table
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.run_folder import Metrics, read_metrics
+from olmo_sparsity.training.metrics import Metrics, read_metrics
 from tests.conftest import MakeConfig
 
 

@@ -18,7 +18,7 @@ from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.estimate import Hardware
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.run_folder import read_metrics
+from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.start import build_batches, dry_run, resolve
 from tests.conftest import small_run
 

@@ -20,7 +20,7 @@ from olmo_sparsity.models.exchange import config_of, export
 from olmo_sparsity.models.load import load_model
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.run_folder import read_metrics
+from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.start import build_batches
 from tests.conftest import data_section, small_run
 

@@ -1,0 +1,190 @@
+"""Write and read `metrics.jsonl` of a run folder: a line for each step, and one for each
+evaluation.
+
+    {"step": 10, "loss": 4.2, "gradient_norm": 0.9, "learning_rate": 1e-4, ..., "crc32": "..."}
+    {"step": 10, "heldout": [...], "induction_drop": 0.3, ..., "crc32": "..."}
+
+`Metrics` writes them in training, and rejects numbers that are not finite. Each checkpoint stores
+the CRC of the line of its step, so that `read_own_lines` notices a file of another run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from olmo_sparsity.base.conform import conform, parse_json, with_crc
+from olmo_sparsity.base.errors import DataError, UserError
+from olmo_sparsity.base.files import naming_written_file, read_bounded, writing
+from olmo_sparsity.base.progress import say
+from olmo_sparsity.models.checkpoint_files import list_checkpoints
+from olmo_sparsity.training.checkpoint import TrainerState
+from olmo_sparsity.training.metric_writers import MetricWriter
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_MAX_BYTES = 2**30
+"""Largest size of a metrics file that is read: millions of steps."""
+
+
+class MetricLine(NamedTuple):
+    """A line of the file."""
+
+    text: bytes
+    row: dict[str, Any]
+    """Its content, without the CRC."""
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+def check_finite(step: float, values: dict[str, float]) -> None:
+    """Raise UserError if a value is not finite. The error has the step in `diverged_at`, which
+    `training.on_nan=skip` reads. `values`: numbers by their names in the message."""
+    if all(math.isfinite(value) for value in values.values()):
+        return
+    named_values = ", ".join(f"{name} {value}" for name, value in values.items())
+    error = UserError(
+        f"step {step:.0f}: {named_values}; earlier checkpoints are intact: lower "
+        "optimizer.learning_rate in a new folder, or pass --training.on_nan=skip"
+    )
+    error.diverged_at = round(step)
+    raise error
+
+
+class Metrics:
+    """Writes the metrics of a run. Losses stay on the device until `flush`, so that the host need
+    not wait for the GPU at each step."""
+
+    def __init__(
+        self, run_folder: Path, start: int, writers: Sequence[MetricWriter], writes: bool = True
+    ) -> None:
+        """Open the file of a run that continues after step `start`.
+
+        writers: Functions that get each row, too, such as that of Weights & Biases.
+        writes: Whether this process writes. The others only check their numbers.
+        """
+        self.path = run_folder / "metrics.jsonl"
+        self.writers = writers
+        self.writes = writes
+        self.pending: list[tuple[int, dict[str, Tensor | float]]] = []
+        self.last_crc32: str | None = None
+        """CRC of the line of the last step."""
+
+        if writes and self.path.exists():
+            # A killed run may have written past its last checkpoint; those steps are repeated.
+            lines = [line for line in read_own_lines(self.path) if line.row["step"] <= start]
+            with writing(self.path) as partial:
+                partial.write_bytes(b"".join(line.text + b"\n" for line in lines))
+
+    def add(self, step: int, **values: Tensor | float) -> None:
+        """Add the numbers of a step, which `flush` writes."""
+        self.pending.append((step, values))
+
+    def flush(self, **speed: float) -> dict[str, float]:
+        """Write the rows of the steps since the last call. Return {"loss": their mean}, or {} if
+        there are none. At the first row with a number that is not finite, write the rows before it
+        and raise UserError. `speed`: numbers of all these steps, written with the last row."""
+        rows: list[dict[str, Any]] = []
+        for step, tensors in self.pending:
+            # Reading a number of a GPU waits for its step.
+            numbers = {name: float(value) for name, value in tensors.items()}
+            rows.append({"step": step, **numbers})
+        self.pending = []
+        if not rows:
+            return {}
+        rows[-1].update(speed)
+        for number, row in enumerate(rows):
+            values = {"loss": row["loss"], "gradient norm": row["gradient_norm"]}
+            if not all(map(math.isfinite, values.values())):
+                self.write(*rows[:number])
+                check_finite(row["step"], values)
+        self.write(*rows)
+        return {"loss": sum(row["loss"] for row in rows) / len(rows)}
+
+    def write_heldout(self, step: int, losses: list[dict], drop: float, measured: dict) -> None:
+        """Write the line of an evaluation. `measured`: its other results, by name."""
+        total = sum(row["loss"] for row in losses)  # finite if all of them are
+        if not math.isfinite(total):
+            self.flush()  # raises for an earlier step, if one was not finite
+        # No training loss shows the effect of the last update, so it is checked here.
+        check_finite(step, {"held-out loss": total})
+        self.write({"step": step, "heldout": losses, "induction_drop": drop} | measured)
+
+    def write(self, *rows: dict) -> None:
+        """Append rows to the file, and hand them to the other writers."""
+        if not self.writes:
+            return
+        with naming_written_file(self.path), self.path.open("a") as file:
+            for row in rows:
+                line = with_crc(row)
+                if "heldout" not in row:  # a checkpoint knows the line of its training step
+                    self.last_crc32 = line["crc32"]
+                file.write(json.dumps(line) + "\n")
+        for write_elsewhere in self.writers:
+            for row in rows:
+                write_elsewhere(row)
+
+    def last_heldout(self) -> list[dict] | None:
+        """Return the losses of the last evaluation; None if its line is lost."""
+        rows = [row["heldout"] for row in read_metrics(self.path) if "heldout" in row]
+        return rows[-1] if rows else None
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def read_metrics(path: Path) -> Iterator[dict]:
+    """Yield the rows of a metrics file, without those of damaged lines."""
+    for line in _read_lines(path):
+        yield line.row
+
+
+def _read_lines(path: Path) -> list[MetricLine]:
+    """Return the lines of a file that are intact. Report how many are damaged. A last line without
+    an end is no damage, as a kill may have cut it short."""
+    try:
+        content = read_bounded(path, _MAX_BYTES) if path.exists() else b""
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; restore it") from None
+    texts = content.splitlines()
+    lines = []
+    for text in texts:
+        with contextlib.suppress(ValueError):
+            row = parse_json(text, dict)
+            conform({"step": row.get("step")}, dict[str, int])
+            lines.append(MetricLine(text, row))
+    num_damaged = len(texts) - len(lines)
+    if not content.endswith(b"\n"):
+        num_damaged -= 1
+    if num_damaged > 0:
+        say(f"{path}: {num_damaged} damaged lines are skipped")
+    return lines
+
+
+def read_own_lines(path: Path) -> list[MetricLine]:
+    """Return the lines of a run's metrics. Raise DataError if they are those of another run, whose
+    CRC at the step of a checkpoint differs from the one that the checkpoint stores."""
+    lines = _read_lines(path)
+    crc32_of_step = {}
+    for line in lines:
+        if "heldout" not in line.row:
+            crc32_of_step[line.row["step"]] = json.loads(line.text).get("crc32")
+    for folder in list_checkpoints(path.parent):
+        try:
+            state = TrainerState.read(folder)
+        except DataError:  # it is damaged, and not resumed from
+            continue
+        line_crc32 = crc32_of_step.get(state.step)  # None if the line is lost
+        saved_crc32 = state.metrics_crc32  # None if the checkpoint is older than this check
+        if line_crc32 is not None and saved_crc32 is not None and line_crc32 != saved_crc32:
+            raise DataError(
+                f"{path} is not of the run of {folder}: its line of step {state.step} is another; "
+                "restore the file of this run, or delete it to go on without"
+            )
+    return lines
