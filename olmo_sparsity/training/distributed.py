@@ -1,7 +1,13 @@
 """Connect the processes of a run: process group, small messages over gloo, and common errors.
 
-An error of one process must stop all of them and be reported once: set-up runs inside
-`processes.agree()`, which raises on all processes together."""
+    with connect(limits) as processes:
+        with processes.agree():      # what any process may fail at
+            ...
+
+An error of one process must stop all of them, and be reported once. So what may fail runs inside
+`processes.agree()`, which raises on all processes together. A process that dies or hangs is noticed
+by the others as `LostProcess`, or by watchdog.py.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +34,8 @@ class LostProcess(Exception):
 
 @dataclass(frozen=True)
 class Processes(Launch):
-    """Rank of this process, and communication with the others; a single one sends nothing."""
+    """The rank of this process, and communication with the others. A single process sends
+    nothing."""
 
     group: Any = None
     """A gloo group of all processes, for any backend of the gradients."""
@@ -47,12 +54,13 @@ class Processes(Launch):
         return values
 
     def add_up(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Sum over processes, in place, on the CPU."""
+        """Return the sums of these numbers over all processes, computed in place on the CPU."""
         if self.world_size > 1:
             dist.all_reduce(numbers, group=self.group)
         return numbers
 
     def sum(self, number: int) -> int:
+        """Return the sum of a number over all processes."""
         return number if self.world_size == 1 else int(self.add_up(torch.tensor(number)))
 
     def first_text(self, text: str) -> str:
@@ -64,8 +72,9 @@ class Processes(Launch):
 
     @contextlib.contextmanager
     def agree(self) -> Iterator[None]:
-        """Run the body on all processes, then wait for all. If any of them has an error, the first
-        of these by rank reports it, and the others exit silently."""
+        """Run the body on all processes, then wait for all. If some of them had an error, all
+        raise: the first of these by rank its error, and the others `ReportedElsewhere`, which is
+        silent."""
         error: UserError | None = None
         try:
             yield
@@ -111,7 +120,7 @@ def connect(limits: EngineConfig | None = None) -> Iterator[Processes]:
 
 
 def among(launch: Launch, patience: timedelta | None = None) -> Processes:
-    """Return the processes of a group that is initialised."""
+    """Return the processes of an initialised process group, with a gloo group for messages."""
     group = (
         dist.group.WORLD
         if dist.get_backend() == "gloo"
@@ -128,6 +137,11 @@ def start_alone() -> None:
 
 
 def _meet(launch: Launch, limit_s: int, patience: timedelta) -> None:
+    """Initialise the process group of a launch.
+
+    limit_s: Seconds in which all processes must come.
+    patience: How long a collective may take.
+    """
     address, port = _meeting_point()
     # DeepSpeed reads these itself, and some launchers set only some of them.
     os.environ |= {
@@ -166,6 +180,7 @@ def _meet(launch: Launch, limit_s: int, patience: timedelta) -> None:
 
 
 def _wait_for_all(store: dist.Store, launch: Launch, limit: timedelta) -> None:
+    """Wait until all processes have come. Raise LostProcess, which names those that have not."""
     store.set(f"process {launch.rank}", socket.gethostname())
     names = [f"process {rank}" for rank in range(launch.world_size)]
     try:
@@ -198,8 +213,8 @@ def _meeting_point() -> tuple[str, str]:
 
 
 def _means_lost(error: BaseException) -> bool:
-    """Return whether an error says that a connection broke; gloo and NCCL say so in the message
-    alone."""
+    """Return whether an error means that a connection broke. gloo and NCCL raise RuntimeError, so
+    only the message tells."""
     words = (
         "closed by peer",
         "reset by peer",

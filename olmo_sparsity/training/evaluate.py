@@ -1,6 +1,13 @@
-"""Evaluate a model in training: held-out loss by position, and the induction drop.
+"""Evaluate a model in training on held-out text.
 
-Dimension key: B batch, L length."""
+- `losses`: the loss by position, in ranges within the training length and beyond it;
+- `losses_by_place`: the loss at early and late places of the same long documents;
+- `induction_drop`: how far the loss falls when a passage is read twice.
+
+Processes share the rows of each batch, and add up their sums. Results are rows of metrics.jsonl.
+
+Dimension key: B batch, L length, D documents, R ranges of positions.
+"""
 
 from __future__ import annotations
 
@@ -24,27 +31,28 @@ from olmo_sparsity.text.vocabulary import IGNORED
 from olmo_sparsity.training.engine import Engine
 
 NUM_PASSAGES = 64
+"""Number of passages of the induction drop."""
 
-FEWEST_DOCUMENTS = 8
-"""Of `evaluation.documents`; a standard error over fewer means little."""
+MIN_DOCUMENTS = 8
+"""Smallest number of documents for `losses_by_place`. A standard error over fewer means little."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Held-out text, and how it is evaluated."""
+    """Evaluates a model on the held-out text of a run."""
 
     heldout: TokenShards
     settings: EvaluationConfig
     trained: int
-    """Tokens of a training sequence, the longest."""
+    """Number of tokens of the longest training sequences."""
 
     reached: int
-    """One more than the largest position ID of a training sequence."""
+    """One more than the largest position ID of a training sequence: larger with PoSE."""
 
     mask_documents: bool
     per_document: bool
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Losses of each of several corpora, by name."""
+    """Weight of each of several corpora in the mean loss, by name."""
 
     @cached_property
     def corpora(self) -> dict[str, Evaluation]:
@@ -56,14 +64,17 @@ class Evaluation:
 
     @property
     def length(self) -> int:
+        """Return the number of tokens of an evaluated sequence."""
         return self.settings.length or 2 * self.reached
 
     @property
     def passage_length(self) -> int:
+        """Return the number of tokens of a passage, of which a training sequence holds two."""
         return max(2, self.trained // 2)
 
     @property
     def document_length(self) -> int:
+        """Return the number of tokens that are evaluated of each document."""
         return self.settings.document_length or self.reached
 
     def check(self) -> None:
@@ -77,15 +88,15 @@ class Evaluation:
 
     @cached_property
     def documents(self) -> np.ndarray:
-        """Return tokens_DL: held-out documents that are long enough, each from its start, chosen as
-        `open_documents` does."""
+        """Return tokens_DL: the first tokens of held-out documents that are long enough. They are
+        chosen as `open_documents` does, so that `olmo-sparsity losses` reads the same ones."""
         length = self.document_length
         every = range(len(self.heldout))
         long = [number for number in every if len(self.heldout.document(number)) >= length]
-        if len(long) < FEWEST_DOCUMENTS:
+        if len(long) < MIN_DOCUMENTS:
             raise DataError(
                 f"{len(long)} held-out documents have {length:,} tokens, evaluation.documents "
-                f"needs {FEWEST_DOCUMENTS}; lower evaluation.document_length, or prepare more text"
+                f"needs {MIN_DOCUMENTS}; lower evaluation.document_length, or prepare more text"
             )
         chosen = spread_evenly(long, self.settings.documents)
         texts = [self.heldout.document(number)[:length] for number in chosen]
@@ -93,14 +104,15 @@ class Evaluation:
 
     def losses(self, engine: Engine) -> list[dict]:
         """Return rows of "from", "to", "loss", "bits_per_byte", "num_tokens" and "num_documents",
-        one per range of the target's position: within the training length, up to the PoSE
-        target, and beyond. `num_documents` counts the sequences with tokens in the range; with
-        positions.per_document, where positions are those in a document, the documents."""
+        one for each range of the target's position: within the training length, up to the PoSE
+        target, and beyond. `num_documents` counts the sequences that have tokens in the range. With
+        positions.per_document, positions begin at 0 in each document, and it counts documents."""
         sum_L = torch.zeros(self.length, dtype=torch.float64)
         count_L = torch.zeros(self.length, dtype=torch.int64)
         edges = sorted({0, self.trained, self.reached, self.length})
         ranges = [*pairwise(edge for edge in edges if edge <= self.length)]
         num_texts_R = torch.zeros(len(ranges), dtype=torch.int64)
+
         for batch in heldout_batches(
             self.heldout,
             length=self.length,
@@ -111,27 +123,28 @@ class Evaluation:
         ):
             own_batch, num_own = own_rows(batch, engine)
             nll_BL = engine.token_losses(own_batch)[:num_own, :-1].double().cpu()
-            # nll_BL[:, i] is the loss of the token after position i.
-            after_BL = own_batch.positions_BL[:num_own, :-1] + 1
-            sum_L.index_add_(0, after_BL.flatten(), nll_BL.flatten())
-            count_L.index_add_(0, after_BL.flatten(), torch.ones_like(after_BL.flatten()))
+            # nll_BL[:, i] is the loss of the token after position i: the target.
+            targets_BL = own_batch.positions_BL[:num_own, :-1] + 1
+            sum_L.index_add_(0, targets_BL.flatten(), nll_BL.flatten())
+            count_L.index_add_(0, targets_BL.flatten(), torch.ones_like(targets_BL.flatten()))
             texts_BL = own_batch.documents_BL if self.per_document else None
-            for column, (first, last) in enumerate(ranges):
-                num_texts_R[column] += _count_texts(after_BL, texts_BL, first, last)
+            for column, (first, end) in enumerate(ranges):
+                num_texts_R[column] += _count_texts(targets_BL, texts_BL, first, end)
         engine.processes.add_up(sum_L)
         engine.processes.add_up(count_L)
         engine.processes.add_up(num_texts_R)
+
         rows = []
-        for column, (first, last) in enumerate(ranges):
-            num_tokens = int(count_L[first:last].sum())
+        for column, (first, end) in enumerate(ranges):
+            num_tokens = int(count_L[first:end].sum())
             if num_tokens == 0:  # no document is as long (positions.per_document)
                 continue
-            loss = float(sum_L[first:last].sum() / num_tokens)
+            loss = float(sum_L[first:end].sum() / num_tokens)
             bits = loss / math.log(2) / self.heldout.bytes_per_token
             rows.append(
                 {
                     "from": first,
-                    "to": last,
+                    "to": end,
                     "loss": loss,
                     "bits_per_byte": bits,
                     "num_tokens": num_tokens,
@@ -145,7 +158,8 @@ class Evaluation:
         return {name: corpus.losses(engine) for name, corpus in self.corpora.items()}
 
     def mean_losses(self, by_corpus: Mapping[str, list[dict]]) -> list[dict]:
-        """Return one row per range: the mean over corpora, by data.corpus's weights."""
+        """Return a row for each range with the means over corpora, weighted by their weights in
+        data.corpus, and the sums of their counts."""
         rows_of_range: dict[tuple[int, int], list[tuple[float, dict]]] = {}
         for name, rows in by_corpus.items():
             for row in rows:
@@ -165,24 +179,26 @@ class Evaluation:
 
     def losses_by_place(self, engine: Engine) -> list[dict]:
         """Return rows of "from", "to", "loss", "standard_error", "num_tokens" and "num_documents",
-        the farthest places first. Every range has tokens of the same documents, whose spread gives
-        the standard error; `olmo-sparsity losses` reads the same numbers from checkpoints."""
+        for four ranges of places, the farthest first. Every range has tokens of the same documents,
+        whose spread gives the standard error. `olmo-sparsity losses` computes the same numbers from
+        checkpoints."""
         tokens_DL = torch.from_numpy(self.documents)
         num_documents, length = tokens_DL.shape
         edges = place_edges(length)
         # The first token has no loss; `nll[:, i]` is the loss of the token at place i + 1.
         ranges = [(max(first, 1), end) for first, end in pairwise(edges)]
         sums_DR = torch.zeros(num_documents, len(ranges), dtype=torch.float64)
-        at_once = self.settings.batch_size * engine.processes.world_size
-        for start in range(0, num_documents, at_once):
-            batch = _contiguous(tokens_DL[start : start + at_once])
+        batch_size = self.settings.batch_size * engine.processes.world_size
+        for start in range(0, num_documents, batch_size):
+            batch = _contiguous_batch(tokens_DL[start : start + batch_size])
             own_batch, num_own = own_rows(batch, engine)
             nll_BL = engine.token_losses(own_batch)[:num_own, :-1].double().cpu()
-            rows = range(start, min(start + at_once, num_documents))
-            own_numbers = list(rows)[engine.processes.rank :: engine.processes.world_size]
+            numbers = range(start, min(start + batch_size, num_documents))
+            own_numbers = list(numbers)[engine.processes.rank :: engine.processes.world_size]
             for column, (first, end) in enumerate(ranges):
                 sums_DR[own_numbers, column] = nll_BL[:, first - 1 : end - 1].sum(1)
         engine.processes.add_up(sums_DR)
+
         losses = []
         for column, (first, end) in enumerate(ranges):
             means_D = sums_DR[:, column] / (end - first)
@@ -199,9 +215,9 @@ class Evaluation:
         return losses[::-1]
 
     def induction_drop(self, engine: Engine) -> float:
-        """Return by how many nats the mean loss on held-out passages, half the training length
-        long, falls on their repetition. A model that does not copy from its context is near 0. Of
-        several corpora, this is their mean by weight."""
+        """Return how many nats the mean loss on a held-out passage is above that on its repetition.
+        Passages are half as long as training sequences. A model that does not copy from its context
+        is near 0. With several corpora, the result is their weighted mean."""
         if self.corpora:
             total = sum(self.weights.values())
             drops = {name: corpus.induction_drop(engine) for name, corpus in self.corpora.items()}
@@ -223,27 +239,29 @@ class Evaluation:
         return (first - second) / count
 
 
-def _count_texts(after_BL: Tensor, texts_BL: Tensor | None, first: int, last: int) -> int:
-    """Count the rows, or documents in them, that have a target in a range of positions."""
-    is_inside_BL = (after_BL >= first) & (after_BL < last)
+def _count_texts(targets_BL: Tensor, texts_BL: Tensor | None, first: int, end: int) -> int:
+    """Return the number of rows that have a target in a range of positions. With `texts_BL`, the
+    number of each token's document, return the number of documents."""
+    is_inside_BL = (targets_BL >= first) & (targets_BL < end)
     if texts_BL is None:
         return int(is_inside_BL.any(1).sum())
-    texts_BL = texts_BL[: len(after_BL), :-1]
+    texts_BL = texts_BL[: len(targets_BL), :-1]
     return sum(
         len(texts[inside].unique()) for texts, inside in zip(texts_BL, is_inside_BL, strict=True)
     )
 
 
-def _contiguous(tokens_BL: Tensor) -> Batch:
+def _contiguous_batch(tokens_BL: Tensor) -> Batch:
+    """Return a batch of these tokens, with position IDs from 0 and the next tokens as labels."""
     labels_BL = torch.full_like(tokens_BL, IGNORED)
     labels_BL[:, :-1] = tokens_BL[:, 1:]
     return Batch(tokens_BL, torch.arange(tokens_BL.shape[1]).expand_as(tokens_BL), labels_BL)
 
 
 def own_rows(batch: Batch, engine: Engine) -> tuple[Batch, int]:
-    """Return this process's rows of a batch, and how many of them count. All processes must run all
-    forwards, as ZeRO-3 fetches weights from all of them, so one without rows computes the first
-    row, which does not count."""
+    """Return this process's rows of a batch, and their number. A process without rows gets the
+    first row and the number 0: all processes must run all forward passes, as ZeRO-3 fetches weights
+    from all of them."""
     own_batch = batch.rows(slice(engine.processes.rank, None, engine.processes.world_size))
     num_own = len(own_batch.tokens_BL)
     if num_own == 0:

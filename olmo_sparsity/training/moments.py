@@ -1,7 +1,11 @@
-"""Save and load the optimizer's moments, as slices of flat parameters in one file per process.
+"""Save and load the optimizer's moments, as slices of flat parameters, in one file for each
+process.
 
-A file lists its slices, so that a run resumes with another engine or number of processes. Nothing
-is gathered. Moments have the shape of their parameter, so training continues exactly."""
+Engines divide moments among processes in different ways. Each process saves what it holds, and the
+file lists which elements of which parameter these are. So nothing is gathered, and a run resumes
+with another engine or number of processes: `SavedMoments.fill` takes the elements of a slice from
+all files that have some of them. No number is rounded, so training continues exactly.
+"""
 
 from __future__ import annotations
 
@@ -21,29 +25,35 @@ from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import write_tensors
 
 KEYS = ("exp_avg", "exp_avg_sq")
-"""Adam's."""
+"""The names of Adam's moments."""
 
 MUON_KEYS = ("momentum_buffer",)
+"""The name of Muon's moment."""
 
 
 @dataclass
 class MomentSlice:
-    """Moments of the elements `start`, `start + 1`, … of a flat parameter: views into the
-    optimizer's state, to read or to fill."""
+    """The moments of some elements in a row of a flat parameter. They are views into the state of
+    the optimizer, to be read or filled."""
 
     parameter: str
     start: int
+    """The first of the elements."""
+
     moments: dict[str, Tensor]
+    """By the name of the moment."""
 
     @property
     def length(self) -> int:
+        """Return the number of elements."""
         return len(next(iter(self.moments.values())))
 
 
 def copy_moments(
     parts: Iterable[MomentSlice], rank: int = 0, world_size: int = 1
 ) -> Callable[[Path], Path]:
-    """Copy moments into main memory; return a function that writes the copy into a folder."""
+    """Copy moments into main memory. Return a function that writes the copy into a folder, and
+    returns its file. The function can run in a thread while training changes the moments."""
     slices: dict[str, tuple[int, int]] = {}
     tensors: dict[str, Tensor] = {}
     for part in parts:
@@ -62,8 +72,9 @@ def copy_moments(
 
 @torch.no_grad()
 def to_main_memory(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Copy tensors, all at once. Copies of a GPU's are pinned: several times as fast, and PyTorch
-    keeps the memory for the next checkpoint, at most twice the size."""
+    """Return copies of tensors in main memory. Those of a GPU's tensors are in pinned memory, which
+    is several times as fast. PyTorch keeps this memory for the next checkpoint, of at most twice
+    the size."""
     release_freed_memory()
     copies = {}
     on_gpu = False
@@ -77,20 +88,23 @@ def to_main_memory(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def share_out(sizes: Mapping[str, int], count: int) -> dict[str, int]:
-    """Give each name to one of `count` parts of about equal size."""
-    loads = [0] * count
-    part_of = {}
-    # The largest first, each to the part that has least so far.
+    """Return the number of a part for each name, such that the `count` parts have about equal
+    sizes."""
+    part_sizes = [0] * count
+    part_of_name = {}
+    # The largest first, each to the part that is smallest so far.
     for name in sorted(sizes, key=lambda name: -sizes[name]):
-        part_of[name] = loads.index(min(loads))
-        loads[part_of[name]] += sizes[name]
-    return part_of
+        part = part_sizes.index(min(part_sizes))
+        part_of_name[name] = part
+        part_sizes[part] += sizes[name]
+    return part_of_name
 
 
 class SavedMoments:
-    """The files of one checkpoint, opened on demand."""
+    """The moments in the files of one checkpoint, which are opened when they are needed."""
 
     def __init__(self, folder: Path, rank: int) -> None:
+        """Find the files. `rank`: that of this process, whose own file is read first."""
         self.folder = folder
         paths = sorted(folder.glob("moments-*-of-*.safetensors"))
         counts = {int(path.stem.rsplit("-", 1)[1]) for path in paths}
@@ -100,17 +114,17 @@ class SavedMoments:
                 f"{folder} holds {len(paths)} files of optimizer state (moments-*.safetensors), "
                 f"{written} were written; delete the checkpoint to resume from the one before"
             )
-        # This process's own file first, which has all of its slices if it is resumed on as many
-        # processes: the others are then not opened.
+        # Its own file has all slices of this process, if the run is resumed with the same engine
+        # and number of processes. The other files are then not opened.
         self.paths = paths[rank:] + paths[:rank]
         self.opened = cache(_open)
 
     @torch.no_grad()
     def fill(self, part: MomentSlice) -> None:
         """Fill a slice from all files that have elements of it."""
-        filled = 0
+        num_filled = 0
         for path in self.paths:
-            if filled == part.length:
+            if num_filled == part.length:
                 break
             file, slices = self.opened(path)
             first, length = slices.get(part.parameter, (0, 0))
@@ -121,16 +135,16 @@ class SavedMoments:
             for key, moment in part.moments.items():
                 saved = file.get_slice(f"{key}/{part.parameter}")[begin - first : end - first]
                 moment[begin - part.start : end - part.start].copy_(saved)
-            filled += end - begin
-        if filled != part.length:
+            num_filled += end - begin
+        if num_filled != part.length:
             raise DataError(
-                f"{self.folder} lacks moments of {part.parameter} ({filled} of {part.length} "
+                f"{self.folder} lacks moments of {part.parameter} ({num_filled} of {part.length} "
                 "elements); take a new run_folder"
             )
 
 
 def _open(path: Path) -> tuple[Any, dict[str, tuple[int, int]]]:
-    """Return a file, and the slices in it."""
+    """Return an open file, and the start and length of its slice of each parameter."""
     try:
         file = safe_open(path, framework="pt")
         return file, json.loads(file.metadata()["stretches"])

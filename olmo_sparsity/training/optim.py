@@ -1,4 +1,9 @@
-"""Build the optimizer and compute the learning-rate schedule."""
+"""Build the optimizer, compute the learning-rate schedule, and notice jumps of the loss.
+
+`build_optimizer` returns AdamW, or Muon for the matrices of layers with AdamW for the rest
+(`optimizer.name`). The schedule is a function of the step alone (`learning_rate`), so a resumed run
+needs no state of it.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +24,9 @@ Batch = TypeVar("Batch")
 
 
 class AdamW(torch.optim.AdamW):
-    """PyTorch's AdamW. Its methods are wrapped for optimizers that are themselves compiled, and the
-    wrappers import PyTorch's compiler, about a second of each start. Ours never is, so the methods
-    are called without the wrappers."""
+    """PyTorch's AdamW, without the wrappers of its methods. These are for optimizers that are
+    themselves compiled, as ours never is, and import PyTorch's compiler, which takes about a second
+    of each start."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         unwrap(torch.optim.AdamW.add_param_group)(self, param_group)
@@ -64,19 +69,21 @@ Optimizer = torch.optim.AdamW | MuonAndAdamW
 def build_optimizer(
     model: nn.Module, config: OptimizerConfig, muon_class: type[torch.optim.Muon] = torch.optim.Muon
 ) -> Optimizer:
-    """Build the optimizer that the config names, of all parameters of a model. `muon_class`: the
-    Muon for this engine's matrices, if the config names Muon."""
+    """Return the optimizer of all parameters of a model. `muon_class`: the class for matrices if
+    the config names Muon. It differs by engine, as `fully_shard` divides matrices among
+    processes."""
     if config.name == "adamw":
         return build_adamw(model.parameters(), model, config)
     matrices = matrices_of_layers(model)
-    chosen = {id(matrix) for matrix in matrices}
-    rest = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
+    matrix_ids = {id(matrix) for matrix in matrices}
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in matrix_ids]
     muon = muon_class(
         matrices,
         lr=config.learning_rate,
         weight_decay=config.weight_decay,
         momentum=config.momentum,
-        # An orthogonal matrix is larger than Adam's update; scaled to its size, rates compare.
+        # Scales Muon's orthogonal update to the size of Adam's, so that one learning rate suits
+        # both.
         adjust_lr_fn="match_rms_adamw",
     )
     return MuonAndAdamW(muon, build_adamw(rest, model, config))
@@ -106,8 +113,8 @@ def build_adamw(
     config: OptimizerConfig,
     kind: type[torch.optim.AdamW] = AdamW,
 ) -> torch.optim.AdamW:
-    """Build AdamW of some parameters of a model. Which of them besides matrices are decayed is
-    configured as in OLMo."""
+    """Return AdamW of some parameters of a model. Matrices of layers are decayed; whether
+    embeddings, norms and biases are is configured, as in OLMo. `kind`: the class."""
     embeddings = {id(weight) for weight in embeddings_of(model)}
     groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for parameter in parameters:
@@ -132,12 +139,12 @@ def build_adamw(
 
 
 def moments_of(optimizer: Any, parameter: Tensor) -> dict[str, Tensor]:
-    """Return the moments of a parameter by name. An optimizer creates them at the first update;
-    this does so if there was none yet."""
+    """Return the moments of a parameter by name. Create them if there was no update yet, as the
+    optimizer itself does only in the first one."""
     keys: tuple[str, ...] = KEYS
     if isinstance(optimizer, MuonAndAdamW):
-        of_muon = {id(p) for group in optimizer.muon.param_groups for p in group["params"]}
-        is_of_muon = id(parameter) in of_muon
+        muon_ids = {id(p) for group in optimizer.muon.param_groups for p in group["params"]}
+        is_of_muon = id(parameter) in muon_ids
         keys = MUON_KEYS if is_of_muon else KEYS
         optimizer = optimizer.muon if is_of_muon else optimizer.adamw
     state = optimizer.state[parameter]
@@ -155,30 +162,31 @@ def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
     The decay ends at the last step, as in OLMo and in transformers' linear scheduler. OLMo warms up
     from a tenth of the peak; here the warm-up starts from 0."""
     peak = config.learning_rate
-    last = peak * config.final_lr_share
+    final = peak * config.final_lr_share
     if step <= config.warmup_steps:
         return peak * step / config.warmup_steps
     if config.schedule in ("constant", "wsd"):
         num_left = num_steps - step
         if num_left >= config.cooldown_steps:
             return peak
-        return last + (peak - last) * num_left / config.cooldown_steps
+        return final + (peak - final) * num_left / config.cooldown_steps
     # A run that is shorter than its warm-up has no decay.
     num_decaying = max(1, num_steps - config.warmup_steps)
-    passed = min(1.0, (step - config.warmup_steps) / num_decaying)
+    progress = min(1.0, (step - config.warmup_steps) / num_decaying)
     if config.schedule == "linear":
-        return peak + (last - peak) * passed
-    return last + (peak - last) * (1 + math.cos(math.pi * passed)) / 2
+        return peak + (final - peak) * progress
+    return final + (peak - final) * (1 + math.cos(math.pi * progress)) / 2
 
 
 class Jumps:
-    """Notices steps whose loss or gradient norm jumps above those of the last `WINDOW` steps, as
-    OLMo-core's optimizers do."""
+    """Notices steps whose loss or gradient norm is more than `sigmas` standard deviations above the
+    mean of the last `WINDOW` steps, as OLMo-core's optimizers do (`optimizer.skip_sigmas`)."""
 
     WINDOW = 128
 
     def __init__(self, sigmas: float, recent: list[list[float]], num_skipped: int) -> None:
-        """`recent`: loss and gradient norm of the last steps, skipped ones too."""
+        """Continue a run. `recent`: loss and gradient norm of its last steps, also of steps whose
+        update was skipped. `num_skipped`: the number of these so far."""
         self.sigmas = sigmas
         self.recent = recent
         self.num_skipped = num_skipped
@@ -195,4 +203,5 @@ class Jumps:
         return self._is_far_above(loss, earlier_losses) or self._is_far_above(norm, earlier_norms)
 
     def _is_far_above(self, value: float, earlier: Sequence[float]) -> bool:
+        """Return whether a value is more than `sigmas` standard deviations above earlier ones."""
         return value > statistics.fmean(earlier) + self.sigmas * statistics.pstdev(earlier)
