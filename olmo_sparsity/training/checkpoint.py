@@ -1,7 +1,12 @@
 """Write checkpoints atomically in a thread, and find the newest intact one.
 
-Each process writes its part into `stepNNNNNN.tmp`; a manifest of their SHA-256 comes last, and one
-rename publishes it: whenever a process is killed, a folder without `.tmp` is complete."""
+    each process      its weights and moments  → step000300.tmp/, then RANK.written
+    first process     waits for all RANK.written → other files, manifest.json with their SHA-256
+                      → renames step000300.tmp to step000300, deletes older checkpoints
+
+So a folder without `.tmp` is complete, whenever a process is killed. `resume_point` returns the
+newest one whose files have the SHA-256 of its manifest.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +31,19 @@ if TYPE_CHECKING:
     from olmo_sparsity.training.distributed import Processes
 
 ENGINE_FOLDER = "engine"
+"""Name of the folder of a checkpoint that has the state of the optimizer."""
 
 
 @dataclass
 class TrainerState:
-    """`trainer.json`: the state besides weights and optimizer that resuming needs."""
+    """The content of `trainer.json`: the state that resuming needs besides weights and
+    optimizer."""
 
     step: int
     tokens: int
     data_fingerprint: str
     metrics_crc32: str | None = None
-    """CRC of this step's line of metrics.jsonl; identifies a file of another run."""
+    """CRC of this step's line of metrics.jsonl, by which a file of another run is noticed."""
 
     recent: list[list[float]] = field(default_factory=list)
     """Loss and gradient norm of the last steps, for `optimizer.skip_sigmas`."""
@@ -53,11 +60,14 @@ class TrainerState:
 
 @dataclass
 class Attempts:
-    """`attempts.json`: the last step that was saved, and how often the run was started since then
-    and not heard of again. It also shows that checkpoints were there, should they be gone."""
+    """The content of `attempts.json`. It also shows that there were checkpoints, should they be
+    gone."""
 
     saved_step: int = 0
+    """The last step that was saved."""
+
     starts: int = 0
+    """How many starts since then have ended without a report, as a killed process does."""
 
     @staticmethod
     def read(run_folder: Path) -> Attempts:
@@ -76,18 +86,18 @@ class Attempts:
 
 
 SLOW_S = 25.0
-"""Clusters give a preempted job 30 seconds."""
+"""Seconds above which a save is reported as slow: clusters give a preempted job 30."""
 
 PATIENCE_S = 30.0
-"""For the parts of other processes, when this one ends with an error."""
+"""Seconds that the first process waits for the parts of others when it ends with an error."""
 
 
 class CheckpointWriter:
     """Writes checkpoints, one at a time, in a thread of each process while training continues.
 
-    Each process writes and hashes its part, then a list of it; the first waits for all lists, and
-    publishes. Errors of the threads are raised by `wait`; `failure` shows them earlier. `train`
-    does not return while a checkpoint is being written, not even with an error."""
+    `wait` raises errors of the threads, and `failure` shows them earlier. As a context manager it
+    waits at the end: `train` does not return while a checkpoint is being written, not even with an
+    error."""
 
     def __init__(self, run_folder: Path, kept: CheckpointConfig, processes: Processes) -> None:
         self.run_folder = run_folder
@@ -97,7 +107,7 @@ class CheckpointWriter:
         self._part: Future[None] | None = None
         self._whole: Future[None] | None = None
         self._give_up_at = float("inf")
-        self._said = False
+        self._has_said_slow = False
 
     def save(
         self,
@@ -108,16 +118,18 @@ class CheckpointWriter:
     ) -> None:
         """Begin to write the checkpoint of a step. Every process must call it.
 
-        `write_once(folder)` writes the files of the first process; `write_part(folder)` those of
-        each process, and returns their paths. They must write copies, as training changes the
-        originals. `begun`: when the copying began."""
+        write_once: Writes into a folder the files that there are once.
+        write_part: Writes into a folder the files of this process, and returns their paths. Both
+            must write copies, as training changes the originals.
+        begun: When copying began, by `time.monotonic`.
+        """
         assert self._part is None, "call wait() first"
         final = self.run_folder / "checkpoints" / f"step{state.step:06d}"
         partial = final.with_suffix(".tmp")
         begun = time.monotonic() if begun is None else begun
         with self.processes.agree(), naming_written_file(final, partial):
             if self.processes.is_first:
-                # Of a start that was killed while it wrote the same step.
+                # A start that was killed may have left a part of the same step.
                 shutil.rmtree(partial, ignore_errors=True)
                 (partial / ENGINE_FOLDER).mkdir(parents=True)
 
@@ -126,7 +138,7 @@ class CheckpointWriter:
                 listed = {}
                 for path in write_part(partial):
                     listed[str(path.relative_to(partial))] = asdict(make_entry(path))
-                # Written last: the first process takes it for a sign that the part is complete.
+                # Written last, as it tells the first process that the part is complete.
                 write_json(partial / f"{self.processes.rank}.written", listed)
 
         def publish_all(part: Future[None]) -> None:
@@ -135,7 +147,7 @@ class CheckpointWriter:
                 write_once(partial)
                 write_json(partial / "trainer.json", asdict(state))
                 known = self._wait_for_parts(partial)
-                shutil.rmtree(final, ignore_errors=True)  # a corrupted one of the same step
+                shutil.rmtree(final, ignore_errors=True)  # a damaged checkpoint of the same step
                 write_manifest(partial, known=known)
                 publish(partial, final)
                 Attempts(state.step).write(self.run_folder)
@@ -154,12 +166,14 @@ class CheckpointWriter:
         _delete([folder for folder in beyond_last if not self.kept.stays(step_of(folder))])
 
     def _wait_for_parts(self, partial: Path) -> dict[str, FileEntry]:
+        """Wait until all processes have written their parts. Return their files."""
         lists = [partial / f"{rank}.written" for rank in range(self.processes.world_size)]
         while missing := [path.stem for path in lists if not path.exists()]:
             if time.monotonic() > self._give_up_at:
                 raise UserError(f"{partial}: process {missing[0]} has not written its part")
             time.sleep(0.05)
-            os.utime(partial)  # else a network disk may answer from memory, for a minute
+            # Otherwise a network disk may answer from memory for a minute.
+            os.utime(partial)
         known: dict[str, FileEntry] = {}
         for path in lists:
             known |= read_json(path, dict[str, FileEntry], "")
@@ -167,14 +181,14 @@ class CheckpointWriter:
         return known
 
     def _say_if_slow(self, step: int, took_s: float) -> None:
-        if took_s > SLOW_S and not self._said:
-            self._said = True
+        if took_s > SLOW_S and not self._has_said_slow:
+            self._has_said_slow = True
             grace = f"a preempted job needs as long a GraceTime, or --signal=USR2@{2 * took_s:.0f}"
             say(f"saving step {step} took {took_s:.0f} s: {grace}")
 
     @property
     def failure(self) -> str:
-        """Describe the error of the checkpoint being written; empty if there is none."""
+        """Return the error of the checkpoint that is being written; empty if there is none."""
         for future in (self._part, self._whole):
             if future is None or not future.done():
                 continue
@@ -190,7 +204,7 @@ class CheckpointWriter:
                 if self._part is not None:
                     self._part.result()
         except (UserError, ReportedElsewhere):
-            self._give_up_at = 0.0  # a part is missing
+            self._give_up_at = 0.0  # a part is missing, so the first process need not wait for it
             raise
         with self.processes.agree():
             if self._whole is not None:
@@ -204,32 +218,37 @@ class CheckpointWriter:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._give_up_at = min(self._give_up_at, time.monotonic() + PATIENCE_S)
         self._thread.shutdown()
-        is_said = isinstance(error, ReportedElsewhere) or self.failure in str(error)
-        if not is_said:  # training ends with another error
+        is_reported = isinstance(error, ReportedElsewhere) or self.failure in str(error)
+        if not is_reported:  # training ends with another error
             say(self.failure)
 
 
 def step_of(checkpoint: Path) -> int:
+    """Return the step in the name of a checkpoint folder."""
     return int(checkpoint.name.removeprefix("step"))
 
 
 def _delete(checkpoints: list[Path]) -> None:
-    for old in checkpoints:
+    """Delete checkpoint folders."""
+    for checkpoint in checkpoints:
         # Renamed first, as a half-deleted folder would look like a damaged checkpoint.
-        renamed = old.with_suffix(".tmp")
-        old.rename(renamed)
+        renamed = checkpoint.with_suffix(".tmp")
+        checkpoint.rename(renamed)
         # On NFS an open file leaves another one behind, until the next start.
         shutil.rmtree(renamed, ignore_errors=True)
 
 
 RESTORE = "restore one, or begin at step 0 and keep what is left with --start_over=true"
+"""What to do if no checkpoint is intact."""
 
 
 def resume_point(run_folder: Path, say: Callable[[str], None]) -> Path | None:
-    """Return the newest intact checkpoint, or None for a run that has saved none. Report and skip
-    damaged ones. Raise DataError if all are damaged or gone, as training from step 0 would replace
-    them, and UnreadableNowError if one that cannot be read now may be intact. Partial folders of
-    killed runs are removed."""
+    """Return the newest intact checkpoint, or None for a run that has saved none.
+
+    Damaged ones are reported and skipped. Partial folders of killed runs are removed. Raise
+    DataError if all checkpoints are damaged or gone, as training from step 0 would replace them,
+    and UnreadableNowError if one that cannot be read now may be intact.
+    """
     all_damaged = ""
     for folder, problem in verified_checkpoints(run_folder):
         if problem is None:
@@ -254,7 +273,7 @@ def _remove_partial(run_folder: Path) -> None:
 
 
 def last_saved_step(run_folder: Path) -> int:
-    """Return the last step that a start has saved or resumed from; 0 if none has."""
+    """Return the last step that a start has saved or resumed from; 0 if there is none."""
     path = run_folder / "environment.json"
     starts = []
     if path.exists():
@@ -264,8 +283,8 @@ def last_saved_step(run_folder: Path) -> int:
 
 
 def set_aside(run_folder: Path) -> Path:
-    """Move what a run has written into a new folder of its run folder, such that it can begin again
-    at step 0; returns that folder."""
+    """Move everything that a run has written into a new folder inside its run folder, so that it
+    can begin again at step 0. Return that folder."""
     number = 1
     while (run_folder / f"set_aside_{number}").exists():
         number += 1
@@ -280,7 +299,7 @@ def set_aside(run_folder: Path) -> Path:
 
 
 def branch_point(folder: str) -> Path:
-    """Return a checkpoint of another run, after verifying it."""
+    """Return the checkpoint folder that a branch starts from, after verifying it."""
     problem = find_damage(folder)
     if problem:
         raise ConfigError(f"branch_from={folder} must be an intact checkpoint folder: {problem}")
@@ -289,6 +308,7 @@ def branch_point(folder: str) -> Path:
 
 @contextlib.contextmanager
 def _removed_on_error(partial: Path) -> Iterator[None]:
+    """Remove the folder if the body raises UserError, as when the disk is full."""
     try:
         yield
     except UserError:

@@ -1,12 +1,19 @@
-"""Train a model: the training loop, its evaluations and its checkpoints.
+"""Train a model: the loop over steps, its evaluations and its checkpoints.
 
-The config determines a run, and its checkpoints hold all state that must survive a kill."""
+    train ─> train_until_nan ─> prepare (start.py): engine, batches, the step to begin at
+                             ─> run_steps: for each step
+                                    engine.step(batch) ─> loss, gradient norm ─> metrics.jsonl
+                                    log_step, evaluate_step, save_checkpoint, when they are due
+                             ─> finish: export, last line
+
+The config determines a run, and its checkpoints hold all state that must survive a kill. So the
+same command resumes a run, whether it was stopped by a signal or killed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import re
 import signal
 import statistics
 import time
@@ -19,10 +26,10 @@ import numpy as np
 import torch
 
 from olmo_sparsity.base.devices import peak_memory_gib
-from olmo_sparsity.base.errors import ConfigError, UserError
+from olmo_sparsity.base.errors import UserError
 from olmo_sparsity.base.launch import EXIT_STOPPED, STOP_SIGNALS, handling
 from olmo_sparsity.base.progress import Progress
-from olmo_sparsity.config.sections import CheckpointConfig, RunConfig
+from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.models.checkpoint_files import part_name, save_weights, write_index
@@ -36,7 +43,9 @@ from olmo_sparsity.training.metrics import Metrics, check_finite
 from olmo_sparsity.training.optim import learning_rate
 from olmo_sparsity.training.preflight import attempt
 from olmo_sparsity.training.run_folder import skip_batch_of
+from olmo_sparsity.training.save_steps import SaveSteps, is_due
 from olmo_sparsity.training.start import Start, prepare
+from olmo_sparsity.training.step_profile import Profile
 
 
 class Outcome(IntEnum):
@@ -50,14 +59,15 @@ class Outcome(IntEnum):
 def train(
     config: RunConfig, processes: Processes | None = None, profile: str | None = None
 ) -> Outcome:
-    """Train until the last step or a signal, from the run folder's last checkpoint if it has one.
-    `profile`: FIRST:LAST, the steps of which a Chrome trace is written."""
+    """Train until the last step or a signal. Continue from the last checkpoint if the run folder
+    has one. `profile`: FIRST:LAST, two steps; a Chrome trace of them and those between is
+    written."""
     processes = processes or Processes()
     while True:
         outcome = train_until_nan(config, processes, profile)
         if outcome is not None:
             return outcome
-        # A batch is skipped: all begins again as in a new process, for any engine.
+        # A batch is skipped. All begins again as in a new process, which works with any engine.
         gc.collect()
         profile = None  # its steps may be done
 
@@ -65,9 +75,9 @@ def train(
 def train_until_nan(
     config: RunConfig, processes: Processes, profile: str | None = None
 ) -> Outcome | None:
-    """Train from the last checkpoint. Return None when a number was not finite and the batch of its
-    step is noted as one to leave out (`training.on_nan=skip`)."""
-    with contextlib.ExitStack() as held:  # locks the run folder until all is written
+    """Train from the last checkpoint. Return None if a number was not finite, after noting that the
+    batch of its step is left out (`training.on_nan=skip`)."""
+    with contextlib.ExitStack() as held:  # which locks the run folder until all is written
         start = prepare(config, processes, held)
         run_folder = Path(start.config.run_folder)
         num_steps = start.config.training.num_steps
@@ -112,7 +122,7 @@ def run_steps(
     stop: StopRequest,
     profile: Profile,
 ) -> Outcome:
-    """Train step by step, and log, evaluate and save when it is due."""
+    """Train step by step. Log, evaluate and save when these are due."""
     config = start.config
     engine = start.engine
     processes = engine.processes
@@ -121,10 +131,13 @@ def run_steps(
     saves = SaveSteps(config.checkpoint, start.step, num_steps)
     progress.resume_at(start.step)
     clock = Clock(start.step)
+    # A thread draws the next batch while a step computes.
     drawn = draw(start.batches, start.step, num_steps, engine.device)
     with contextlib.closing(in_background(drawn, depth=1)) as batches:
         for step, batch in enumerate(batches, start=start.step + 1):
-            if step > start.step + 1:  # kernels may be compiled in the first
+            if (
+                step > start.step + 1
+            ):  # the first may compile kernels, and has the limit of the start
                 watchdog.expect(f"step {step}", "step_timeout_s")
             if step == start.step + 1 or step in config.training.first_steps:
                 set_angles(start, step, progress)
@@ -142,7 +155,7 @@ def run_steps(
             if step % config.logging.interval_steps == 0 or step == num_steps:
                 log_step(start, step, rate, clock.steps_per_s(step), metrics, progress)
             with clock.paused():
-                if due(step, config.evaluation.interval_steps, num_steps):
+                if is_due(step, config.evaluation.interval_steps, num_steps):
                     evaluate_step(start, step, metrics, writer, progress)
                 # If one process gets a signal or cannot write, all stop at the same step.
                 reason = processes.first_text(stop.requested or writer.failure)
@@ -173,7 +186,8 @@ def set_angles(start: Start, step: int, progress: Progress) -> None:
 def log_step(
     start: Start, step: int, rate: float, steps_per_s: float, metrics: Metrics, progress: Progress
 ) -> None:
-    """Write the rows of the steps since the last call, with speed and memory, and show progress."""
+    """Write the rows of the steps since the last call, with speed and memory, and show progress.
+    `rate`: the learning rate of this step."""
     speed = {"tokens_per_s": steps_per_s * start.tokens_per_step}
     reads = start.batches.order.count_reads(step)
     speed["epochs"] = max(reads.values())
@@ -194,8 +208,9 @@ def log_step(
 
 
 def slowest_process(engine: Engine) -> dict[str, float]:
-    """Name the process whose forward passes took longest since the last call, and how many times as
-    long as those of the median process: a slow GPU or node delays all others."""
+    """Return the rank of the process whose forward passes took longest since the last call, and the
+    ratio of their time to that of the median process: a slow GPU or node delays all others. Return
+    nothing for a single process."""
     if engine.processes.world_size == 1:
         return {}
     seconds = engine.processes.gather(engine.losses.clock.take())
@@ -207,7 +222,7 @@ def slowest_process(engine: Engine) -> dict[str, float]:
 def evaluate_step(
     start: Start, step: int, metrics: Metrics, writer: CheckpointWriter, progress: Progress
 ) -> None:
-    """Measure held-out losses, and what else the config names, and log them."""
+    """Measure held-out losses, and everything else that `evaluation` configures, and log them."""
     config = start.config
     engine = start.engine
     evaluation = start.evaluation
@@ -239,7 +254,8 @@ def evaluate_step(
 
 
 def save_checkpoint(start: Start, step: int, metrics: Metrics, writer: CheckpointWriter) -> None:
-    """Copy weights and moments into main memory, and have a thread write them."""
+    """Copy weights and moments into main memory, from which a thread writes them. Training goes on
+    when the copy is complete."""
     engine = start.engine
     processes = engine.processes
     count = processes.world_size
@@ -247,7 +263,7 @@ def save_checkpoint(start: Start, step: int, metrics: Metrics, writer: Checkpoin
     begun = time.monotonic()
     writer.wait()  # there is memory for one copy
     with processes.agree():
-        metrics.flush()  # also rejects to save after a loss that is not a number
+        metrics.flush()  # raises if a loss is not finite, as such weights must not be saved
     tokens = step * start.tokens_per_step
     state = TrainerState(step, tokens, start.shards.fingerprint, metrics.last_crc32)
     if start.jumps:
@@ -256,7 +272,7 @@ def save_checkpoint(start: Start, step: int, metrics: Metrics, writer: Checkpoin
     state.skipped_batches = list(start.batches.skipped)
     weights = engine.copy_weights()
     write_moments = engine.copy_moments()
-    with processes.agree():  # the effect of this update is not in any loss yet
+    with processes.agree():  # no loss shows the effect of this update yet
         total = sum(float(tensor.sum(dtype=torch.float64)) for tensor in weights.values())
         check_finite(step, {"sum of the weights": total})
 
@@ -273,62 +289,6 @@ def save_checkpoint(start: Start, step: int, metrics: Metrics, writer: Checkpoin
     writer.save(state, write_once, write_part, begun)
 
 
-class SaveSteps:
-    """Decides at which steps to save. With `interval_steps=auto` the first process chooses the next
-    one after each save."""
-
-    FIRST = 10
-    """Steps before the first save, which measures how long steps and saves take."""
-
-    PAUSE_S = 600.0
-    """Work that a crash may lose."""
-
-    SHARE = 0.02
-    """Share of the time that training may stand still for saves."""
-
-    def __init__(self, settings: CheckpointConfig, step: int, num_steps: int) -> None:
-        self.settings = settings
-        self.num_steps = num_steps
-        self.first_step = step + 1
-        self.next = step + self.FIRST
-        self.counted_from = step, time.perf_counter()
-        self.reported_steps = 0
-
-    def due(self, step: int) -> bool:
-        """Return whether to save after this step. Called after each step, as it times them."""
-        if step == self.first_step:  # which compiles, and tells nothing of the others
-            self.counted_from = step, time.perf_counter()
-        if self.settings.stays(step):
-            return True
-        if self.settings.interval_steps == 0:
-            return step >= self.next or step == self.num_steps
-        return due(step, self.settings.interval_steps, self.num_steps)
-
-    def after_save(self, step: int, stood_still_s: float, processes: Processes) -> str:
-        """Decide when to save next. Return a line that says so, if it is news."""
-        if self.settings.interval_steps != 0:  # not `auto`
-            return ""
-        first, began = self.counted_from
-        if step == first:  # no step was measured
-            self.next = step + self.FIRST
-            return ""
-        seconds = (time.perf_counter() - began) / (step - first)
-        pause_s = max(self.PAUSE_S, stood_still_s / self.SHARE)
-        # By the first process, as clocks of the others differ, and all must save together.
-        num_steps = processes.gather(max(1, round(pause_s / seconds)))[0]
-        self.next = step + num_steps
-        self.counted_from = step, time.perf_counter()
-        is_news = not self.reported_steps / 2 < num_steps < 2 * self.reported_steps
-        if not is_news or self.next >= self.num_steps:
-            return ""
-        self.reported_steps = num_steps
-        minutes = num_steps * seconds / 60
-        return (
-            f"the next checkpoint is in {num_steps:,} steps, about {minutes:,.0f} min of training "
-            "(interval_steps=auto)"
-        )
-
-
 def finish(start: Start, metrics: Metrics, processes: Processes) -> None:
     """Export the model if the config says so, and report the last held-out losses."""
     run_folder = Path(start.config.run_folder)
@@ -343,42 +303,8 @@ def finish(start: Start, metrics: Metrics, processes: Processes) -> None:
         start.report(f"held-out loss by position: {shown}")
 
 
-class Profile:
-    """Writes a Chrome trace of some steps, of the first process, into the run folder."""
-
-    def __init__(self, steps: str | None, start: Start) -> None:
-        self.first = 0
-        self.last = 0
-        match = re.fullmatch(r"(\d+):(\d+)", steps or "")
-        if match:
-            self.first = int(match[1])
-            self.last = int(match[2])
-        num_steps = start.config.training.num_steps
-        if steps is not None and not start.step < self.first <= self.last <= num_steps:
-            raise ConfigError(
-                f"--profile={steps} must be FIRST:LAST, two steps from {start.step + 1} to "
-                f"{num_steps}, such as 10:15"
-            )
-        self.path = Path(start.config.run_folder) / f"trace_{self.first}_{self.last}.json"
-        self.is_here = steps is not None and start.engine.processes.is_first
-        self.profiler: torch.profiler.profile | None = None
-
-    def before(self, step: int) -> None:
-        if self.is_here and step == self.first:
-            self.profiler = torch.profiler.profile()
-            self.profiler.start()
-        if step > self.last:
-            self.stop()
-
-    def stop(self) -> None:
-        if self.profiler is not None:
-            self.profiler.stop()
-            self.profiler.export_chrome_trace(str(self.path))
-            self.profiler = None
-
-
 class Clock:
-    """Measures the speed of training, without evaluations and saves."""
+    """Measures the speed of training, without the time of evaluations and saves."""
 
     def __init__(self, step: int) -> None:
         self.began = time.perf_counter()
@@ -405,14 +331,9 @@ def draw(
 ) -> Generator[Batch, None, None]:
     """Yield the batches of the steps after `start`, for a thread to iterate."""
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # else the thread would use memory of the first GPU
+        torch.cuda.set_device(device)  # otherwise the thread would use memory of the first GPU
     for step in range(start, num_steps):
         yield batches[step].pinned() if device.type == "cuda" else batches[step]
-
-
-def due(step: int, interval_steps: int | None, num_steps: int) -> bool:
-    """Return whether something is done after this step: at an interval, and after the last one."""
-    return step == num_steps or (interval_steps is not None and step % interval_steps == 0)
 
 
 def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
@@ -426,16 +347,16 @@ def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
 
 
 class StopRequest:
-    """Whether a signal has asked this process to stop."""
+    """The request of a signal to stop this process."""
 
     requested = ""
-    """The name of the signal."""
+    """The name of the signal; empty while there was none."""
 
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[StopRequest]:
-    """Let SIGTERM, SIGINT and SIGUSR2 ask the run to save and stop after the current step. A second
-    SIGINT interrupts at once, except while a checkpoint is being written."""
+    """Inside, SIGTERM, SIGINT and SIGUSR2 ask the run to save and stop after the current step. A
+    second SIGINT interrupts at once, except while a checkpoint is being written."""
     stop = StopRequest()
 
     def request(number: int, frame: FrameType | None) -> None:

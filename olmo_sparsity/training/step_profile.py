@@ -1,0 +1,51 @@
+"""Write a Chrome trace of some training steps (`train --profile=FIRST:LAST`)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from olmo_sparsity.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from olmo_sparsity.training.start import Start
+
+
+class Profile:
+    """Traces some steps of the first process, and writes the trace into the run folder."""
+
+    def __init__(self, steps: str | None, start: Start) -> None:
+        """Check the option. `steps`: FIRST:LAST, or None for no trace."""
+        self.first = 0
+        self.last = 0
+        match = re.fullmatch(r"(\d+):(\d+)", steps or "")
+        if match:
+            self.first = int(match[1])
+            self.last = int(match[2])
+        num_steps = start.config.training.num_steps
+        if steps is not None and not start.step < self.first <= self.last <= num_steps:
+            raise ConfigError(
+                f"--profile={steps} must be FIRST:LAST, two steps from {start.step + 1} to "
+                f"{num_steps}, such as 10:15"
+            )
+        self.path = Path(start.config.run_folder) / f"trace_{self.first}_{self.last}.json"
+        self.is_here = steps is not None and start.engine.processes.is_first
+        self.profiler: torch.profiler.profile | None = None
+
+    def before(self, step: int) -> None:
+        """Start or stop tracing, before a step."""
+        if self.is_here and step == self.first:
+            self.profiler = torch.profiler.profile()
+            self.profiler.start()
+        if step > self.last:
+            self.stop()
+
+    def stop(self) -> None:
+        """Write the trace if one was started."""
+        if self.profiler is not None:
+            self.profiler.stop()
+            self.profiler.export_chrome_trace(str(self.path))
+            self.profiler = None
