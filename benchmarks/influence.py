@@ -211,7 +211,7 @@ def screened(scorer: Scorer, block: Block) -> np.ndarray:
 
 def anew(scorer: Scorer, block: Block) -> Context:
     """States of the text that was read last are kept; here each question pays for its own."""
-    scorer._last = None
+    scorer._known_text = None
     return scorer.context(block)
 
 

@@ -1,9 +1,13 @@
-"""The entry points `explain` and `measure`, and `estimate_cost` of a call to one.
+"""Declare the entry points `explain` and `measure`, and `estimate_cost` of a call to one of them.
 
-Place in the flow: on top of the tool. Each function checks its options and hands them to the
-package that does the work, which is imported only then: importing this module imports no torch.
-Options have the names, types and defaults of options.py; the command line shows what the
-docstrings here say of them.
+An entry point here is a signature and a docstring without a body. `entry_point` puts the body in
+their place, the same for all:
+
+    explain(model, text=…) → ExplainRequest.of(…), which checks the options → answer(request)
+
+The module that answers is imported with the first call, so that importing this one imports no
+torch. Options have the names, types and defaults of options.py, which a test compares. The command
+line shows the sentences on arguments from the docstrings here as its help.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 from olmo_sparsity.analysis.interpretation import InterpretationName
 from olmo_sparsity.analysis.options import KS, MIN_GAP, Dtype, Request
@@ -34,55 +38,73 @@ if TYPE_CHECKING:
     from olmo_sparsity.text.windows import Windows
 
     Model = str | Path | LoadedModel | nn.Module
-    Tokenizer = Any  # of transformers or of tokenizers, which type none of their own in common
+    # A tokenizer of `transformers` or of `tokenizers`: the two have no type in common.
+    Tokenizer = Any
     Text = str | PathLike[str] | Iterable[str | Mapping[str, Any]]
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
-Way = tuple[type[Request], Callable[[Any], Any], Callable[[Any], Any]]
-"""The request of an entry point, what answers it, and what counts its cost."""
+
+class EntryPoint(NamedTuple):
+    """What stands behind a function of this module."""
+
+    request: type[Request]
+    """The class that holds the arguments of a call, and checks them."""
+
+    answer: Callable[[Any], Any]
+    """The function that takes a request and returns what the call returns."""
+
+    count_cost: Callable[[Any], Any]
+    """The function that takes a request and returns its `Cost`, without answering it."""
 
 
-def _explain() -> Way:
-    from olmo_sparsity.analysis.explain.explanation import ExplainRequest, count_cost, explain
+def _explain() -> EntryPoint:
+    from olmo_sparsity.analysis.explain.request import ExplainRequest, count_cost, explain
 
-    return ExplainRequest, explain, count_cost
+    return EntryPoint(ExplainRequest, explain, count_cost)
 
 
-def _measure() -> Way:
+def _measure() -> EntryPoint:
     from olmo_sparsity.analysis.measurement.estimate import estimate
     from olmo_sparsity.analysis.measurement.measurement import measure, wait_for_results
     from olmo_sparsity.analysis.measurement.plan import MeasureRequest, plan
 
-    return (
+    return EntryPoint(
         MeasureRequest,
-        lambda request: measure(request) or wait_for_results(request.out or ""),
-        lambda request: estimate(plan(request)),
+        answer=lambda request: measure(request) or wait_for_results(request.out or ""),
+        count_cost=lambda request: estimate(plan(request)),
     )
 
 
-def _request(kind: type[Request], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Make a request of the arguments of a call."""
+def _request_of_call(
+    kind: type[Request], function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Return the checked request of a call: `function(*args, **kwargs)`. Old names of arguments are
+    replaced."""
     bound = inspect.signature(function).bind(*args, **current_keys(kwargs))
     bound.apply_defaults()
     return kind.of(**bound.arguments)
 
 
-def entry_point(way: Callable[[], Way]) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
-    """Declare an entry point by its signature and docstring."""
+def entry_point(
+    load: Callable[[], EntryPoint],
+) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
+    """Decorate a function that has a signature and a docstring, and give it its body. `load`
+    imports what answers; it is called with the function, not before."""
 
-    def declared(function: Callable[P, Result]) -> Callable[P, Result]:
+    def decorate(function: Callable[P, Result]) -> Callable[P, Result]:
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> Result:
-            request, answer, _ = way()
-            result: Result = answer(_request(request, function, *args, **kwargs))
+            entry = load()
+            request = _request_of_call(entry.request, function, *args, **kwargs)
+            result: Result = entry.answer(request)
             return result
 
-        call._way = way  # type: ignore[attr-defined] # estimate_cost reads it
+        call._load_entry_point = load  # type: ignore[attr-defined] # estimate_cost reads it
         return call
 
-    return declared
+    return decorate
 
 
 @entry_point(_explain)
@@ -250,10 +272,10 @@ def estimate_cost(function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwar
     target, the model answers it. An answer that is not given counts as long as it may become. For a
     measurement, `details` holds documents, targets, memory and time.
     """
-    way: Callable[[], Way] | None = getattr(function, "_way", None)
-    if way is None:
+    load: Callable[[], EntryPoint] | None = getattr(function, "_load_entry_point", None)
+    if load is None:
         name = getattr(function, "__name__", repr(function))
         raise ConfigError(f"function={name} has no cost; pass explain, attribute or measure")
-    request, _, count_cost = way()
-    cost: Cost = count_cost(_request(request, function, *args, **kwargs))
+    entry = load()
+    cost: Cost = entry.count_cost(_request_of_call(entry.request, function, *args, **kwargs))
     return cost

@@ -1,9 +1,13 @@
-"""The three interpretations of "k distant tokens": what a row keeps, and what takes the place of
-the distant tokens that it leaves out.
+"""Define the three interpretations of "only k distant tokens", which users pass as
+`distant_states`.
 
-Place in the flow: below the options. `interpretation_of` is the only place that knows the names
-that users pass as `distant_states`; everything else asks an `Interpretation` what it does. Imports
-nothing large, because `--help` reads it.
+    contextual   the k tokens keep the keys and values that they have in the long window; the other
+                 distant tokens are masked
+    isolated     the k tokens are shown without the others, at their position IDs
+    replaced     unrelated text replaces the others, and nothing is masked
+
+`interpretation_of` is the only function that knows these names; all other code asks an
+`Interpretation` what it does. Imports nothing large, because `--help` reads it.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ InterpretationName = Literal["contextual", "isolated", "replaced"]
 
 @dataclass(frozen=True)
 class Interpretation:
-    """How the distant tokens that are left out are treated when only k of them are kept.
+    """What happens to distant tokens when only k of them are kept.
 
     interpretation_of("replaced").replaces  # True
     """
@@ -29,23 +33,24 @@ class Interpretation:
     """Completes "distant units …", for summaries and figures."""
 
     keeps_states: bool = False
-    """Distant tokens keep the keys and values that they have in the long window."""
+    """Whether distant tokens keep the keys and values that they have in the long window."""
 
     shows_alone: bool = False
-    """Distant tokens are shown without the tokens that precede them."""
+    """Whether distant tokens are shown without the tokens that precede them."""
 
     replaces: bool = False
-    """Unrelated text replaces the distant tokens that are left out. Nothing is masked, so the model
-    only has to return log-probabilities: a selector cannot read its states."""
+    """Whether unrelated text replaces the distant tokens that are left out. Nothing is masked, so
+    the model only has to return log-probabilities, and a selector cannot read its states."""
 
     @property
     def default_selector(self) -> str:
-        """The selector of one prediction."""
+        """Return the selector that `explain` uses if none is passed."""
         return "halving" if self.replaces else "add_one"
 
     @property
     def default_replacements(self) -> int | None:
-        """How many unrelated texts replace distant text: two, whose halves are compared."""
+        """Return how many unrelated texts replace distant text; None where none does."""
+        # Two, so that their effects can be compared (`reliability`).
         return 2 if self.replaces else None
 
 
@@ -57,7 +62,7 @@ _ALL = (
 
 
 def interpretation_of(distant_states: str) -> Interpretation:
-    """Return the interpretation that an option names."""
+    """Return the interpretation with this name; ConfigError if there is none."""
     for interpretation in _ALL:
         if interpretation.name == distant_states:
             return interpretation

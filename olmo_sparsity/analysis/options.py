@@ -1,15 +1,23 @@
-"""The options of `explain` and `measure`: their types, defaults and ranges.
+"""Declare the options of `explain`, `measure` and `losses`: their types, defaults and ranges.
 
-Place in the flow: first. The command line is derived from these classes; what it says of an option
-is in the docstrings of api.py, or here. Imports nothing large, because `--help` reads it.
+Options form groups, each a frozen dataclass. A `Request` is one call: its own fields, and the
+groups that it takes.
+
+    MeasureRequest   model, text, …  +  Settings          +  TextOptions  +  ModelOptions
+    ExplainRequest   model, text, …  +  ExplainSettings   +                  ModelOptions
+    LossesRequest    models, text …  +  LossSettings      +                  ModelOptions
+
+The command line is derived from these classes. Its help is the text of `option`, or, where there is
+none, the docstring of the function in api.py. This module imports nothing large, as `--help` reads
+it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from olmo_sparsity.analysis.interpretation import (
     Interpretation,
@@ -28,24 +36,48 @@ if TYPE_CHECKING:
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 
 TargetSet = Literal["gap", "bigram", "every"]
-"""How targets are chosen: by the gap, or by the text alone. `bigram`: the token and the one before
-it occur together among the distant tokens and not in the local window; `every`: drawn evenly from
-all tokens."""
+"""How targets are chosen. `gap`: by the gap. The other two are by the text alone. `bigram`: the
+token and the one before it occur together among the distant tokens, and not in the local window.
+`every`: drawn evenly from all tokens."""
 
 KS = (1, 2, 4, 8, 16)
 MIN_GAP = 0.1
 """Nats: a target with a smaller gap has nothing to recover."""
 
 MIN_HALVES = 4
+"""With fewer random halves of the units, a rank correlation over them says nothing."""
 
 TARGETS_OF_DOCUMENT = 4
 """Targets of each set in a long document. Intervals are over documents, so more of them help more
 than more targets of each; and all targets of the top 10% of 60 articles cost 100 times as much."""
 
 SELECTORS_OF_STATES = ("add_one_screened", "random")
-"""Default selectors, of any window, where distant tokens keep states: a rule and a control. With
+"""Default selectors, for any window, where distant tokens keep states: a rule and a control. With
 `add_one` in place of the rule a target costs a row for each of its distant units, which may be
 thousands."""
+
+
+class Shard(NamedTuple):
+    """The part of the documents that one of several processes measures, as `--shard` says it."""
+
+    number: int = 0
+    """Which of the shards this is, from 0."""
+
+    num_shards: int = 1
+
+    def of(self, numbers: Sequence[int]) -> list[int]:
+        """Return the numbers of those documents that belong to this shard."""
+        # Thresholds are fitted on documents with an even number and used on those with an odd one,
+        # so documents are dealt in pairs, and each shard has some of both.
+        return [number for number in numbers if number // 2 % self.num_shards == self.number]
+
+    def part(self, number: int, num_parts: int) -> Shard:
+        """Return one of `num_parts` parts of this shard, for one of the processes that share it."""
+        return Shard(self.number + self.num_shards * number, self.num_shards * num_parts)
+
+
+ALL_DOCUMENTS = Shard()
+"""The shard of a process that measures alone."""
 
 
 def is_whole_number(value: Any) -> bool:
@@ -81,7 +113,7 @@ def parse_prefix(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """How a model and its text are read."""
+    """The options that say how a model is loaded and run."""
 
     device: str = option("auto", "a GPU if there is one")
     dtype: Dtype = option(
@@ -106,11 +138,11 @@ class ModelOptions:
 
     @property
     def loading(self) -> dict[str, Any]:
-        """Arguments of `load_model`."""
+        """Return these options as keyword arguments of `load_model`."""
         return {"device": self.device, "dtype": self.dtype, "device_map": self.device_map}
 
-    def refuse_for_loaded(self) -> None:
-        """Raise where an option is set that a model in memory has by itself."""
+    def check_unset_for_loaded(self) -> None:
+        """Raise ConfigError if an option is set that a model in memory has by itself."""
         changed = [name for name, value in self.loading.items() if value not in ("auto", None)]
         if changed:
             raise ConfigError(
@@ -121,7 +153,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """How the text of a measurement is read."""
+    """The options that say how the text of a measurement is read."""
 
     field: str = option("text", "the field of a record that holds the text")
     group_field: str | None = option(
@@ -179,62 +211,69 @@ class Settings:
     seed: int = option(0, least=0)
 
     def __post_init__(self) -> None:
-        """Fill in what depends on the long window, and keep which options were given."""
+        """Fill in defaults that depend on the long window, and remember which options were set."""
         changed = {}
         for item in fields(self):
             value = getattr(self, item.name)
             if value != item.default:
                 changed[item.name] = value
-        object.__setattr__(self, "_given", changed)
-        window = long_window(self.long)
-        # With either, targets are expensive: there are fewer of them.
-        is_all = window.is_all or self.interpretation.replaces
-        num_tokens = self.long if isinstance(self.long, Integral) else None
-        defaults = {
-            "short": default_local(LOCAL_OF_DOCUMENTS, num_tokens),
-            "stride": LOCAL_OF_DOCUMENTS // 2 if window.is_all else 1,
-            "max_targets": TARGETS_OF_DOCUMENT if is_all else "all",
-            "selectors": self._default_selectors(),
-            "replacements": self.interpretation.default_replacements,
-            "sets": ("gap",),
-            "draws": 1 if is_all else 3,
-            "halves": 0 if is_all else 16,
-        }
-        for name, value in defaults.items():
+        # Not a field, as `asdict(settings)` identifies a measurement: a default that is written out
+        # must not make another one.
+        object.__setattr__(self, "_changed", changed)
+
+        for name, value in self._defaults_of_window().items():
             if getattr(self, name) in (None, (), []):
                 object.__setattr__(self, name, value)
 
-    def _default_selectors(self) -> tuple[str, ...]:
+    def _defaults_of_window(self) -> dict[str, Any]:
+        """Return the defaults that depend on the long window and on the distant states."""
+        window = long_window(self.long)
+        # A target with thousands of distant tokens, or with prompts in place of masks, takes long,
+        # so that fewer targets, draws and halves are evaluated.
+        is_expensive = window.is_all or self.interpretation.replaces
+        num_tokens = self.long if isinstance(self.long, Integral) else None
         if self.interpretation.replaces:
-            return (self.interpretation.default_selector,)
-        return SELECTORS_OF_STATES
+            selectors: tuple[str, ...] = (self.interpretation.default_selector,)
+        else:
+            selectors = SELECTORS_OF_STATES
+        return {
+            "short": default_local(LOCAL_OF_DOCUMENTS, num_tokens),
+            "stride": LOCAL_OF_DOCUMENTS // 2 if window.is_all else 1,
+            "max_targets": TARGETS_OF_DOCUMENT if is_expensive else "all",
+            "selectors": selectors,
+            "replacements": self.interpretation.default_replacements,
+            "sets": ("gap",),
+            "draws": 1 if is_expensive else 3,
+            "halves": 0 if is_expensive else 16,
+        }
 
     @property
     def interpretation(self) -> Interpretation:
+        """Return what `distant_states` means."""
         return interpretation_of(self.distant_states)
 
     @property
-    def given(self) -> dict[str, Any]:
-        """Options with values other than the defaults."""
-        # Not a field, so that it is not in asdict, which identifies a measurement.
-        changed: dict[str, Any] = getattr(self, "_given")  # noqa: B009
+    def changed_options(self) -> dict[str, Any]:
+        """Return the options that were set to another value than the default."""
+        changed: dict[str, Any] = getattr(self, "_changed")  # noqa: B009 # no field, for mypy
         return changed
 
     @property
-    def most_targets(self) -> float:
-        """`max_targets` as a number."""
+    def max_targets_of_set(self) -> float:
+        """Return `max_targets` as a number; "all" is infinite."""
         return float("inf") if self.max_targets == "all" else self.max_targets
 
     @property
     def windows(self) -> Windows:
-        """The windows of a target. With long="all", targets begin where as many tokens are distant
-        as are local."""
+        """Return the windows of a target. With long="all", the first target of a document is where
+        as many tokens are distant as are local."""
         from olmo_sparsity.text.windows import Windows
 
-        least = self.short if long_window(self.long).is_all else 1
-        return Windows(self.long, self.short, self.stride, self.prefix_ids, least=least)
+        min_distant = self.short if long_window(self.long).is_all else 1
+        return Windows(self.long, self.short, self.stride, self.prefix_ids, least=min_distant)
 
     def check(self) -> None:
+        """Raise ConfigError if a value is out of range, or two options exclude each other."""
         validate(self)
         self.windows.check()
         self._check_sample()
@@ -262,7 +301,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class LossSettings:
-    """The settings of `losses`."""
+    """The settings of `losses`, which has no windows."""
 
     length: int = option(1024, "tokens that are read of each document", metavar="N", least=16)
     documents: int = option(
@@ -273,18 +312,20 @@ class LossSettings:
     )
 
     def check(self) -> None:
+        """Raise ConfigError if a value is out of range."""
         validate(self)
 
 
 QUICK: dict[str, Any] = {"draws": 1, "max_documents": 30}
-"""Options of a first look, where they are not given."""
+"""What `--quick` sets, unless an option is set by the user."""
 
 QUICK_BLOCKS: dict[str, Any] = {"stride": 16, "blocks": 4}
-"""The same, where the text does not select the targets."""
+"""What `--quick` sets as well if targets are chosen here: with named targets, only the blocks of
+these are measured anyway."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskSettings:
+class ExplainSettings:
     """The settings of `explain`."""
 
     k: int = option(8, least=1)
@@ -299,6 +340,7 @@ class AskSettings:
     seed: int = option(0, least=0)
 
     def __post_init__(self) -> None:
+        """Fill in defaults that depend on the distant states."""
         interpretation = self.interpretation
         if self.selector is None:
             object.__setattr__(self, "selector", interpretation.default_selector)
@@ -307,30 +349,38 @@ class AskSettings:
 
     @property
     def interpretation(self) -> Interpretation:
+        """Return what `distant_states` means."""
         return interpretation_of(self.distant_states)
 
     def check(self) -> None:
+        """Raise ConfigError if a value is out of range."""
         from olmo_sparsity.text.windows import span_width
 
         validate(self)
-        span_width(self.units)
+        span_width(self.units)  # raises ConfigError for an unknown kind
 
 
 # --- requests -------------------------------------------------------------------------------------
 
 
 def build(schema: type[Schema], options: Mapping[str, Any]) -> Schema:
-    """Build an options class from those of the options that it has."""
+    """Build an options class from the options among these that it has."""
     # mypy does not know that `Schema` is a dataclass.
     names = set[str](kinds_of(schema))  # type: ignore[arg-type]
     return fill(schema, {name: value for name, value in options.items() if name in names})
 
 
 class Request:
-    """A call of a command, made once where it enters, checked, and handed on as it is.
+    """One call of a function or command: built and checked once, then handed on unchanged.
 
-    A subclass is a frozen dataclass: fields of its own, and groups of options, which are fields
-    with an options class as `default_factory`.
+    A subclass is a frozen dataclass. It has fields of its own, and groups of options, which are
+    fields with an options class as `default_factory`:
+
+        class LossesRequest(Request):
+            models: tuple[Any, ...]
+            loading: ModelOptions = field(default_factory=ModelOptions)
+
+        LossesRequest.of(models=("runs/mine",), dtype="fp32").loading.dtype  # "fp32"
     """
 
     @classmethod
@@ -342,14 +392,14 @@ class Request:
 
     @classmethod
     def names(cls) -> set[str]:
-        """Return the keywords that `of` takes."""
+        """Return the keywords that `of` accepts: its own fields, and all options of its groups."""
         groups = cls.groups()
         names = {item.name for item in fields(cls)} - groups.keys()  # type: ignore[arg-type]
         return names.union(*map(kinds_of, groups.values()))
 
     @classmethod
     def of(cls, **options: Any) -> Self:
-        """Sort keywords into fields and groups of options, and check them."""
+        """Build a request from flat keywords: sort them into fields and groups, and check them."""
         unknown = options.keys() - cls.names()
         if unknown:
             raise TypeError(f"{cls.__name__} has no option {', '.join(sorted(unknown))}")
@@ -362,5 +412,6 @@ class Request:
         return cls(**ungrouped, **groups).checked()
 
     def checked(self) -> Self:
-        """Raise ConfigError where options are wrong or cannot be combined."""
+        """Return the request, complete and checked; ConfigError if options are wrong or exclude
+        each other."""
         return self

@@ -172,7 +172,7 @@ def _add_explain(sub: Parser) -> None:
     sub.add("--at", action="append", metavar="WORDS", help=AT)
     _add(sub, help, target="TEXT")
     sub.add("--dry-run", action="store_true", help="count the cost")
-    add_options(sub, settings.AskSettings, ModelOptions, help=help)
+    add_options(sub, settings.ExplainSettings, ModelOptions, help=help)
     sub.add("--check", action="store_true", help="compare with unrelated texts")
     _add(sub, help, unrelated="TEXT")
     sub.add("--html", metavar="FILE", help="write a page to read in a browser")

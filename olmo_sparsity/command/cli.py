@@ -247,16 +247,17 @@ def export(options: argparse.Namespace) -> int:
 
 
 def explain(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.explain import explanation
+    from olmo_sparsity.analysis.explain import request as explaining
+    from olmo_sparsity.analysis.explain.explanation import to_json
 
     keep_freed_memory()
     if options.html is not None:
         check_suffix("--html", options.html, ".html")
-    request = explanation.ExplainRequest.of(**_explain_keywords(options))
+    request = explaining.ExplainRequest.of(**_explain_keywords(options))
     if options.dry_run:
-        print(explanation.count_cost(request, options.check))
+        print(explaining.count_cost(request, options.check))
         return 0
-    result = explanation.explain(request)
+    result = explaining.explain(request)
     if not options.json:
         print(result.describe(bold=sys.stdout.isatty()), flush=True)
     if options.check:
@@ -264,7 +265,7 @@ def explain(options: argparse.Namespace) -> int:
         if not options.json:
             print(f"\n{checked}")
     if options.json:
-        print(explanation.to_json(result))
+        print(to_json(result))
     if options.html is not None:
         result.to_html(options.html)
         print(options.html, file=sys.stderr)
@@ -273,8 +274,8 @@ def explain(options: argparse.Namespace) -> int:
 
 def _explain_keywords(options: argparse.Namespace) -> dict[str, Any]:
     """Return the keywords of `explain`, with the files read that options name."""
-    from olmo_sparsity.analysis.explain.explanation import ExplainRequest
     from olmo_sparsity.analysis.explain.prompt import read_text
+    from olmo_sparsity.analysis.explain.request import ExplainRequest
     from olmo_sparsity.analysis.measurement.targets import parse_at
 
     distant_states = vars(options).get("distant_states")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from olmo_sparsity.analysis.api import Way, entry_point
+from olmo_sparsity.analysis.api import EntryPoint, entry_point
 from olmo_sparsity.analysis.options import Dtype
 
 if TYPE_CHECKING:
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from olmo_sparsity.sources.statements import Attribution
 
 
-def _attribute() -> Way:
+def _attribute() -> EntryPoint:
     from olmo_sparsity.sources.attributing import attribute
     from olmo_sparsity.sources.cost import count_cost
     from olmo_sparsity.sources.request import AttributeRequest
 
-    return AttributeRequest, attribute, count_cost
+    return EntryPoint(AttributeRequest, attribute, count_cost)
 
 
 @entry_point(_attribute)

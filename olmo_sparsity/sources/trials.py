@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.analysis.scoring.scorer import refuse_no_numbers
+from olmo_sparsity.analysis.scoring.scorer import check_finite
 from olmo_sparsity.models.prompts import LogprobModel, Prompt
 from olmo_sparsity.sources.evidence import Losses, looks
 from olmo_sparsity.sources.layout import Layout
@@ -140,7 +140,7 @@ class Trials:
         prompts = [self._prompt_of(trial) for trial in new_trials]
         losses_PW = -np.stack(self.logprobs.score(prompts))
         losses_TP = self.layout.by_statement(losses_PW)
-        refuse_no_numbers(losses_TP, "statements, with these sources and decoys")
+        check_finite(losses_TP, "statements, with these sources and decoys")
         if not self._token_losses:
             self._token_losses = self._not_evaluated(losses_PW.shape[1])
         for number, trial in enumerate(new_trials):

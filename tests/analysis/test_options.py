@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from olmo_sparsity import explain, measure
-from olmo_sparsity.analysis.explain.explanation import ExplainRequest
+from olmo_sparsity.analysis.explain.request import ExplainRequest
 from olmo_sparsity.analysis.measurement import measurement
 from olmo_sparsity.analysis.measurement.plan import MeasureRequest, say_defaults_of_length
 from olmo_sparsity.analysis.options import (
-    AskSettings,
+    ExplainSettings,
     LossSettings,
     ModelOptions,
     Settings,
@@ -39,7 +39,7 @@ class Everything(dict):
 
 def parsed(*words: str) -> dict[str, Any]:
     options = build_parser(Everything()).parse_args(words)
-    schemas = {"explain": (AskSettings, ModelOptions), "losses": (LossSettings,)}
+    schemas = {"explain": (ExplainSettings, ModelOptions), "losses": (LossSettings,)}
     found = schemas.get(words[0], (Settings, TextOptions, ModelOptions))
     return given_options(options, {item.name for schema in found for item in fields(schema)})
 
@@ -81,8 +81,8 @@ def test_what_is_typed_is_what_a_function_takes() -> None:
     assert settings == expected
     assert build(TextOptions, given) == TextOptions(control_tokens=True)
     assert build(ModelOptions, given) == ModelOptions(device_map="auto")
-    assert build(AskSettings, parsed("explain", "M", "--text=t", "--long=30", "-k", "2")) == (
-        AskSettings(long=30, k=2)
+    assert build(ExplainSettings, parsed("explain", "M", "--text=t", "--long=30", "-k", "2")) == (
+        ExplainSettings(long=30, k=2)
     )
     read = parsed("losses", "M", "N", "--text=t", "--length=64", "--documents=9")
     assert build(LossSettings, read) == LossSettings(length=64, documents=9)
@@ -129,7 +129,7 @@ def test_one_value_stands_for_a_list_and_unknown_names_are_refused() -> None:
     with pytest.raises(ConfigError, match="control must be one of unrelated, matched, shuffled"):
         build(Settings, {"control": "some"})
     with pytest.raises(ConfigError, match="chat must be true or false, not 'yes'"):
-        build(AskSettings, {"chat": "yes"})
+        build(ExplainSettings, {"chat": "yes"})
     assert (parse_share("all"), parse_share("top10%")) == (1.0, 0.1)
 
 
@@ -162,7 +162,7 @@ def test_a_measurement_of_whole_documents_is_small_by_default() -> None:
     whole, equal = Settings(), Settings(long=96)
     chosen = [(one.sets, one.max_targets, one.draws, one.halves) for one in (whole, equal)]
     assert chosen == [(("gap",), 4, 1, 0), (("gap",), "all", 3, 16)]
-    assert Settings(sets=("every",), draws=2, halves=8).given == {
+    assert Settings(sets=("every",), draws=2, halves=8).changed_options == {
         "sets": ("every",), "draws": 2, "halves": 8
     }  # fmt: skip
 

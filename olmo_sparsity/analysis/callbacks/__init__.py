@@ -1,0 +1,1 @@
+"""Log losses by place in other trainers: transformers' `Trainer` and OLMo-core's."""

@@ -32,7 +32,7 @@ class OLMoCoreLosses(Callback):
         self.settings = settings
 
     def post_step(self) -> None:
-        """Measure and record, in the steps that are due."""
+        """Measure and record every `interval` steps. OLMo-core calls this after each step."""
         if self.step % self.interval:
             return
         module = self.trainer.train_module

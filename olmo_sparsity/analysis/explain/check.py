@@ -1,4 +1,8 @@
-"""Check an explanation by evaluating unrelated texts in place of the distant context."""
+"""Check an explanation: do the units of unrelated texts lower the losses as much?
+
+The same selector ranks the units of several unrelated texts, put in place of the distant context. A
+target depends on its own units if these lower its loss more than those of any unrelated text.
+"""
 
 from __future__ import annotations
 
@@ -13,30 +17,37 @@ from olmo_sparsity.analysis.measurement.recovery import DOCUMENT, PLACEBO
 from olmo_sparsity.analysis.measurement.targets import first_place, largest_gaps
 from olmo_sparsity.analysis.options import MIN_GAP, is_whole_number
 from olmo_sparsity.analysis.report.report import note
-from olmo_sparsity.analysis.results.statistics import percentile_interval, resample_weights
+from olmo_sparsity.analysis.results.statistics import (
+    Interval,
+    percentile_interval,
+    resample_weights,
+)
 from olmo_sparsity.analysis.results.view import html_table, places, quoted, sentence
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
-from olmo_sparsity.analysis.scoring.scorer import context_losses, refuse_no_numbers
+from olmo_sparsity.analysis.scoring.scorer import check_finite, context_losses
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document, Documents
 
-PASSAGE = 128  # tokens of the passages that the induction check repeats
+PASSAGE_LENGTH = 128
+"""Tokens of the passages that the induction check repeats."""
 
 
 @dataclass(frozen=True, repr=False)
 class Check:
-    """How much k units of unrelated texts, chosen by the same selector, lower the losses."""
+    """How much k units of the text, and k units of unrelated texts, lower the losses of targets."""
 
     table: pd.DataFrame
-    """A row for each target. `own`, `unrelated`: nats by which k units lower its loss (unrelated:
-    the mean over draws; `unrelated_most`: the largest). `better`: the number of draws that do at
-    least as well as the own units."""
+    """A row for each target. `own`: nats by which its k units lower its loss; `unrelated`: nats by
+    which those of an unrelated text do, the mean over draws; `unrelated_most`: the largest of
+    these; `better`: the number of draws that lower the loss at least as much as the own units."""
 
     draws: int
+    """The number of unrelated texts."""
+
     k: int
-    excess: tuple[float, float, float]
+    excess: Interval
     """Own minus unrelated, in nats a target, with its 95% interval over draws. It holds for these
     targets only."""
 
@@ -44,14 +55,15 @@ class Check:
     """The excess as a share of the gap; NaN if distant tokens raise the loss of a target."""
 
     placebo: float | None
-    """The excess of the targets that an unrelated text seems to help most. None: targets were
-    named, not chosen by their gap."""
+    """The excess of the targets that an unrelated text seems to help most. None if targets were
+    named: only the choice by gap needs a placebo."""
 
     induction: dict[str, Any]
     """The induction check; see `repetition_drop`."""
 
     apart: int
-    """How many times the unrelated text is as long as the text; if below `draws`, draws overlap."""
+    """How many unrelated texts of this length do not overlap; if below `draws`, the draws
+    overlap."""
 
     tables: dict[str, pd.DataFrame]
     """The tables of `recover`, with own distant tokens and with unrelated texts."""
@@ -63,14 +75,14 @@ class Check:
 
     @property
     def num_beyond(self) -> int:
-        """How many targets depend on their own units: distant tokens reduce their losses, and these
-        units by more than those of any unrelated text."""
+        """Return how many targets depend on their own units: distant tokens reduce their losses,
+        and these units by more than those of any unrelated text."""
         is_reduced = (self.table.gap > 0) & (self.table.own > 0)
         return int((is_reduced & (self.table.better == 0)).sum())
 
     @property
     def verdict(self) -> str:
-        """How many targets depend on distant units, as a sentence."""
+        """Return a sentence on how many targets depend on distant units."""
         text = (
             f"{self.num_beyond} of {len(self.table)} targets depend on distant units, which lower "
             "the loss more than those of any unrelated text"
@@ -82,7 +94,7 @@ class Check:
 
     @property
     def summary(self) -> str:
-        """The excess with its interval, and that of the placebo."""
+        """Return the excess with its interval, and the excess of the placebo, as text."""
         value, low, high = self.excess
         text = f"excess {value:+.2f} nats a target [{low:+.2f}, {high:+.2f}]"
         if np.isfinite(self.share):
@@ -93,7 +105,7 @@ class Check:
 
     @property
     def warning(self) -> str:
-        """Reasons to distrust the check; empty if there are none."""
+        """Return reasons to distrust the check, as text; empty if there are none."""
         reasons = []
         if self.apart < self.draws:
             reasons.append(
@@ -109,14 +121,14 @@ class Check:
 
     @property
     def note(self) -> str:
-        """HTML of the verdict."""
+        """Return the verdict as HTML."""
         reasons = " ".join(sentence(text) for text in (self.summary, self.warning) if text)
-        is_good = self.num_beyond > 0 and self.excess[1] > (self.placebo or 0.0)
+        is_good = self.num_beyond > 0 and self.excess.low > (self.placebo or 0.0)
         return note(is_good, sentence(self.verdict), reasons)
 
     @property
     def html(self) -> str:
-        """HTML of the table."""
+        """Return the table as HTML."""
         table = self.table
         columns = {
             "target": table.text.map(quoted),
@@ -149,74 +161,99 @@ class Check:
 
 
 def check(prepared: Prepared, targets: pd.DataFrame, unrelated: Any, draws: int = 8) -> Check:
-    """Evaluate the targets of an explanation once more, with unrelated texts in place of their
-    distant context. `unrelated`: any text that open_documents reads."""
-    scorer = prepared.scorer
-    document = prepared.document
-    windows = prepared.windows
-    settings = prepared.settings
-    chosen_by_gap = prepared.spans is None
+    """Evaluate the targets of an explanation again, with unrelated texts in place of their distant
+    context. `unrelated`: text in any form that `open_documents` reads. `draws`: the number of
+    unrelated texts that are drawn from it."""
     if not is_whole_number(draws) or draws < 2:
         raise ConfigError(
             f"draws={draws!r} must be a whole number of at least 2, as the interval is over draws"
         )
-    others = unrelated_documents(prepared.model, unrelated, document)
-    apart = len(others[0].tokens) // len(document.tokens)
-    controls = Controls(others, windows, num_draws=draws, seed=settings.seed)
-    parts = {DOCUMENT: targets[["target", "end"]].to_numpy()}
-    if chosen_by_gap:
-        losses = context_losses(scorer, document, windows, controls, prepared.blocks_to_select())
-        losses = losses[losses.target >= first_place(windows, settings.units)]
-        # The targets were chosen by their gaps: the placebo's are chosen in the same way from the
-        # gaps with an unrelated text.
-        parts[PLACEBO] = np.array(largest_gaps(losses, "placebo_loss_long"))
-    k = settings.k
-    tables = _recovered(prepared, parts, controls)
-    rows = tables["recovery"]
-    refuse_no_numbers(rows[rows.control == "unrelated"].loss_set.to_numpy(), "unrelated texts")
-    falls = rows.pivot_table("loss_set", ["distant_part", "target", "control", "draw"], "k")
-    falls_N = falls[0] - falls[k]
-    # A random selector is drawn several times for own distant tokens; take the mean.
-    own = falls_N.xs("own", level="control").groupby(["distant_part", "target"]).mean()
-    by_draw = falls_N.xs("unrelated", level="control").unstack("draw")
-    excess = own - by_draw.mean(axis=1)
+    seed = prepared.settings.seed
+    k = prepared.settings.k
+    others = unrelated_documents(prepared.model, unrelated, prepared.document)
+    controls = Controls(others, prepared.windows, num_draws=draws, seed=seed)
+    tables = _recovered(prepared, _targets_to_check(prepared, targets, controls), controls)
+    own, unrelated_by_draw = _loss_reductions(tables["recovery"], k)
+
     own_T = own.loc[DOCUMENT]
-    unrelated_TD = by_draw.loc[DOCUMENT]
+    unrelated_TD = unrelated_by_draw.loc[DOCUMENT]
     table = targets.set_index("target")[["end", "text", "gap"]].assign(
         own=own_T,
         unrelated=unrelated_TD.mean(axis=1),
         unrelated_most=unrelated_TD.max(axis=1),
         better=unrelated_TD.ge(own_T, axis=0).sum(axis=1),
     )
-    value = float(excess.loc[DOCUMENT].mean())
+
+    excess = own - unrelated_by_draw.mean(axis=1)
+    mean_excess = float(excess.loc[DOCUMENT].mean())
     # The targets are given, so the interval is over draws of unrelated texts alone.
     excess_D = (own_T.to_numpy()[:, None] - unrelated_TD.to_numpy()).mean(0)
-    resampled_R = resample_weights(draws, settings.seed) @ excess_D / draws
-    # A share of a gap means something if there is a gap, at each target.
+    resampled_R = resample_weights(draws, seed) @ excess_D / draws
+    # A share of the gap means something only if there is a gap at each target.
     share = float("nan")
     if table.gap.min() > 0 and table.gap.mean() > MIN_GAP:
-        share = value / table.gap.mean()
+        share = mean_excess / table.gap.mean()
+    placebo = None
+    if _are_chosen_by_gap(prepared):
+        placebo = float(excess.loc[PLACEBO].mean())
     return Check(
         table=table.reset_index(),
         draws=draws,
         k=k,
-        excess=percentile_interval(resampled_R, value),
+        excess=percentile_interval(resampled_R, mean_excess),
         share=share,
-        placebo=float(excess.loc[PLACEBO].mean()) if chosen_by_gap else None,
-        induction=repetition_drop(scorer, _passages(others), PASSAGE),
-        apart=apart,
+        placebo=placebo,
+        induction=repetition_drop(prepared.scorer, _passages(others), PASSAGE_LENGTH),
+        apart=len(others[0].tokens) // len(prepared.document.tokens),
         tables=tables,
     )
+
+
+def _are_chosen_by_gap(prepared: Prepared) -> bool:
+    """Return whether targets were chosen by their gaps, and not named."""
+    return prepared.spans is None
+
+
+def _targets_to_check(
+    prepared: Prepared, targets: pd.DataFrame, controls: Controls
+) -> dict[str, np.ndarray]:
+    """Return kind of distant context → targets: those of the explanation, and, if they were chosen
+    by their gaps, those of the placebo."""
+    spans = {DOCUMENT: targets[["target", "end"]].to_numpy()}
+    if not _are_chosen_by_gap(prepared):
+        return spans
+    windows = prepared.windows
+    losses = context_losses(
+        prepared.scorer, prepared.document, windows, controls, prepared.blocks_to_select()
+    )
+    losses = losses[losses.target >= first_place(windows, prepared.settings.units)]
+    # Chosen in the same way as the explanation's own, from the gaps with an unrelated text.
+    spans[PLACEBO] = np.array(largest_gaps(losses, "placebo_loss_long"))
+    return spans
+
+
+def _loss_reductions(recovery: pd.DataFrame, k: int) -> tuple[pd.Series, pd.DataFrame]:
+    """Return by how many nats k own units lower the loss of each target, and, in a column for each
+    draw, by how many those of an unrelated text do."""
+    is_unrelated = recovery.control == "unrelated"
+    check_finite(recovery[is_unrelated].loss_set.to_numpy(), "unrelated texts")
+    row_keys = ["distant_part", "target", "control", "draw"]
+    loss_by_k = recovery.pivot_table("loss_set", row_keys, "k")
+    reduction = loss_by_k[0] - loss_by_k[k]
+    # A random selector is drawn several times for own distant tokens, and the mean is taken.
+    own = reduction.xs("own", level="control").groupby(["distant_part", "target"]).mean()
+    unrelated_by_draw = reduction.xs("unrelated", level="control").unstack("draw")
+    return own, unrelated_by_draw
 
 
 def _recovered(
     prepared: Prepared, parts: dict[str, np.ndarray], controls: Controls
 ) -> dict[str, pd.DataFrame]:
-    """Evaluate targets with controls, and show how far it is."""
+    """Evaluate targets with controls, and show progress meanwhile. Return the tables."""
     scorer = prepared.scorer
-    before = scorer.token_forwards
+    forwards_before = scorer.token_forwards
     with Progress("checking", None, "token-forwards") as progress:
-        scorer.after_batch = lambda: progress.update(scorer.token_forwards - before)
+        scorer.after_batch = lambda: progress.update(scorer.token_forwards - forwards_before)
         tables = prepared.recover(parts, controls)
     scorer.after_batch = lambda: None
     return tables
@@ -225,5 +262,5 @@ def _recovered(
 def _passages(others: Documents) -> list[Document]:
     """Cut the unrelated text into passages for the induction check."""
     tokens = others[0].tokens
-    starts = range(0, min(len(tokens) - PASSAGE, 16 * PASSAGE), PASSAGE)
-    return [Document(tokens[start : start + PASSAGE]) for start in starts]
+    starts = range(0, min(len(tokens) - PASSAGE_LENGTH, 16 * PASSAGE_LENGTH), PASSAGE_LENGTH)
+    return [Document(tokens[start : start + PASSAGE_LENGTH]) for start in starts]

@@ -1,4 +1,11 @@
-"""Read the text or prompt that an explanation is about, and generate an answer to a prompt."""
+"""Read the text or prompt that an explanation is about, and generate an answer to a prompt.
+
+    text or prompt → Prompt (token IDs) → Prepared (windows, targets, scorer), which evaluates
+    targets
+
+Below them are functions for files, unrelated texts, chat templates and generation, which
+`attribute` uses, too.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +17,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,7 +25,7 @@ import torch
 
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.measurement.targets import At, find_spans
-from olmo_sparsity.analysis.options import AskSettings
+from olmo_sparsity.analysis.options import ExplainSettings
 from olmo_sparsity.analysis.scoring.replaced import scorer_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.errors import ConfigError, DataError, one_line
@@ -33,21 +40,21 @@ from olmo_sparsity.text.inputs import open_documents
 from olmo_sparsity.text.records import LARGEST_DOCUMENT
 from olmo_sparsity.text.windows import Block, Spans, Windows
 
-MOST_WINDOWS = 1024
-"""How many local windows are computed to select targets, at most."""
+MAX_WINDOWS = 1024
+"""To select targets, at most so many local windows are computed."""
 
-MOST_TOKENS = 2**16
-"""How many tokens of long windows are computed besides the one pass for those that begin with the
-text."""
+MAX_TOKENS = 2**16
+"""To select targets, at most so many tokens of long windows are computed that begin later than the
+text. All long windows that begin with the text take one pass over it, which is not limited."""
 
-MOST_PROMPTS = 32
-"""How many local windows are computed to select targets, where each is a whole prompt."""
+MAX_PROMPTS = 32
+"""To select targets, at most so many local windows are computed where each is a whole prompt."""
 
 NEW_TOKENS = 32
-"""Tokens of a generated answer, if no number is given."""
+"""Default length limit of a generated answer, in tokens."""
 
 SAME_TEXT = 32
-"""Two texts that have so many tokens in a row in common count as one, of which one was copied."""
+"""Two texts that share so many tokens in a row count as copies of one text."""
 
 
 @dataclass(frozen=True)
@@ -57,100 +64,83 @@ class Prompt:
     tokens: list[int]
     prefix_ids: list[int]
     answer: tuple[int, int] | None = None
-    num_closing: int = 0  # tokens that a chat template puts between prompt and answer
+    """The place of the answer in `tokens`: first token, and one past the last."""
+
+    num_closing: int = 0
+    """How many tokens a chat template puts between prompt and answer."""
 
     @staticmethod
     def of_text(model: LoadedModel, text: str, prefix: str) -> Prompt:
+        """Encode a text without an answer."""
         return Prompt(model.encode([text])[0], model.prefix_ids(prefix, text))
 
     @staticmethod
     def with_answer(
-        model: LoadedModel, prompt: str, target: str | None, prefix: str, settings: AskSettings
+        model: LoadedModel, prompt: str, target: str | None, prefix: str, settings: ExplainSettings
     ) -> Prompt:
-        """Read a prompt and its answer, which the model generates if `target` is None."""
-        closing: list[int] = []
+        """Encode a prompt and its answer, which the model generates if `target` is None."""
+        closing_ids: list[int] = []
         if settings.chat:
-            prefix_ids, before, closing = chat_ids(model, prompt)
-            before = before + closing
+            ids = chat_ids(model, prompt)
+            prefix_ids = ids.before
+            closing_ids = ids.after
+            prompt_ids = ids.prompt + closing_ids
         else:
             prefix_ids = model.prefix_ids(prefix, prompt)
-            before = model.encode([prompt])[0]
-        if not before:
+            prompt_ids = model.encode([prompt])[0]
+        if not prompt_ids:
             raise DataError("prompt is empty; pass a text")
         if target is None:
-            most = settings.max_new_tokens or NEW_TOKENS
-            after = generate(model, [*prefix_ids, *before], most)
+            max_tokens = settings.max_new_tokens or NEW_TOKENS
+            answer_ids = generate(model, [*prefix_ids, *prompt_ids], max_tokens)
         else:
-            after = model.encode([target], follow=True)[0]
-        if not after:
+            answer_ids = model.encode([target], follow=True)[0]
+        if not answer_ids:
             raise DataError("the target is empty, or the model generated nothing; pass target=")
-        answer = (len(before), len(before) + len(after))
-        return Prompt([*before, *after], prefix_ids, answer, len(closing))
+        answer = (len(prompt_ids), len(prompt_ids) + len(answer_ids))
+        return Prompt([*prompt_ids, *answer_ids], prefix_ids, answer, len(closing_ids))
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything that an explanation needs: a document, its windows, its targets and a model."""
+    """Holds everything that an explanation needs, and evaluates targets: a document, its windows,
+    its targets and a model."""
 
     model: LoadedModel
     scorer: Scorer
     document: Document
     windows: Windows
-    settings: AskSettings
-    spans: Spans | None  # none: the targets with the largest gaps are selected
-    state: State | None = None  # what the model was
+    settings: ExplainSettings
+    spans: Spans | None
+    """The targets; None: those with the largest gaps are selected."""
+
+    state: State | None = None
+    """The state of the model at that time, by which a change is noticed."""
 
     @staticmethod
     def of(
         model: LoadedModel,
         prompt: Prompt,
         at: At | None,
-        settings: AskSettings,
+        settings: ExplainSettings,
         *,
         unrelated: Any,
         batch_tokens: int | None = None,
     ) -> Prepared:
-        """Settle windows and targets. `unrelated`: the texts that replace distant tokens, where
-        the interpretation replaces them."""
-        answer = prompt.answer
-        num_tokens = len(prompt.tokens)
+        """Settle windows and targets of a prompt. `at`: names of targets in a text. `unrelated`:
+        the texts that replace distant tokens, where the interpretation replaces them."""
         document = Document(np.array(prompt.tokens, dtype=np.int64), tokenizer=model.tokenizer)
-        short = settings.short
-        if short is None:
-            local = default_local(LOCAL_OF_ONE_PREDICTION, answer[0] if answer else num_tokens)
-            # What a chat template puts after the prompt is never distant.
-            short = max(prompt.num_closing, local)
         spans: Spans | None = None
-        last = num_tokens
-        longest = 1
-        if answer is not None:
-            spans = [answer]
+        if prompt.answer is not None:
+            spans = [prompt.answer]
         elif at is not None:
             spans = find_spans(document, at)
-        if spans:
-            last = max(end for _, end in spans)
-            longest = max(end - first for first, end in spans)
-        windows = Windows("all", short, prefix=tuple(prompt.prefix_ids))
-        windows = replace(windows, most=long_window(settings.long).longest)
-        if model.max_positions is not None:
-            most = model.max_positions - len(windows.prefix) - longest + 1
-            if most <= short:
-                raise ConfigError(
-                    f"prefix ({len(windows.prefix):,} tokens), local window (short={short}) and "
-                    f"target ({longest:,}) need more than the {model.max_positions:,} positions of "
-                    f"'{model.name}'; pass shorter ones, or lower short"
-                )
-            if last - longest > most and most < (windows.most or math.inf):
-                say(f"the text is longer than the model takes: long windows of {most:,} tokens")
-                windows = replace(windows, most=most)
-        windows.check()
-        model.check_positions(replace(windows, stride=longest).num_positions(last))
+        windows = _windows_of(model, prompt, spans, settings)
         scorer = scorer_of(model, settings, batch_tokens)
         if settings.interpretation.replaces:
             others = unrelated_documents(model, unrelated, document)
             controls = Controls(others, windows, num_draws=1, seed=settings.seed)
             scorer = scorer.of_document(document, controls)
-        state = state_of(model.model)
         return Prepared(
             model=model,
             scorer=scorer,
@@ -158,48 +148,50 @@ class Prepared:
             windows=windows,
             settings=settings,
             spans=spans,
-            state=state,
+            state=state_of(model.model),
         )
 
     def blocks_to_select(self) -> list[Block]:
         """Return the blocks in which targets are looked for if none is named.
 
-        Neighbours in a long text share windows. A long window that does not begin where the text
-        begins is a pass of its own. If these have more than `MOST_TOKENS` tokens together, only
-        some of them are taken, evenly spaced."""
+        In a long text, neighbouring targets share windows. A long window that does not begin where
+        the text begins takes a pass of its own. If all these windows have more than `MAX_TOKENS`
+        tokens, only some of them are taken, evenly spaced.
+        """
         windows = self.windows
         tokens = self.document.tokens
         replaces = self.settings.interpretation.replaces
-        most_blocks = MOST_PROMPTS if replaces else MOST_WINDOWS
-        stride = math.ceil(len(tokens) / most_blocks)
-        most = windows.most
-        if most is not None:
+        max_blocks = MAX_PROMPTS if replaces else MAX_WINDOWS
+        stride = math.ceil(len(tokens) / max_blocks)
+        longest = windows.most
+        if longest is not None:
             # The last target of a block sees stride − 1 tokens more than the first.
-            most = max(windows.short + 1, most - stride + 1)
-        blocks = list(replace(windows, stride=stride, most=most).blocks(tokens))
+            longest = max(windows.short + 1, longest - stride + 1)
+        blocks = list(replace(windows, stride=stride, most=longest).blocks(tokens))
         later = [block for block in blocks if block.first > 0]
-        step = math.ceil(sum(len(block.tokens) for block in later) / MOST_TOKENS)
+        step = math.ceil(sum(len(block.tokens) for block in later) / MAX_TOKENS)
         if step > 1:
             later = later[::step]
             say(f"targets are selected from one in {step} of its later tokens; name others (--at)")
         return [block for block in blocks if block.first == 0] + later
 
-    def most_units(self, spans: Iterable[Sequence[int]]) -> int:
-        """Return the largest number of distant units of a target."""
-        most = 0
+    def max_num_units(self, spans: Iterable[Sequence[int]]) -> int:
+        """Return the number of distant units of the target that has most of them."""
+        largest = 0
         for first, _ in spans:
             begin = int(self.windows.first_distant(int(first)))
             end = int(first) - self.windows.short
-            most = max(most, len(self.document.units(self.settings.units, begin, end)))
-        return most
+            num_units = len(self.document.units(self.settings.units, begin, end))
+            largest = max(largest, num_units)
+        return largest
 
     def recover(
         self, targets: Mapping[str, np.ndarray], controls: Controls | None = None
     ) -> dict[str, pd.DataFrame]:
-        """Evaluate targets, with 0 to k units, or to as many as there are."""
+        """Evaluate targets with 0 to k units, or with 0 to all if there are fewer than k."""
         settings = self.settings
         spans = list(chain(*targets.values()))
-        most = min(settings.k, self.most_units(spans))
+        largest_k = min(settings.k, self.max_num_units(spans))
         return recover(
             self.scorer,
             self.document,
@@ -207,23 +199,64 @@ class Prepared:
             targets,
             units=settings.units,
             selectors=settings.selector,
-            ks=range(most + 1),
+            ks=range(largest_k + 1),
             controls=controls,
             seed=settings.seed,
         )
 
-    def refuse_changed_model(self) -> None:
+    def check_model_unchanged(self) -> None:
+        """Raise DataError if the model is not what it was when the explanation was prepared."""
         check_unchanged(self.scorer.model, self.state, "explain")
 
     def without_model(self) -> Prepared:
-        """Return what is stored with an answer: enough to show it, not to compute it again."""
+        """Return a copy without weights, which is stored with an explanation: it is enough to show
+        the explanation, and not to compute it again."""
         model = self.model.without_weights()
-        # Only an answer that is to be shown lacks these two, so their types do not allow None.
+        # Only a stored explanation lacks these two, so their types do not allow None.
         return replace(self, model=model, scorer=None, state=None)  # type: ignore[arg-type]
 
 
+def _windows_of(
+    model: LoadedModel, prompt: Prompt, spans: Spans | None, settings: ExplainSettings
+) -> Windows:
+    """Return windows for the targets `spans`, which fit the positions that the model takes;
+    ConfigError if none do. `spans`: None for single tokens anywhere in the text."""
+    num_tokens = len(prompt.tokens)
+    last_end = num_tokens
+    longest_target = 1
+    if spans:
+        last_end = max(end for _, end in spans)
+        longest_target = max(end - first for first, end in spans)
+
+    short = settings.short
+    if short is None:
+        num_before_target = prompt.answer[0] if prompt.answer else num_tokens
+        local = default_local(LOCAL_OF_ONE_PREDICTION, num_before_target)
+        # What a chat template puts after the prompt is never distant.
+        short = max(prompt.num_closing, local)
+    windows = Windows("all", short, prefix=tuple(prompt.prefix_ids))
+    windows = replace(windows, most=long_window(settings.long).longest)
+
+    if model.max_positions is not None:
+        longest = model.max_positions - len(windows.prefix) - longest_target + 1
+        if longest <= short:
+            raise ConfigError(
+                f"prefix ({len(windows.prefix):,} tokens), local window (short={short}) and "
+                f"target ({longest_target:,}) need more than the {model.max_positions:,} positions "
+                f"of '{model.name}'; pass shorter ones, or lower short"
+            )
+        is_text_longer = last_end - longest_target > longest
+        if is_text_longer and longest < (windows.most or math.inf):
+            say(f"the text is longer than the model takes: long windows of {longest:,} tokens")
+            windows = replace(windows, most=longest)
+    windows.check()
+    model.check_positions(replace(windows, stride=longest_target).num_positions(last_end))
+    return windows
+
+
 def read_text(path: str, inline: bool = False) -> str:
-    """Read a file, or standard input for `-`; with `inline`, only if the name begins with @."""
+    """Read a file, or standard input for `-`. `inline`: `path` is the text itself, unless it begins
+    with @, as in @FILE."""
     if inline and not path.startswith("@"):
         return path
     path = path.removeprefix("@") if inline else path
@@ -245,9 +278,10 @@ def read_text(path: str, inline: bool = False) -> str:
 
 
 def unrelated_documents(model: LoadedModel, unrelated: Any, document: Document) -> Documents:
-    """Join documents to a text long enough to draw from. Documents that share a passage
-    with the explained text are left out, as they may be the same text."""
+    """Join documents into one long text, from which unrelated texts are drawn. Documents that share
+    a passage with the explained text are left out, as they may be the same text."""
     length = len(document.tokens)
+    # Enough that several draws do not overlap.
     num_needed = max(20 * length, 20_000)
     own_passages = set(passages(document.tokens))
     texts = []
@@ -269,21 +303,32 @@ def unrelated_documents(model: LoadedModel, unrelated: Any, document: Document) 
 
 
 def passages(tokens: np.ndarray, length: int = SAME_TEXT) -> Iterator[bytes]:
-    """Yield all runs of `length` tokens, or the text itself if it is shorter."""
+    """Yield all runs of `length` tokens as bytes, or the text itself if it is shorter."""
     tokens = tokens.astype("<i8")
     num_runs = max(1, len(tokens) - length + 1)
     for first in range(num_runs):
         yield tokens[first : first + length].tobytes()
 
 
-def chat_ids(model: LoadedModel, prompt: str) -> tuple[list[int], list[int], list[int]]:
-    """Return the token IDs before the prompt in the chat template, of the prompt, and after it."""
+class ChatIds(NamedTuple):
+    """A prompt in a chat template, as token IDs."""
+
+    before: list[int]
+    """What the template writes before the prompt."""
+
+    prompt: list[int]
+    after: list[int]
+    """What the template writes between the prompt and the answer."""
+
+
+def chat_ids(model: LoadedModel, prompt: str) -> ChatIds:
+    """Encode a prompt in the chat template of the model's tokenizer."""
     prompt = prompt.strip()
     before, after = split_template(
         model, lambda texts: [{"role": "user", "content": text} for text in texts], [prompt]
     )
     prompt_ids, after_ids = model.encode([prompt, after], follow=True)
-    return model.encode([before])[0], prompt_ids, after_ids
+    return ChatIds(model.encode([before])[0], prompt_ids, after_ids)
 
 
 def split_template(
@@ -291,20 +336,21 @@ def split_template(
     messages: Callable[[Sequence[str]], list[dict[str, Any]]],
     texts: Sequence[str],
 ) -> list[str]:
-    """Return what the chat template writes before, between and after these texts in messages."""
-    # Unique placeholders show where the template puts the texts.
+    """Return what the chat template writes before the first of these texts, between two of them,
+    and after the last. `messages`: a function from texts to the messages that hold them."""
+    # Unique marks in place of the texts show where the template puts these.
     marks = [f"⟦{number}⟧" for number in range(len(texts))]
-    around = re.split(r"⟦\d+⟧", through_template(model, messages(marks)))
-    inserted = chain(*zip_longest(around, texts, fillvalue=""))
+    pieces = re.split(r"⟦\d+⟧", through_template(model, messages(marks)))
+    inserted = chain(*zip_longest(pieces, texts, fillvalue=""))
     whole = through_template(model, messages(texts))
-    if len(around) != len(texts) + 1 or "".join(inserted) != whole:
+    if len(pieces) != len(texts) + 1 or "".join(inserted) != whole:
         problem = "drops, repeats, moves or changes messages; write the text that it makes"
         raise DataError(f"the chat template of '{model.name}' {problem}")
-    return around
+    return pieces
 
 
 def through_template(model: LoadedModel, messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the messages as the tokenizer's chat template writes them, up to where the answer
+    """Return the text that the tokenizer's chat template makes of messages, up to where the answer
     begins."""
     tokenizer = model.transformers_tokenizer
     if not getattr(tokenizer, "chat_template", None):
@@ -326,11 +372,12 @@ def generate(
     max_new_tokens: int,
     done: Callable[[list[int]], None] = lambda generated: None,
 ) -> list[int]:
-    """Generate greedily, up to the model's end-of-text token. `done` is called after each token."""
+    """Generate tokens greedily, until the model's end-of-text token. `done` is called after each
+    token, with all so far."""
     if model.prompt_model is not None:
         answer: list[int] = model.prompt_model.generate(tokens, max_new_tokens)
         return answer
-    lm = model.model
+    language_model = model.model
     end_ids = _end_ids(model)
     device = model.device
     generated: list[int] = []
@@ -338,13 +385,13 @@ def generate(
     inputs = torch.tensor([tokens], device=device)
     for num_before in range(len(tokens), len(tokens) + max_new_tokens):
         positions = torch.arange(num_before - inputs.shape[1], num_before, device=device)[None]
-        states = lm.distant_states(inputs, positions, before=states)
-        best = int(lm.unembed(states.hidden_BFD[:, -1]).argmax())
-        if best in end_ids:
+        states = language_model.distant_states(inputs, positions, before=states)
+        next_token = int(language_model.unembed(states.hidden_BFD[:, -1]).argmax())
+        if next_token in end_ids:
             break
-        generated.append(best)
+        generated.append(next_token)
         done(generated)
-        inputs = torch.tensor([[best]], device=device)
+        inputs = torch.tensor([[next_token]], device=device)
     else:
         say(f"the answer ends at {max_new_tokens} tokens (max_new_tokens), unfinished")
     return generated
@@ -355,11 +402,11 @@ def _end_ids(model: LoadedModel) -> set[int]:
     inner = getattr(model.model, "model", None)
     configs = [getattr(owner, "config", None) for owner in (model.model, inner)]
     # Some chat models name the end of a turn in their generation_config only.
-    sources = (model.transformers_tokenizer, *configs, getattr(inner, "generation_config", None))
+    owners = (model.transformers_tokenizer, *configs, getattr(inner, "generation_config", None))
     end_ids = set()
-    for source in sources:
+    for owner in owners:
         # One token ID, a list of them, or none.
-        tokens: Any = getattr(source, "eos_token_id", None)
+        tokens: Any = getattr(owner, "eos_token_id", None)
         for token in np.atleast_1d(tokens):
             if token is None:
                 continue

@@ -1,0 +1,1 @@
+"""Measure many documents: plan.py settles what is measured, measurement.py runs it."""

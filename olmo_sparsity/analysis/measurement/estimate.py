@@ -1,8 +1,14 @@
 """Estimate the cost of a measurement before it runs.
 
-Targets of a few documents run with a model that computes nothing, so that any selector is counted
-as it runs. The real model computes a few losses: for its speed, and for how many targets are
-chosen.
+Cost is counted in token-forwards, and a time follows from the speed of the model:
+
+    losses     counted exactly, from the lengths of documents and windows
+    targets    how many there will be: extrapolated from losses of a few blocks (`_Trial`)
+    recovery   token-forwards of a target: counted in a few documents (`_Prices`) by running the
+               real selectors with a model that computes nothing, so that any selector is counted
+
+`estimate` is the entry point of a dry run. `estimate_untrained` prices a model that has no weights
+yet.
 """
 
 from __future__ import annotations
@@ -11,13 +17,14 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.measurement.plan import Plan, share_of
+from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.targets import places_of
+from olmo_sparsity.analysis.options import ALL_DOCUMENTS, Shard
 from olmo_sparsity.analysis.results.statistics import KEYS, PARTS, half_of
 from olmo_sparsity.analysis.results.summary import describe_induction
 from olmo_sparsity.analysis.results.tables import Columns, join_documents
@@ -34,10 +41,11 @@ from olmo_sparsity.text.documents import Documents
 from olmo_sparsity.text.windows import Block
 
 TRIED_S = 4.0
-"""Seconds of losses that a trial computes: at least of a block of two documents, unless a block
-takes longer than that and more token-forwards than `TRIED_FORWARDS`."""
+"""For about how many seconds a trial computes losses. It computes those of a block of two documents
+at least, unless a block takes longer than this and more than `TRIED_FORWARDS` token-forwards."""
 
 TRIED_FORWARDS = 1024
+"""So many token-forwards a trial computes even if the model takes long for them."""
 
 TRIED_TOKENS = 512
 """How many tokens of a document get losses in a trial, at most."""
@@ -48,42 +56,62 @@ TRIED_DOCUMENTS = 3
 TRIED_TARGETS = 6
 """The most targets of each of these."""
 
-PASSAGES = 2  # of the induction check in a trial
-PASSAGE = 64  # tokens of each of them, at most
-FEW_TARGETS = 10  # below so many chosen targets in the trial a warning is given
-PLACEBO_RATE = 0.5  # targets of the placebo for each own one, where no losses are computed
+NUM_PASSAGES = 2
+"""Passages that the induction check of a trial repeats."""
+
+PASSAGE_LENGTH = 64
+"""Tokens of such a passage, at most."""
+
+FEW_TARGETS = 10
+"""With fewer chosen targets in the trial, the estimate says that it is uncertain."""
+
+PLACEBO_RATE = 0.5
+"""Assumed number of placebo targets for each own target, where a trial computes no losses."""
 
 
 @dataclass(frozen=True)
 class _Counts:
-    """Estimate for the documents of one process."""
+    """The estimated cost of the documents of one shard."""
 
-    num_losses: int  # targets with both losses
-    num_evaluated: float  # targets, own and placebo, that are evaluated
+    num_losses: int
+    """Targets whose losses are computed."""
+
+    num_evaluated: float
+    """Targets for which units are ranked, those of the placebo included."""
+
     num_own: float
-    losses: float  # token-forwards, with those of the induction check
+    """Those among them that are in the documents' own distant context."""
+
+    losses: float
+    """Token-forwards of the losses, with those of the induction check."""
+
     recovery: float
+    """Token-forwards of the evaluated targets."""
+
     seconds: float
 
     @property
     def forwards(self) -> float:
+        """Return all token-forwards."""
         return self.losses + self.recovery
 
 
 WIDTHS = {"recovery": 0.67, "net excess": 1.36}
-"""Half a 95% interval, times √targets: the median of 175 stored measurements with at most five
-targets a document; in a tenth of them it is 1.13 and 1.91 (study/results/summary.parquet)."""
+"""Half the width of a 95% interval, times the root of the number of targets: the median of 175
+stored measurements with at most five targets a document. In a tenth of these it is 1.13 and 1.91 or
+more (study/results/summary.parquet)."""
 
 LONG_S = 300
 """Seconds from which a dry run says how to measure less."""
 
-USED = 0.4
+USED_SHARE_OF_PEAK = 0.4
 """The share of its stated peak that a GPU is assumed to reach; never timed on a large one."""
 
 
-def estimate(plan: Plan, shard: tuple[int, int] = (0, 1), speed: str | None = None) -> Cost:
-    """Count and time a measurement; runs the model for seconds. `speed`: a GPU, or token-forwards
-    a second."""
+def estimate(plan: Plan, shard: tuple[int, int] = ALL_DOCUMENTS, speed: str | None = None) -> Cost:
+    """Estimate what a measurement, or one shard of it, costs. This runs the model for seconds.
+    `speed`: another machine to give a time for: a GPU, or token-forwards a second."""
+    shard = Shard(*shard)
     price = _price(plan.model.num_parameters, speed)
     with using(plan.model):
         trial = _Trial.of(plan)
@@ -94,13 +122,13 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1), speed: str | None = No
 
 
 def _describe(
-    plan: Plan, trial: _Trial, counts: _Counts, shard: tuple[int, int], price: _Price | None
+    plan: Plan, trial: _Trial, counts: _Counts, shard: Shard, price: _Price | None
 ) -> list[str]:
-    """Return the lines of an estimate."""
+    """Return the lines that a dry run prints."""
     model = plan.model
     documents = plan.documents
     device = plan.scorer.device
-    num_measured = len(share_of(plan.measured, *shard))
+    num_measured = len(shard.of(plan.measured))
     num_skipped = documents.num_too_short + len(documents) - len(plan.measured)
     per_target = counts.recovery / max(counts.num_evaluated, 1e-9)
     chosen = f"about {counts.num_evaluated:,.0f} evaluated"
@@ -113,7 +141,7 @@ def _describe(
         f"window{_describe_parts(documents)}",
         f"targets         {counts.num_losses:,} with both losses, {chosen}",
         # All shards together determine the intervals.
-        f"intervals       {_describe_intervals(counts.num_own * shard[1])}",
+        f"intervals       {_describe_intervals(counts.num_own * shard.num_shards)}",
         f"token-forwards  about {counts.forwards:.2e}, {per_target:,.0f} for each evaluated target",
         f"FLOPs           about {counts.forwards * 2 * model.num_parameters:.2e} (2 per parameter)",
         f"memory          {peak_memory_gib(device):.1f} GiB of {device} at the peak of a trial",
@@ -175,6 +203,7 @@ def _describe_parts(documents: Documents) -> str:
 
 
 def _describe_intervals(num_own: float) -> str:
+    """Say how wide the intervals over so many own targets will be."""
     if not num_own:
         return "none, as no target of the sample passes"
     widths = [f"±{width / num_own**0.5:.2f} of {name}" for name, width in WIDTHS.items()]
@@ -183,35 +212,49 @@ def _describe_intervals(num_own: float) -> str:
 
 @dataclass(frozen=True)
 class _Price:
-    """The speed of another machine."""
+    """How fast another machine computes."""
 
     forwards_per_s: float
     origin: str
-    """Where the number is from."""
+    """Where the number comes from, for readers."""
 
     def hours(self, token_forwards: float) -> float:
         return token_forwards / self.forwards_per_s / 3600
 
 
 def _price(num_parameters: int, speed: str | None) -> _Price | None:
-    """Return the speed that `speed` names: a GPU, or token-forwards a second."""
+    """Return the price for `speed`, which is the name of a GPU or a number of token-forwards a
+    second; None without it."""
     if speed is None:
         return None
     if re.fullmatch(r"\d+(\.\d+)?(e\d+)?", speed) and float(speed):
         return _Price(float(speed), "given")
     gpu = known_gpu(speed, "--speed", or_else="token-forwards a second above 0, or ")
-    flops = USED * gpu.tflops * 1e12
-    origin = f"predicted: {USED:.0%} of {gpu.tflops:,.0f} TFLOP/s, without attention"
+    flops = USED_SHARE_OF_PEAK * gpu.tflops * 1e12
+    origin = f"predicted: {USED_SHARE_OF_PEAK:.0%} of {gpu.tflops:,.0f} TFLOP/s, without attention"
     return _Price(flops / (2 * num_parameters), origin)
 
 
+def _losses_of_beginning(plan: Plan, number: int, num_tokens: int) -> Columns:
+    """Compute the losses of the first tokens of a document, in all blocks."""
+    document = plan.documents[number]
+    # Other documents keep their lengths, as they serve as unrelated texts.
+    items = list(plan.documents.items)
+    items[number] = replace(document, tokens=document.tokens[:num_tokens])
+    documents = replace(plan.documents, items=items)
+    plan_of_beginning = replace(plan, documents=documents, reused_losses={})
+    return _with_sample(plan_of_beginning, 1.0).losses(number)["losses"]
+
+
 def _with_sample(plan: Plan, sample: float) -> Plan:
+    """Return the plan with another share of blocks."""
     return replace(plan, settings=replace(plan.settings, sample=sample))
 
 
 def losses_forwards(plan: Plan, number: int, blocks: Sequence[Block]) -> int:
-    """Return the token-forwards of the losses of these blocks of a document: with the local window,
-    the long one, and the long one of the placebo."""
+    """Return the token-forwards of the losses of these blocks of a document. There are three losses
+    of each target: with the local window, with the long one, and with the long one of the
+    placebo."""
     if not blocks:
         return 0
     if plan.settings.interpretation.replaces:
@@ -228,31 +271,43 @@ def losses_forwards(plan: Plan, number: int, blocks: Sequence[Block]) -> int:
         return num_local + num_prefixes + 2 * num_long
     # One pass over the document predicts all its targets. An unrelated text takes one pass, too,
     # and then the local windows of all blocks behind it.
-    last = blocks[-1]
-    num_document = len(last.tokens) - 1
-    num_unrelated = num_prefix + last.num_distant + num_local
+    last_block = blocks[-1]
+    num_document = len(last_block.tokens) - 1
+    num_unrelated = num_prefix + last_block.num_distant + num_local
     return num_local + num_prefixes + num_document + num_unrelated
 
 
 @dataclass
 class _Trial:
-    """How fast the model is, and which share of all targets is chosen."""
+    """What is learnt by running the model for a few seconds: how fast it is, and which share of all
+    targets is chosen."""
 
     induction: dict[str, Any]
-    speed: float  # token-forwards of losses a second
-    losses: pd.DataFrame | None  # of a few blocks; None: computing them would take too long
-    num_chosen: int = 0
-    speed_of_targets: float | None = None
-    """Token-forwards of targets a second, which rank many units; None: not tried yet."""
+    """The result of the induction check on a few passages."""
 
-    prices: _Prices | None = None  # the sample does not change them
+    speed: float
+    """Token-forwards a second while losses are computed."""
+
+    losses: pd.DataFrame | None
+    """Losses of a few blocks; None if computing them would take too long."""
+
+    num_chosen: int = 0
+    """How many targets are chosen by these losses."""
+
+    speed_of_targets: float | None = None
+    """Token-forwards a second while targets are evaluated; None before it is tried."""
+
+    prices: _Prices | None = None
+    """Kept for other samples of the same plan, which have the same prices."""
 
     @staticmethod
     def of(plan: Plan) -> _Trial:
+        """Run the model of a plan on a few passages and blocks."""
         scorer = plan.scorer
-        length = max(1, min(PASSAGE, plan.settings.windows.first_target // 2))
+        length = max(1, min(PASSAGE_LENGTH, plan.settings.windows.first_target // 2))
         documents = [plan.documents[number] for number in plan.measured]
-        for num_passages in (1, PASSAGES):  # the first forward is slower
+        # The first forward is slower, so the second run is the one that counts.
+        for num_passages in (1, NUM_PASSAGES):
             began = time.perf_counter()
             induction = repetition_drop(scorer, documents, length, num_passages)
             seconds = time.perf_counter() - began
@@ -271,37 +326,36 @@ class _Trial:
         windows = plan.settings.windows
         scorer = plan.scorer
         tables: dict[int, Columns] = {}
-        before = scorer.token_forwards
+        forwards_before = scorer.token_forwards
         began = time.perf_counter()
-        most = max(TRIED_S * self.speed, TRIED_FORWARDS)
+        max_forwards = max(TRIED_S * self.speed, TRIED_FORWARDS)
         for number in sorted(plan.measured):  # neighbours are of different halves
             document = plan.documents[number]
             blocks = list(windows.blocks(document.tokens[: windows.first_target + TRIED_TOKENS]))
-            total = losses_forwards(plan, number, blocks)
-            # About what the first block costs, the first two, …
-            costs = [total * num / len(blocks) for num in range(1, len(blocks) + 1)]
-            if not tables and costs[0] > most:
-                return
-            num_blocks = max(1, int(np.searchsorted(costs, most / TRIED_DOCUMENTS, "right")))
-            size = blocks[num_blocks - 1].start + windows.stride
-            # The others stay as long as they are, to serve as unrelated texts.
-            items = list(plan.documents.items)
-            items[number] = replace(document, tokens=document.tokens[:size])
-            documents = replace(plan.documents, items=items)
-            with_cut = replace(plan, documents=documents, reused_losses={})
-            tables[number] = _with_sample(with_cut, 1.0).losses(number)["losses"]
+            # About what the first block costs, the first two, and so on.
+            num_forwards = losses_forwards(plan, number, blocks)
+            forwards_of_blocks = num_forwards * np.arange(1, len(blocks) + 1) / len(blocks)
+            if not tables and forwards_of_blocks[0] > max_forwards:
+                return  # even one block takes too long
+            forwards_of_document = max_forwards / TRIED_DOCUMENTS
+            num_affordable = int(np.searchsorted(forwards_of_blocks, forwards_of_document, "right"))
+            num_blocks = max(1, num_affordable)
+
+            num_tokens = blocks[num_blocks - 1].start + windows.stride
+            tables[number] = _losses_of_beginning(plan, number, num_tokens)
             is_long = time.perf_counter() - began > TRIED_S
             if is_long and set(map(half_of, tables)) == {"threshold", "report"}:
                 break
-        # Forwards of several rows, as in the measurement, say more than passages.
-        self.speed = (scorer.token_forwards - before) / (time.perf_counter() - began)
+        # Forwards of several rows, as in the measurement, say more about speed than passages.
+        seconds = time.perf_counter() - began
+        self.speed = (scorer.token_forwards - forwards_before) / seconds
         self.losses = join_documents(tables)
 
     # --- the cost of a plan, of this model and text ---
 
-    def cost(self, plan: Plan, shard: tuple[int, int] = (0, 1)) -> _Counts:
-        """Estimate the cost of a plan, or of a share of its documents."""
-        numbers = share_of(plan.measured, *shard)
+    def cost(self, plan: Plan, shard: Shard = ALL_DOCUMENTS) -> _Counts:
+        """Estimate the cost of a plan, or of a shard of its documents."""
+        numbers = shard.of(plan.measured)
         blocks = {number: plan.blocks(plan.documents[number]) for number in numbers}
         num_losses = {
             number: sum(block.num_targets for block in blocks[number]) for number in numbers
@@ -311,16 +365,19 @@ class _Trial:
             if number not in plan.reused_losses:
                 losses += losses_forwards(plan, number, blocks[number])
         for passage in passages_of(*plan.induction_texts()):
-            losses += 2 * len(passage)
+            losses += 2 * len(passage)  # the passage and its repetition
+
+        # `places`: where targets may be. `expected`: how many of them are evaluated.
         if plan.fits_threshold:
-            reported = {n: size for n, size in num_losses.items() if half_of(n) == "report"}
-            expected = self._expected(plan, reported)
+            num_reported = {n: num for n, num in num_losses.items() if half_of(n) == "report"}
+            expected = self._expected_targets(plan, num_reported)
             places = {number: places_of(blocks[number]) for number in expected}
         else:
             places = _fixed_places(plan, numbers)
             expected = {
                 number: {"document": float(len(places_T))} for number, places_T in places.items()
             }
+
         recovery = 0.0
         if expected:
             if self.prices is None:
@@ -338,7 +395,8 @@ class _Trial:
         )
 
     def _try_target(self, plan: Plan, places: dict[int, np.ndarray]) -> float:
-        """Evaluate a target of a document of median length, if it takes seconds."""
+        """Return the token-forwards a second of evaluating a target, tried in a document of median
+        length. If that would take too long, return the speed of losses."""
         numbers = [number for number in places if len(places[number])]
         numbers.sort(key=lambda number: len(plan.documents[number].tokens))
         if not numbers:
@@ -350,69 +408,92 @@ class _Trial:
         began = time.perf_counter()
         return _spent(plan, number, target) / (time.perf_counter() - began)
 
-    def _expected(self, plan: Plan, sizes: dict[int, int]) -> dict[int, dict[str, float]]:
-        """Return document → kind of distant context → the number of its targets that are evaluated.
-        Each set is assumed to have the same density in all documents, and has at most `max_targets`
-        of each. `sizes`: the number of targets with losses of each document."""
-        settings = plan.settings
-        most = settings.most_targets
+    def _expected_targets(
+        self, plan: Plan, num_losses: dict[int, int]
+    ) -> dict[int, dict[str, float]]:
+        """Return how many targets are expected to be evaluated: document → kind of distant context
+        → number. `num_losses`: document → number of its targets with losses."""
         if self.losses is None:
-            expected_without_losses = {}
-            for number, size in sizes.items():
-                num_own = len(settings.sets) * min(settings.share * size, most)
-                if num_own:
-                    by_part = {"document": num_own, "placebo": PLACEBO_RATE * num_own}
-                    expected_without_losses[number] = by_part
-            return expected_without_losses
-        unlimited = replace(_with_sample(plan, 1.0).settings, max_targets="all")
-        chosen = replace(plan, settings=unlimited).targets(self.losses)
-        by_part = chosen.groupby("distant_part")
-        # A target that is in several sets is evaluated once.
-        once = by_part.apply(lambda rows: len(rows.drop_duplicates(KEYS)) / len(rows))
+            return _expected_by_share(plan, num_losses)
+        without_limit = replace(_with_sample(plan, 1.0).settings, max_targets="all")
+        chosen = replace(plan, settings=without_limit).targets(self.losses)
         self.num_chosen = len(chosen.drop_duplicates([*KEYS, "distant_part"]))
-        known = max(int((self.losses.document.map(half_of) == "report").sum()), 1)
-        density = chosen.groupby(["distant_part", "target_set"]).size() / known
 
-        def expected(part: str, size: int) -> float:
-            if part not in once.index:
+        # A target that is in several sets is evaluated once.
+        share_distinct = chosen.groupby("distant_part").apply(
+            lambda rows: len(rows.drop_duplicates(KEYS)) / len(rows)
+        )
+        # Each set is assumed to be as dense in all documents as in those that were tried.
+        num_tried = max(int((self.losses.document.map(half_of) == "report").sum()), 1)
+        density = chosen.groupby(["distant_part", "target_set"]).size() / num_tried
+        max_targets = plan.settings.max_targets_of_set
+
+        def num_expected(part: str, num_losses_of_document: int) -> float:
+            if part not in share_distinct.index:
                 return 0.0
-            return once[part] * float((density[part] * size).clip(upper=most).sum())
+            num_by_set = (density[part] * num_losses_of_document).clip(upper=max_targets)
+            return share_distinct[part] * float(num_by_set.sum())
 
         return {
-            number: {part: expected(part, size) for part in PARTS}
-            for number, size in sizes.items()
-            if size
+            number: {part: num_expected(part, num) for part in PARTS}
+            for number, num in num_losses.items()
+            if num
         }
 
 
+def _expected_by_share(plan: Plan, num_losses: dict[int, int]) -> dict[int, dict[str, float]]:
+    """Return what `_Trial._expected_targets` returns, without any losses: as many targets as
+    `share` and `max_targets` allow."""
+    settings = plan.settings
+    expected = {}
+    for number, num in num_losses.items():
+        num_own = len(settings.sets) * min(settings.share * num, settings.max_targets_of_set)
+        if num_own:
+            expected[number] = {"document": num_own, "placebo": PLACEBO_RATE * num_own}
+    return expected
+
+
 def _fixed_places(plan: Plan, numbers: Sequence[int]) -> dict[int, np.ndarray]:
-    """Return the places of the targets that are not chosen here, by document."""
+    """Return the places of targets that are fixed before the measurement, by document."""
     targets = plan.targets(pd.DataFrame()).drop_duplicates([*KEYS, "distant_part"])
     by_document = targets[targets.document.isin(numbers)].groupby("document").target
     return {int(number): places.to_numpy() for number, places in by_document}
 
 
+class _Amounts(NamedTuple):
+    """What one count of `_Prices.of` depends on, in the order of the prices."""
+
+    num_tokens: float
+    own_size: float
+    placebo_size: float
+
+
 @dataclass(frozen=True)
 class _Prices:
-    """Token-forwards of a document's targets: for the states of each token, and for each target,
-    or each token before one (see `_size`)."""
+    """What evaluating the targets of a document costs, in token-forwards: a price for each token of
+    the document, whose states are computed, and a price for each target (see `_size`)."""
 
     token: float
     own: float
+    """For each target in the document's own distant context."""
+
     placebo: float
+    """For each target of the placebo."""
 
     @staticmethod
     def of(plan: Plan, places: dict[int, np.ndarray]) -> _Prices:
-        """Count own targets of a few documents, a third of them, and as many of the placebo, and
-        fit the prices to the counts."""
+        """Count the token-forwards of a few sets of targets, and fit the prices to the counts by
+        least squares."""
         numbers = sorted(places, key=lambda number: len(plan.documents[number].tokens))
         # The shortest document, the longest, and others between.
         spread = np.linspace(0, len(numbers) - 1, TRIED_DOCUMENTS).round().astype(int)
-        sizes: list[tuple[float, float, float]] = []  # tokens, own targets, placebo targets
-        spent: list[float] = []
+        amounts: list[_Amounts] = []
+        num_forwards: list[float] = []
         for number in [numbers[index] for index in np.unique(spread)]:
             drawn = stream(0, "trial", number).permutation(places[number])[:TRIED_TARGETS]
             num_third = -(-len(drawn) // 3)  # rounded up
+            # Own targets, a third of them, and as many of the placebo: so that the number of
+            # targets differs at an equal number of tokens, and the prices can be told apart.
             parts = [("document", drawn), ("document", drawn[:num_third])]
             if plan.fits_threshold:
                 parts.append(("placebo", drawn))
@@ -422,21 +503,23 @@ class _Prices:
                 size = _size(plan, chosen)
                 own_size = size if part == "document" else 0.0
                 placebo_size = size if part == "placebo" else 0.0
-                sizes.append((num_tokens, own_size, placebo_size))
-                spent.append(_spent(_counting(plan), number, targets))
-        size_N3 = np.array(sizes, dtype=float)
-        spent_N = np.array(spent, dtype=float)
-        token, own, placebo = np.linalg.lstsq(size_N3, spent_N, rcond=None)[0]
-        if token < 0:  # targets share so much that fewer of them cost more each
+                amounts.append(_Amounts(num_tokens, own_size, placebo_size))
+                num_forwards.append(_spent(_counting(plan), number, targets))
+
+        amount_N3 = np.array(amounts, dtype=float)
+        forwards_N = np.array(num_forwards, dtype=float)
+        token, own, placebo = np.linalg.lstsq(amount_N3, forwards_N, rcond=None)[0]
+        if token < 0:
+            # Targets share so much that fewer of them cost more each.
             token = 0.0
-            own, placebo = np.linalg.lstsq(size_N3[:, 1:], spent_N, rcond=None)[0]
+            own, placebo = np.linalg.lstsq(amount_N3[:, 1:], forwards_N, rcond=None)[0]
         return _Prices(float(token), float(own), float(placebo))
 
     def total(
         self, plan: Plan, expected: dict[int, dict[str, float]], places: dict[int, np.ndarray]
     ) -> float:
-        """Return the cost of all targets that are expected in each document, anywhere in
-        `places`."""
+        """Return the token-forwards of the targets that are expected in each document. `places`:
+        where in the document they may be."""
         total = 0.0
         for number, num_by_part in expected.items():
             num_own = num_by_part.get("document", 0.0)
@@ -444,26 +527,31 @@ class _Prices:
             cost_of_texts = self.token * len(plan.documents[number].tokens)
             size = _size(plan, places[number]) / len(places[number])
             cost_of_targets = size * (num_own * self.own + num_placebo * self.placebo)
-            # Texts are read only if there is a target, of which less than one may be expected.
-            total += min(num_own + num_placebo, 1.0) * cost_of_texts + cost_of_targets
+            # The texts of a document are read only if it has a target. Where less than one target
+            # is expected, that number is about the chance that there is one.
+            chance_of_target = min(num_own + num_placebo, 1.0)
+            total += chance_of_target * cost_of_texts + cost_of_targets
         return total
 
 
 def _size(plan: Plan, targets: np.ndarray) -> float:
-    """Return what the cost of targets grows with: their number, or the tokens of whole prompts."""
+    """Return the size of targets in proportion to their cost: their number, or, where a whole
+    prompt is computed for each, the tokens before them."""
     replaces = plan.settings.interpretation.replaces
     return float(targets.sum()) if replaces else float(len(targets))
 
 
 def _spent(plan: Plan, number: int, targets: dict[str, Any]) -> int:
-    """Return the token-forwards of targets of one document, which are evaluated or counted."""
-    before = plan.scorer.token_forwards
+    """Return the token-forwards of targets of one document. They are evaluated, or, if the scorer
+    of the plan is one that counts, only counted."""
+    forwards_before = plan.scorer.token_forwards
     with in_use(plan.scorer.model):
         plan.recovery(number, pd.DataFrame(targets))
-    return plan.scorer.token_forwards - before
+    return plan.scorer.token_forwards - forwards_before
 
 
 def _counting(plan: Plan) -> Plan:
+    """Return the plan with a scorer that counts, and computes nothing."""
     return replace(plan, scorer=counting(plan.scorer))
 
 
@@ -472,18 +560,22 @@ def _counting(plan: Plan) -> Plan:
 
 @dataclass(frozen=True)
 class Untrained:
-    """What measuring a model of a given shape costs."""
+    """What measuring a model that is not trained yet will cost."""
 
     num_targets: float
+    """Targets for which units are ranked, those of the placebo included."""
+
     forwards: float
+    """Token-forwards of the whole measurement."""
+
     gpu_hours: float | None
-    """None without a GPU's name."""
+    """None without the name of a GPU."""
 
 
 def estimate_untrained(plan: Plan, speed: str | None = None) -> Untrained:
-    """Count a measurement without running its model, which may have no weights: as many targets as
-    `share` and `max_targets` allow, and for each half a target of the placebo. `speed`: a GPU, or
-    token-forwards a second."""
+    """Estimate a measurement without running its model, which may have no weights. It assumes as
+    many targets as `share` and `max_targets` allow, and half as many of the placebo. `speed`: a
+    GPU, or token-forwards a second."""
     price = _price(plan.model.num_parameters, speed)
     trial = _Trial({}, speed=1.0, losses=None, speed_of_targets=1.0)
     cost = trial.cost(plan)

@@ -1,7 +1,13 @@
 """Run a measurement: losses of all documents, then recovery of chosen targets, then the summary.
 
-What is finished is written, so a killed measurement resumes, and processes share a folder. The
-process that finds all documents finished writes the results.
+    phase "losses"      L_short and L_long of every token of each document
+    choice of targets   from the losses of the threshold half of the documents
+    phase "recovery"    ranked units, and L_k, of the chosen targets of each document
+    summary             tables over all documents, written by the process that finds all finished
+
+Each process measures its share of the documents, and writes what is finished to a folder that all
+share (parts.py). So a killed measurement resumes, and a process that waits too long for others does
+their work itself. `measure` is the main entry.
 """
 
 from __future__ import annotations
@@ -22,10 +28,10 @@ from olmo_sparsity.analysis.measurement.plan import (
     MeasureRequest,
     Plan,
     plan,
-    share_of,
     targets_meta,
 )
 from olmo_sparsity.analysis.measurement.targets import check_all_evaluated
+from olmo_sparsity.analysis.options import ALL_DOCUMENTS, Shard
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.results import (
     FILES,
@@ -57,7 +63,8 @@ PATIENCE_S = 60.0
 
 
 def measure(request: MeasureRequest) -> Results | None:
-    """Answer a request. Return None if documents are left to other processes."""
+    """Answer a request: plan it, run it, and return the results. Return None if documents are left
+    to other processes."""
     out = request.out
     num_processes = read_launch().world_size
     if out is None and num_processes > 1:
@@ -81,32 +88,39 @@ def wait_for_results(out: str | Path) -> Results:
 
 
 def run(
-    plan: Plan, out: Path, shard: tuple[int, int] = (0, 1), command: Sequence[str] = ()
+    plan: Plan, out: Path, shard: tuple[int, int] = ALL_DOCUMENTS, command: Sequence[str] = ()
 ) -> Results | None:
-    """Measure what is planned. Return None if documents are left to other processes."""
+    """Measure what is planned, into the folder `out`. Return None if documents are left to other
+    processes."""
     with using(plan.model):
-        plan.refuse_changed_model()
-        return _Measuring(plan, out, shard, read_launch()).run(command)
+        plan.check_model_unchanged()
+        return _Process(plan, out, Shard(*shard), read_launch()).run(command)
 
 
-class _Measuring:
-    """One process of a measurement: the documents that it measures, and the targets that are chosen
-    so far."""
+class _Process:
+    """One process of a measurement.
 
-    def __init__(self, plan: Plan, out: Path, shard: tuple[int, int], launch: Launch) -> None:
+    A shard may have several processes: those of one launch, the first of which waits for the
+    others. Shards are started apart, and may run one after the other. So a shard waits for another
+    one only for losses that the threshold depends on, and not for ever.
+    """
+
+    def __init__(self, plan: Plan, out: Path, shard: Shard, launch: Launch) -> None:
         self.plan = plan
         self.out = out
         self.shard = shard
         self.launch = launch
         self.started = time.perf_counter()
+        self.slowest_s = 0.0
+        """Seconds that the slowest document took here, by which the patience with others is set."""
+
         self.provenance = provenance(device_name(plan.scorer.device))
         self.measured = plan.measured
         self.parts = Parts(out, plan.identity())
-        # The processes of a shard share what `share_of(measured, *shard)` gives it.
-        shard_index, num_shards = shard
-        index = shard_index + num_shards * launch.rank
-        self.mine = share_of(self.measured, index, num_shards * launch.world_size)
-        self.chosen = pd.DataFrame()
+        self.documents_of_shard = shard.of(self.measured)
+        self.documents_of_process = shard.part(launch.rank, launch.world_size).of(self.measured)
+        self.targets = pd.DataFrame()
+        """The targets of the documents that have losses so far."""
 
     def run(self, command: Sequence[str]) -> Results | None:
         """Return the results if this process finds all documents finished, and else None."""
@@ -116,69 +130,91 @@ class _Measuring:
             try:
                 return read_results(self.out) if is_first else None
             except DataError as error:
-                # They are written again from the parts.
+                # The results are written again from the parts.
                 say(str(error))
                 is_damaged = True
-        induction = self.plan.induction() if is_first else {}
-        sink = self.plan.sink() if is_first else {}
-        if induction:
-            shown = describe_induction(induction, self.plan.settings.interpretation)
-            print(shown, file=sys.stderr)
-        warning = describe_sink(sink)
-        if warning:
-            say(warning)
+
+        checks = self._check_model() if is_first else {}
         if not self._evaluate():
             return None
         meta = self.provenance | {
             "command": list(command),
-            "induction": induction,
-            "sink": sink,
+            "induction": checks.get("induction", {}),
+            "sink": checks.get("sink", {}),
             "seconds_of_last_start": time.perf_counter() - self.started,
             "token_forwards_of_last_start": self.plan.scorer.token_forwards,
         }
         with locked(self.out, waits=True):  # another launch may be at the same point
             if is_damaged or find_damage(self.out, FILES) is not None:
-                targets = self.chosen.reset_index(drop=True)
+                targets = self.targets.reset_index(drop=True)
                 _sum_up(self.plan, self.parts, targets, meta, self.out)
             return read_results(self.out)
 
+    def _check_model(self) -> dict[str, dict[str, Any]]:
+        """Run the induction and the sink check, print what they found, and return it for
+        meta.json."""
+        induction = self.plan.induction()
+        sink = self.plan.sink()
+        if induction:
+            text = describe_induction(induction, self.plan.settings.interpretation)
+            print(text, file=sys.stderr)
+        warning = describe_sink(sink)
+        if warning:
+            say(warning)
+        return {"induction": induction, "sink": sink}
+
     def _evaluate(self) -> bool:
         """Run both phases. Return whether this process finds all documents finished."""
-        plan = self.plan
-        parts = self.parts
-        shown = self.launch.rank == 0
-        slowest = _work("losses", parts, self.mine, self._losses, shown)
-        if plan.fits_threshold:
-            half = [number for number in self.measured if half_of(number) == "threshold"]
-            _wait_for("losses", parts, half, self._losses, slowest)
-        # Read first: other processes may finish theirs while targets are chosen.
-        has_all_losses = parts.finished("losses").issuperset(self.measured)
-        self._choose()
-        if has_all_losses:
-            _check_any_target(plan, self.chosen, parts)  # before hours are spent on the placebo's
-        mine = sorted(set(self.mine) & set(self.chosen.document))
-        slowest = _work("recovery", parts, mine, self._recovery, shown)
+        self._evaluate_documents_of_process()
         if self.launch.rank > 0:
             return False
-        if self.launch.world_size > 1:  # the other processes of this launch
-            ours = share_of(self.measured, *self.shard)
-            _wait_for("losses", parts, ours, self._losses, slowest)
-            self._choose()
-            ours = sorted(set(ours) & set(self.chosen.document))
-            _wait_for("recovery", parts, ours, self._recovery, slowest)
-        missing = set(self.measured) - parts.finished("losses")
-        if not missing:
-            self._choose()
-            _check_any_target(plan, self.chosen, parts)
-            missing = set(self.chosen.document) - parts.finished("recovery")
-        if missing:
-            index, num_shards = self.shard
+        if self.launch.world_size > 1:
+            self._wait_for_launch()
+        num_missing = self._count_unfinished()
+        if num_missing:
             print(
-                f"shard {index}/{num_shards} is done; {len(missing)} documents are left to the "
-                "others",
+                f"shard {self.shard.number}/{self.shard.num_shards} is done; {num_missing} "
+                "documents are left to the others",
                 file=sys.stderr,
             )
-        return not missing
+        return num_missing == 0
+
+    def _evaluate_documents_of_process(self) -> None:
+        """Compute losses, choose targets, and evaluate them, in the documents of this process."""
+        is_first = self.launch.rank == 0
+        slowest_s = _work("losses", self.parts, self.documents_of_process, self._losses, is_first)
+        if self.plan.fits_threshold:
+            # The threshold depends on all documents of one half, also on those of other processes.
+            half = [number for number in self.measured if half_of(number) == "threshold"]
+            _wait_for("losses", self.parts, half, self._losses, slowest_s)
+        # Read before targets are chosen, as other processes may finish their losses meanwhile.
+        has_all_losses = self.parts.finished("losses").issuperset(self.measured)
+        self._choose_targets()
+        if has_all_losses:
+            # Before hours are spent on the targets of the placebo alone.
+            _check_any_target(self.plan, self.targets, self.parts)
+        with_targets = self._with_targets(self.documents_of_process)
+        self.slowest_s = _work("recovery", self.parts, with_targets, self._recovery, is_first)
+
+    def _wait_for_launch(self) -> None:
+        """Wait for the documents of the other processes of this launch."""
+        _wait_for("losses", self.parts, self.documents_of_shard, self._losses, self.slowest_s)
+        self._choose_targets()
+        with_targets = self._with_targets(self.documents_of_shard)
+        _wait_for("recovery", self.parts, with_targets, self._recovery, self.slowest_s)
+
+    def _count_unfinished(self) -> int:
+        """Return how many documents, of all shards, are not finished."""
+        without_losses = set(self.measured) - self.parts.finished("losses")
+        if without_losses:
+            return len(without_losses)
+        self._choose_targets()
+        _check_any_target(self.plan, self.targets, self.parts)
+        return len(set(self.targets.document) - self.parts.finished("recovery"))
+
+    def _with_targets(self, numbers: Sequence[int]) -> list[int]:
+        """Return those of the documents that have a target."""
+        return sorted(set(numbers) & set(self.targets.document))
 
     def _losses(self, number: int) -> None:
         """Compute and store the losses of one document."""
@@ -186,14 +222,14 @@ class _Measuring:
 
     def _recovery(self, number: int) -> None:
         """Evaluate the targets of one document, and store their rows."""
-        tables = self.plan.recovery(number, self.chosen, self.parts)
+        tables = self.plan.recovery(number, self.targets, self.parts)
         self.parts.write("recovery", number, tables)
 
-    def _choose(self) -> None:
+    def _choose_targets(self) -> None:
         """Choose the targets of the documents that have losses so far."""
         self.parts.flush()
         targets = self.plan.targets(self.parts.read("losses"))
-        self.chosen = targets[targets.document.isin(self.parts.finished("losses"))]
+        self.targets = targets[targets.document.isin(self.parts.finished("losses"))]
 
 
 def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Results:
@@ -201,32 +237,36 @@ def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Result
     if not results_folder(out).identity.exists():
         raise DataError(f"{out} holds no finished documents yet; run without --partial first")
     parts = Parts(out, plan.identity())
-    targets, left = _finished_part(plan, parts, out)
+    targets, num_unfinished = _finished_part(plan, parts, out)
     meta = provenance(device_name(plan.scorer.device)) | {"command": list(command)}
     (out / "partial").mkdir(exist_ok=True)
     with locked(out / "partial", waits=True):
-        _sum_up(plan, parts, targets, meta, out / "partial", num_unfinished=left)
+        _sum_up(plan, parts, targets, meta, out / "partial", num_unfinished=num_unfinished)
         return read_results(out / "partial")
 
 
 def _finished_part(plan: Plan, parts: Parts, out: Path) -> tuple[pd.DataFrame, int]:
-    """Return the targets of the documents finished so far, and how many documents are not."""
+    """Return the targets of the documents that are finished, and the number of those that are
+    not."""
     finished = parts.finished("recovery")
-    missing = set(plan.measured) - parts.finished("losses")
-    nothing_yet = DataError(
-        f"{out} holds the losses of {len(plan.measured) - len(missing)} of {len(plan.measured)} "
+    without_losses = set(plan.measured) - parts.finished("losses")
+    num_with_losses = len(plan.measured) - len(without_losses)
+    nothing_evaluated = DataError(
+        f"{out} holds the losses of {num_with_losses} of {len(plan.measured)} "
         "documents, and no target was evaluated yet; run without --partial first"
     )
-    if missing and not finished:
-        raise nothing_yet
+    if without_losses and not finished:
+        raise nothing_evaluated
+
     targets = plan.targets(parts.read("losses"))
-    left = set(targets.document) - finished | missing
+    unfinished = without_losses | (set(targets.document) - finished)
     if finished:
         targets = targets[targets.document.isin(finished)]
+    # If there is no target at all, that is the better message.
     _check_any_target(plan, targets, parts)
     if not finished:
-        raise nothing_yet
-    return targets.reset_index(drop=True), len(left)
+        raise nothing_evaluated
+    return targets.reset_index(drop=True), len(unfinished)
 
 
 def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
@@ -246,10 +286,10 @@ def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
 def _work(
     phase: str, parts: Parts, numbers: list[int], do: Callable[[int], None], is_shown: bool
 ) -> float:
-    """Run `do` on the documents that are not finished. Return the seconds of the slowest.
-    `is_shown`: whether progress is."""
+    """Run `do` on the documents that are not finished. Return how many seconds the slowest one
+    took. `is_shown`: whether to show progress."""
     finished = parts.finished(phase)
-    slowest = 0.0
+    slowest_s = 0.0
     unfinished = [number for number in numbers if number not in finished]
     num_finished = len(numbers) - len(unfinished)
     with Progress(phase, len(numbers), "documents", enabled=is_shown) as progress:
@@ -258,22 +298,23 @@ def _work(
             for number in unfinished:
                 began = time.monotonic()
                 do(number)
-                slowest = max(slowest, time.monotonic() - began)
+                slowest_s = max(slowest_s, time.monotonic() - began)
                 num_finished += 1
                 progress.update(num_finished)
         finally:
             # Also after Ctrl-C, so that no finished document is lost.
             parts.flush()
-    return slowest
+    return slowest_s
 
 
 def _wait_for(
-    phase: str, parts: Parts, numbers: list[int], do: Callable[[int], None], slowest: float
+    phase: str, parts: Parts, numbers: list[int], do: Callable[[int], None], slowest_s: float
 ) -> None:
-    """Wait for documents of other processes. Without progress for a while, these have died or not
-    begun, and their documents are measured here."""
-    # A document may take as long there as the slowest did here; tests set the patience to 0.
-    patience_s = max(PATIENCE_S, 4 * slowest) if PATIENCE_S else 0.0
+    """Wait until other processes have finished these documents. After a while without progress,
+    take it that they have died or not begun, and measure their documents here. `slowest_s`: how
+    long the slowest document took here."""
+    # A document may take as long there as the slowest did here. Tests set the patience to 0.
+    patience_s = max(PATIENCE_S, 4 * slowest_s) if PATIENCE_S else 0.0
     num_missing = -1
     since = time.monotonic()
     while True:
@@ -303,16 +344,18 @@ def _sum_up(
     num_unfinished: int = 0,
 ) -> None:
     """Write summary and final tables to `out`. `meta`: the keys of meta.json that differ between
-    two runs of one measurement. `num_unfinished`: documents that are left out."""
+    two runs of one measurement. `num_unfinished`: the number of documents that are left out."""
     losses = parts.read("losses")
     recovery = parts.read("recovery")
     check_all_evaluated(parts.folder, targets, recovery)
+
     summary = summarize(losses, targets, recovery)
     costs = parts.read("costs").groupby(["units", "selector"]).sum(numeric_only=True)
     per_target = (costs.token_forwards / costs.num_targets).rename("token_forwards_per_target")
     summary = summary.merge(per_target.reset_index(), how="left", on=["units", "selector"])
     lds = mean_lds(targets, parts.read("lds"))
     summary = summary.merge(lds, how="left", on=["target_set", "units", "selector"])
+
     meta = meta | {
         "reliability": lds[lds.selector == RELIABILITY].to_dict("records"),
         "intervals": STUDENT,
@@ -329,7 +372,8 @@ def _sum_up(
 
 
 def _meta(plan: Plan, losses: pd.DataFrame, num_unfinished: int, of_run: dict[str, Any]) -> Meta:
-    """Return meta.json. `of_run`: the keys that differ between two runs of one measurement."""
+    """Return the content of meta.json. `of_run`: the keys that differ between two runs of one
+    measurement."""
     settings = plan.settings
     model = plan.model
     documents = plan.documents

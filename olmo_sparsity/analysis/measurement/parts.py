@@ -1,8 +1,15 @@
-"""Store the rows of measured documents in one folder, written by any number of processes.
+"""Store the rows of measured documents in one folder, to which any number of processes write.
 
-A part appears by one rename; a damaged one is measured again. Rows are sorted, so the final tables
-do not depend on which process measured a document, or in which order (docs/measure.md). A document
-that takes long has pieces of its own until it is finished, so that a stop loses seconds.
+    identity.json                      what all processes must share: model, text, settings
+    parts/losses/000000-1f2e3d4c/      a part: the rows of some documents, a file for each table
+    parts/recovery/000001-…/           the same of the second phase
+    parts/unfinished/000001/…          rows of a document of which some texts are evaluated
+    losses.parquet, …, manifest.json   the final tables, of all parts
+
+A part is a folder that appears by one rename, so it is whole or not there. The documents of a
+damaged part are measured again. Rows are sorted, so the final tables do not depend on which process
+measured a document, or in which order (docs/measure.md). A document that takes long is stored in
+pieces until it is finished, so that a stop loses seconds.
 """
 
 from __future__ import annotations
@@ -43,26 +50,32 @@ from olmo_sparsity.base.work_folder import WorkFolder
 
 
 def results_folder(out: str | Path) -> WorkFolder:
-    """Return the folder of a measurement, which its identity.json tells from other folders."""
+    """Return the folder of a measurement. Its file identity.json tells it from other folders."""
     return WorkFolder(Path(out), "out", "identity.json")
 
 
 UNFINISHED = "unfinished"
-"""The folder, next to those of the phases, of documents of which some texts are evaluated."""
+"""The folder for documents of which some texts are evaluated; it lies beside those of the
+phases."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Contents:
-    """`finished.json` of a part: its documents, and its number of rows in each table."""
+    """The content of `finished.json`, which says what a part holds."""
 
     documents: list[int]
     rows: dict[str, int]
-    identity: str  # SHA-256 of identity.json, or of what identifies an unfinished document
+    """The number of rows of each table."""
+
+    identity: str
+    """SHA-256 of identity.json, or of what identifies an unfinished document."""
+
     texts: list[str] = dataclasses.field(default_factory=list)
-    """In a piece of an unfinished document: the names of the texts whose rows it holds."""
+    """For a piece of an unfinished document: the names of the texts whose rows it holds."""
 
 
 def _write_part(part: Path, tables: Mapping[str, pa.Table], contents: _Contents) -> None:
+    """Write a part as a folder that is whole or not there."""
     with writing_folder(part) as partial:
         for name, table in tables.items():
             write_table(partial / f"{name}.parquet", table)
@@ -70,31 +83,39 @@ def _write_part(part: Path, tables: Mapping[str, pa.Table], contents: _Contents)
 
 
 def _verify_part(part: Path, identity: str, consequence: str) -> _Contents | None:
-    """Return the contents of a part, or None if it is damaged or of another measurement, and say
-    so, with the consequence."""
-    problem = find_damage(part, ["finished.json"])
-    contents = None
-    if problem is None:
-        try:
-            contents = read_json(part / "finished.json", _Contents, "")
-            problem = find_damage(part, [f"{name}.parquet" for name in contents.rows])
-            if problem is None:
-                for name in contents.rows:
-                    check_columns(part / f"{name}.parquet", name)
-        except DataError as error:
-            problem = str(error).rstrip("; ")
-    if contents is not None and problem is None and contents.identity != identity:
-        problem = "it is of another measurement"
-    if problem is None:
-        return contents
-    say(f"{part} is passed over ({problem}); {consequence}")
-    return None
+    """Return the contents of a part, or None if it is damaged or of another measurement. Then print
+    the reason, and the `consequence`."""
+    try:
+        return _read_contents(part, identity)
+    except DataError as error:
+        problem = str(error).rstrip("; ")
+        say(f"{part} is passed over ({problem}); {consequence}")
+        return None
+
+
+def _read_contents(part: Path, identity: str) -> _Contents:
+    """Return the contents of a part; DataError if it is damaged or of another measurement."""
+    _check_files(part, ["finished.json"])
+    contents = read_json(part / "finished.json", _Contents, "")
+    _check_files(part, [f"{name}.parquet" for name in contents.rows])
+    for name in contents.rows:
+        check_columns(part / f"{name}.parquet", name)
+    if contents.identity != identity:
+        raise DataError("it is of another measurement")
+    return contents
+
+
+def _check_files(part: Path, names: Sequence[str]) -> None:
+    """Raise DataError if a file of a part differs from the manifest, or is not there."""
+    problem = find_damage(part, names)
+    if problem is not None:
+        raise DataError(problem)
 
 
 class UnfinishedDocument:
-    """The rows of a document of which some texts are evaluated and others are not yet.
+    """Stores the rows of a document of which some texts are evaluated and others are not yet.
 
-    They are stored every `store_every_s` seconds, in pieces that hold whole texts, and the next
+    Rows are stored every `store_every_s` seconds, in pieces that hold whole texts, and the next
     start evaluates only the other texts. `Parts` removes the pieces with the finished document.
 
         unfinished = parts.unfinished(3, targets)
@@ -130,7 +151,7 @@ class UnfinishedDocument:
         return time.monotonic() - self._stored_at >= self._store_every_s
 
     def store(self, texts: Sequence[str], tables: Mapping[str, pd.DataFrame]) -> None:
-        """Store all rows of these texts."""
+        """Store the rows of these texts, which must be all that they have."""
         filled = {
             name: _document_table(name, self._number, dict(rows))
             for name, rows in tables.items()
@@ -146,7 +167,7 @@ class UnfinishedDocument:
         self._stored_at = time.monotonic()
 
     def joined(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-        """Return the tables with the stored rows before their own."""
+        """Return tables of the stored rows, followed by those of `tables`."""
         joined = {}
         for name, rows in tables.items():
             parts = [
@@ -161,11 +182,18 @@ class UnfinishedDocument:
 
 
 class Parts:
-    """The measured documents of one folder, of all processes that write to it.
+    """Reads and writes the measured documents of one folder, which several processes may share.
 
-    `identity`: what processes must share; a folder with another one is rejected. Documents are
-    written every `flush_every_s` seconds (less often in a long measurement), or as soon as there
-    are `part_size` of them."""
+        parts = Parts(folder, plan.identity())
+        parts.write("losses", 7, tables)      # buffered; written every few seconds
+        parts.flush()
+        parts.finished("losses")              # the documents of all processes
+        parts.read("losses")                  # one table with their rows
+
+    `identity`: what processes must share; a folder with another identity is rejected. Buffered
+    documents are written every `flush_every_s` seconds (less often in a long measurement), or as
+    soon as there are `part_size` of them.
+    """
 
     def __init__(
         self, folder: Path, identity: dict, *, flush_every_s: float = 10, part_size: int = 64
@@ -180,8 +208,8 @@ class Parts:
         )
         self._buffer: dict[str, dict[int, dict[str, pa.Table]]] = {phase: {} for phase in PHASES}
         self._known: dict[str, dict[Path, _Contents | None]] = {phase: {} for phase in PHASES}
-        """Contents of each part; None: it is damaged. Only `finished` looks for new parts, so that
-        tables read after it are of the same parts."""
+        """Contents of each part by its phase and folder; None for a damaged part. Only `finished`
+        looks for new parts, so that all tables read after one call hold the same documents."""
 
         for phase in PHASES:
             self.finished(phase)
@@ -189,8 +217,8 @@ class Parts:
         self._flushed = self._began
 
     def finished(self, phase: str) -> set[int]:
-        """Return the documents that need not be measured again, those still in the buffer
-        included. A part is read once, as it never changes."""
+        """Return the documents that need not be measured again, including those in the buffer."""
+        # A part never changes, so each is read once.
         known = self._known[phase]
         for part in sorted((self.folder / "parts" / phase).iterdir()):
             if part not in known and not is_partial(part):
@@ -199,7 +227,7 @@ class Parts:
         return set(self._buffer[phase]).union(*intact)
 
     def write(self, phase: str, document: int, tables: Mapping[str, Columns]) -> None:
-        """Add all rows of one document, given without their `document` column."""
+        """Add all rows of one document. `tables` have no column `document`; it is added."""
         assert tables.keys() <= PHASES[phase].keys(), f"no such table among {list(tables)}"
         self._buffer[phase][document] = {
             name: _document_table(name, document, columns)
@@ -207,8 +235,8 @@ class Parts:
             if len(columns)
         }
         now = time.monotonic()
-        # Fewer and larger parts in a long measurement, but not rarer than other processes, which
-        # wait for them, have patience.
+        # A long measurement writes fewer and larger parts. But other processes wait for them, and
+        # their patience ends (`PATIENCE_S` of measurement.py), so at least every 30 seconds.
         pause = min(max(self.flush_every_s, (now - self._began) / 20), 30)
         if now - self._flushed >= pause or len(self._buffer[phase]) >= self.part_size:
             self.flush()
@@ -236,8 +264,9 @@ class Parts:
         self._flushed = time.monotonic()
 
     def unfinished(self, document: int, targets: Mapping[str, np.ndarray]) -> UnfinishedDocument:
-        """Return the stored rows of a document of which some targets are evaluated. `targets`:
-        kind of distant context → all its targets; rows of other targets are not taken up."""
+        """Return the stored rows of a document of which some targets are evaluated. `targets`: kind
+        of distant context → all targets of the document. Rows that were stored for other targets
+        are not used."""
         digest = hashlib.sha256(self._identity.encode())
         for distant_part, spans in sorted(targets.items()):
             digest.update(f"{distant_part} {np.asarray(spans).tolist()}".encode())
@@ -252,8 +281,8 @@ class Parts:
         return self._collect(name).to_pandas()
 
     def _collect(self, name: str) -> pa.Table:
-        """Join a table of all parts. If two processes measured the same document, the rows of one
-        are taken."""
+        """Join a table of all parts. If two processes have measured the same document, only the
+        rows of one of them are used."""
         phase = next(phase for phase, tables in PHASES.items() if name in tables)
         tables = [SCHEMAS[name].empty_table()]
         collected: set[int] = set()
@@ -266,7 +295,7 @@ class Parts:
                 tables.append(table.filter(pa.array(~is_repeated)))
             collected.update(contents.documents)
         table = pa.concat_tables(tables)
-        # Rows of one document are sorted already.
+        # A stable sort by document is enough, as the rows of one document are sorted already.
         order = np.argsort(table["document"].to_numpy(), kind="stable")
         return table.take(order).combine_chunks()
 
@@ -274,9 +303,9 @@ class Parts:
         self, derived: Mapping[str, pd.DataFrame], meta: Meta, out: Path | None = None
     ) -> None:
         """Write the final tables to `out` (default: the folder itself): the tables of the parts,
-        and those `derived` from them. Called by one process at a time. The manifest comes last;
-        without it nothing reads them."""
+        and those `derived` from them. Only one process may call this at a time."""
         out = self.folder if out is None else out
+        # Nothing reads the tables without a manifest, so it goes first and comes last.
         (out / MANIFEST).unlink(missing_ok=True)
         for name, schema in SCHEMAS.items():
             if name in MADE_OF_PARTS:

@@ -1,4 +1,10 @@
-"""Plan a measurement: read model and text, and compute the rows of one document."""
+"""Plan a measurement: read model and text, settle what is measured, and compute one document.
+
+    MeasureRequest → `plan` → Plan → .losses(number), .targets(losses), .recovery(number, targets)
+
+`plan` reads nothing but the model and the text, and computes no losses. The methods of `Plan` do
+the work for one document at a time, and write nothing. measurement.py calls them for all documents,
+and stores what they return."""
 
 from __future__ import annotations
 
@@ -29,18 +35,20 @@ from olmo_sparsity.analysis.measurement.targets import (
     choose_targets,
     fit_threshold,
     named_targets,
-    of_document,
     sampled_blocks,
     targets_by_text,
     targets_fingerprint,
+    targets_of_document,
     targets_of_records,
 )
 from olmo_sparsity.analysis.options import (
+    ALL_DOCUMENTS,
     QUICK,
     QUICK_BLOCKS,
     ModelOptions,
     Request,
     Settings,
+    Shard,
     TextOptions,
 )
 from olmo_sparsity.analysis.results.results import Results
@@ -70,7 +78,7 @@ from olmo_sparsity.text.windows import Block, Windows, span_width
 SMALLER_UNITS = "pass smaller units (a paragraph ends at a blank line, not at a line break)"
 """What to do about a text of few units."""
 
-Other = Results | str | Path | None
+OtherMeasurement = Results | str | Path | None
 """Another measurement, or its folder."""
 
 
@@ -85,10 +93,13 @@ class MeasureRequest(Request):
     """In place of long, short and stride; None in a request that is checked."""
 
     out: str | Path | None = None
-    shard: tuple[int, int] = (0, 1)  # the i-th of n processes that measure into one folder
-    targets: Other = None
-    choices: Other = None
-    losses: Other = None
+    shard: tuple[int, int] = ALL_DOCUMENTS
+    """The i-th of n processes that measure into one folder; a `Shard` in a request that is
+    checked."""
+
+    targets: OtherMeasurement = None
+    choices: OtherMeasurement = None
+    losses: OtherMeasurement = None
     at: At | None = None
     quick: bool = False
     command: tuple[str, ...] = ()  # the words of the command line, which the results keep
@@ -101,7 +112,7 @@ class MeasureRequest(Request):
 
     def checked(self) -> Self:
         """Check the request, and put `windows` and what `quick` means into the settings."""
-        self._check_shard()
+        shard = self._checked_shard()
         check_type("quick", self.quick, bool, "True or False")
         if self.out is not None:
             path_of("out", self.out)
@@ -113,45 +124,45 @@ class MeasureRequest(Request):
         settings = self._with_windows()
         self._check_split_long(settings)
         # Before `quick` adds its own; a function does not know which of its defaults were passed.
-        typed = tuple(sorted({*self.typed, *settings.given}))
+        typed = tuple(sorted({*self.typed, *settings.changed_options}))
         reading = self.reading
         if self.quick:
-            quick = dict(QUICK)
-            max_documents = quick.pop("max_documents")  # an option of the text, not of Settings
-            settings = Settings(**quick | settings.given)
+            settings = _quick_settings(settings)
             if is_text and reading.max_documents is None:
-                reading = replace(reading, max_documents=max_documents)
+                reading = replace(reading, max_documents=QUICK["max_documents"])
         # The settings of `choices` are not known yet: the other measurement has them.
         if self.choices is None:
             settings.check()
         for name in settings.selectors:
             find_selector(name, settings.interpretation)
-        return replace(self, windows=None, settings=settings, reading=reading, typed=typed)
+        return replace(
+            self, shard=shard, windows=None, settings=settings, reading=reading, typed=typed
+        )
 
-    def _check_shard(self) -> None:
+    def _checked_shard(self) -> Shard:
         is_pair = isinstance(self.shard, tuple) and len(self.shard) == 2
         if not is_pair or not 0 <= self.shard[0] < self.shard[1]:
             raise ConfigError(f"shard={self.shard} must be (i, n) with 0 <= i < n")
+        return Shard(*self.shard)
 
     def _check_one_selects_targets(self) -> None:
-        """Raise ConfigError if two options select targets, or an option of a selection that is not
-        made is set."""
+        """Raise ConfigError if two options select targets, or if an option is set that only has an
+        effect where targets are chosen here."""
         options = [name for name in ("at", "choices", "targets") if getattr(self, name) is not None]
-        by_text = []
-        if isinstance(self.documents, Documents) and self.documents.have_targets:
-            by_text = ["records of prompt and target"]
-        elif self.reading.prompt_field or self.reading.target_field:
-            by_text = ["prompt_field" if self.reading.prompt_field else "target_field"]
-        # `quick` selects blocks, from which targets are chosen.
-        quick = ["quick"] if self.quick and self.choices is not None else []
+        of_text = self._targets_of_text()
+        selecting_options = list(options)
+        if self.quick and self.choices is not None:
+            # `quick` selects blocks, and the other measurement has done so, too.
+            selecting_options.insert(0, "quick")
         # Choices are of the same text, read the same way, so that they agree with its records.
-        with_text = [name for name in options if name != "choices"] + by_text
-        for selections in ([*quick, *options], with_text):
+        beside_text = [name for name in options if name != "choices"] + of_text
+        for selections in (selecting_options, beside_text):
             if len(selections) > 1:
                 names = " and ".join(selections)
                 raise ConfigError(f"{names} all select targets: pass one of them")
-        selections = [*options, *by_text]
-        without_effect = sorted(self.settings.given.keys() & SELECTION_SETTINGS)
+
+        selections = [*options, *of_text]
+        without_effect = sorted(self.settings.changed_options.keys() & SELECTION_SETTINGS)
         if selections and without_effect:
             names = ", ".join(without_effect)
             raise ConfigError(f"{names} cannot be combined with {selections[0]}; omit it")
@@ -168,10 +179,21 @@ class MeasureRequest(Request):
         if self.reading.prompt_field or self.reading.target_field:
             raise ConfigError("split_long would cut a prompt off its target: omit it")
 
+    def _targets_of_text(self) -> list[str]:
+        """Return how the text itself names its targets, in words for an error; nothing if it does
+        not."""
+        if isinstance(self.documents, Documents) and self.documents.have_targets:
+            return ["records of prompt and target"]
+        if self.reading.prompt_field:
+            return ["prompt_field"]
+        if self.reading.target_field:
+            return ["target_field"]
+        return []
+
     def _with_windows(self) -> Settings:
         """Return the settings with the lengths of `windows`."""
         windows = self.windows
-        changed = self.settings.given
+        changed = self.settings.changed_options
         if windows is None:
             return self.settings
         if not isinstance(windows, Windows):
@@ -189,7 +211,14 @@ class MeasureRequest(Request):
 
 
 SELECTION_SETTINGS = {"sets", "max_targets", "share", "sample", "blocks"}
-"""Settings of targets that are chosen here; without effect where they are selected otherwise."""
+"""Settings by which targets are chosen here. They have no effect where another option selects the
+targets."""
+
+
+def _quick_settings(settings: Settings) -> Settings:
+    """Return settings with those of a first look, except for the options that the user has set."""
+    quick = {name: value for name, value in QUICK.items() if name != "max_documents"}
+    return Settings(**quick | settings.changed_options)
 
 
 def plan(request: MeasureRequest) -> Plan:
@@ -205,6 +234,8 @@ def plan(request: MeasureRequest) -> Plan:
     documents = _open(request.documents, model, request.reading)
     if request.reading.split_long:
         documents = _split_long(documents, model, loading.prefix)
+
+    # The other measurement of `choices` determines most settings: units were ranked under them.
     has_other_tokenizer = choices is not None and is_other_tokenizer(choices, documents)
     if choices is None:
         settings = request.settings
@@ -212,25 +243,22 @@ def plan(request: MeasureRequest) -> Plan:
             settings = with_settings_of_targets(targets, settings, request.typed, loading.prefix)
         say_defaults_of_length(settings)
     else:
-        settings = settings_of(choices, request.settings.given, has_other_tokenizer)
+        settings = settings_of(choices, request.settings.changed_options, has_other_tokenizer)
     settings = fit_to_limit(settings, model.max_positions)
     if documents.have_targets:
         documents = cut_to_targets(documents, settings.windows)
     prefix_ids = _prefix_of(documents, model, loading.prefix)
-    # A request has one of these at most.
+    # A checked request has one of these at most.
     selections = [other for other in (choices, targets, request.at) if other is not None]
     selection = selections[0] if selections else None
+
     if request.quick and selection is None and not documents.have_targets:
         settings = _with_quick_blocks(settings, model.max_positions, len(prefix_ids))
     _check_room_behind_prefix(len(prefix_ids), settings.short, model)
     if settings.windows.has_all:
         documents = within_limit(documents, model, len(prefix_ids))
-    is_same_text = choices is not None and model.tokenizer is not None and not has_other_tokenizer
-    if is_same_text and prefix_ids != settings.prefix_ids:
-        raise DataError(
-            f"choices were measured with the prefix {list(settings.prefix_ids)} (token IDs), and "
-            f"'{model.name}' has {list(prefix_ids)}; pass the same prefix to both"
-        )
+    if choices is not None and not has_other_tokenizer:
+        _check_same_prefix(settings.prefix_ids, prefix_ids, model)
     settings = replace(settings, prefix_ids=settings.prefix_ids or prefix_ids)
     planned = Plan.of(
         model,
@@ -252,9 +280,21 @@ def _split_long(documents: Documents, model: LoadedModel, prefix: str) -> Docume
     return split_long_documents(documents, model.max_positions - num_prefix, model.name)
 
 
+def _check_same_prefix(
+    other_prefix_ids: tuple[int, ...], prefix_ids: tuple[int, ...], model: LoadedModel
+) -> None:
+    """Raise DataError if choices were ranked after another prefix. A model without a tokenizer has
+    no prefix of its own, and takes that of the choices."""
+    if model.tokenizer is not None and prefix_ids != other_prefix_ids:
+        raise DataError(
+            f"choices were measured with the prefix {list(other_prefix_ids)} (token IDs), and "
+            f"'{model.name}' has {list(prefix_ids)}; pass the same prefix to both"
+        )
+
+
 def _prefix_of(documents: Documents, model: LoadedModel, prefix: str) -> tuple[int, ...]:
-    """Return the token IDs of the prefix. What a tokenizer puts before a text may depend on how the
-    text begins."""
+    """Return the token IDs of the prefix."""
+    # What a tokenizer puts before a text may depend on how the text begins.
     beginning = documents[0].tokens[:200].tolist()
     text = "" if model.tokenizer is None else model.tokenizer.decode(beginning, False)
     return tuple(model.prefix_ids(prefix, text))
@@ -263,12 +303,12 @@ def _prefix_of(documents: Documents, model: LoadedModel, prefix: str) -> tuple[i
 def load(
     model: Any, tokenizer: Any, options: ModelOptions, is_read: bool = False, **how: Any
 ) -> LoadedModel:
-    """Open a model by its name, or wrap one in memory. `is_read`: text is read by its tokenizer,
-    so that it must have one; `how`: more arguments of `load_model`."""
+    """Open a model by its name, or wrap one in memory. `is_read`: whether its tokenizer reads text,
+    so that it must have one. `how`: more arguments of `load_model`."""
     if isinstance(model, str | Path):
         loaded = load_model(model, tokenizer=tokenizer, **how, **options.loading)
     else:
-        options.refuse_for_loaded()
+        options.check_unset_for_loaded()
         loaded = wrap_model(model, tokenizer, whole_prompts=how["whole_prompts"])
     if is_read and loaded.tokenizer is None:
         raise DataError(f"'{loaded.name}' has no tokenizer; pass it as the second argument")
@@ -276,12 +316,14 @@ def load(
 
 
 def _open(documents: Any, model: LoadedModel, options: TextOptions) -> Documents:
+    """Return documents as they are, or read them from text."""
     if isinstance(documents, Documents):
         return documents
-    how = dict(vars(options))
-    max_documents = how.pop("max_documents")
-    del how["split_long"]  # the length of parts depends on the prefix, which depends on the text
-    return open_documents(documents, model, max_documents, **how)
+    keywords = dict(vars(options))
+    max_documents = keywords.pop("max_documents")
+    # The length of parts depends on the prefix, which depends on the text.
+    del keywords["split_long"]
+    return open_documents(documents, model, max_documents, **keywords)
 
 
 def _check_room_behind_prefix(num_prefix: int, short: int, model: LoadedModel) -> None:
@@ -295,12 +337,12 @@ def _check_room_behind_prefix(num_prefix: int, short: int, model: LoadedModel) -
 
 
 def _with_quick_blocks(settings: Settings, limit: int | None, num_prefix: int) -> Settings:
-    """Return settings with the blocks of a first look, where neither blocks nor their number are
-    given. `limit`: the most positions that the model takes."""
-    if "sample" in settings.given:
+    """Return settings with the blocks of a first look, unless the user has set which blocks to
+    measure. `limit`: the number of positions that the model takes."""
+    if "sample" in settings.changed_options:
         return settings
-    quick = replace(settings, **QUICK_BLOCKS | settings.given)
-    if limit is None or quick.windows.has_all or "stride" in settings.given:
+    quick = replace(settings, **QUICK_BLOCKS | settings.changed_options)
+    if limit is None or quick.windows.has_all or "stride" in settings.changed_options:
         return quick
     # The last target of a block sees stride − 1 tokens more than the first.
     room = limit - num_prefix - quick.windows.tokens_before(0)
@@ -309,7 +351,7 @@ def _with_quick_blocks(settings: Settings, limit: int | None, num_prefix: int) -
 
 @dataclass
 class Plan:
-    """Model, documents and settings of a measurement, and the rows they give.
+    """Holds model, documents and settings of a measurement, and computes the rows of a document.
 
     A plan knows what is settled before anything is computed: the documents, already cut to what the
     model takes; the settings, with defaults filled in; the scorer; the unrelated texts; and the
@@ -329,20 +371,21 @@ class Plan:
     scorer: Scorer
     controls: Controls
     fixed_targets: pd.DataFrame | None = None
-    """Targets of another measurement, or named ones; None: they are chosen here."""
+    """Targets of another measurement, or named ones. None: targets are chosen by the losses."""
 
     only_named: bool = False
-    """Targets were named, or match those of another tokenizer: losses of other blocks are not
-    needed."""
+    """Whether only the blocks of `fixed_targets` need losses: targets were named, or match those of
+    another tokenizer."""
 
     choices: Choices | None = None
-    """Ranked units of another measurement; None: they are ranked here."""
+    """Ranked units of another measurement. None: units are ranked here."""
 
     matched: dict[str, int] = field(default_factory=dict)
-    """With another tokenizer, how many of its targets and units are evaluated and left out."""
+    """With choices in other tokens: how many of their targets and units are evaluated, and how many
+    left out for which reason."""
 
     reused_losses: dict[int, pd.DataFrame] = field(default_factory=dict)
-    """Losses of documents, of another measurement by this model."""
+    """Losses that another measurement with this model has computed, by document."""
 
     reused_from: dict[str, Any] = field(default_factory=dict)
     """Commit, machine and command of that measurement."""
@@ -351,7 +394,7 @@ class Plan:
         with using(self.model):
             self._state = state_of(self.model.model)
 
-    def refuse_changed_model(self) -> None:
+    def check_model_unchanged(self) -> None:
         """Raise DataError if the model is not what it was when the plan was made."""
         check_unchanged(self.model.model, self._state, "plan")
 
@@ -366,7 +409,8 @@ class Plan:
         transfers: bool = False,
     ) -> Plan:
         """Make a plan of checked settings. `selection`: another measurement, whose targets are
-        evaluated, or what names targets. `transfers`: also the units that it ranked."""
+        evaluated, or names of targets. `transfers`: whether the units that the other measurement
+        ranked are evaluated, too."""
         windows = settings.windows
         longest = max(len(document.tokens) for document in documents)
         model.check_positions(windows.num_positions(longest))
@@ -391,14 +435,16 @@ class Plan:
         return plan
 
     def with_losses(self, other: Results) -> Plan:
-        """Return the plan with losses of another measurement, which are not computed again."""
+        """Return the plan with the losses of another measurement, so that they are not computed
+        again."""
         losses = losses_of(other, self.model, self.documents, self.settings)
         origin = {name: getattr(other.meta, name) for name in ("commit", "machine", "command")}
         return replace(self, reused_losses=losses, reused_from=origin)
 
     @cached_property
     def measured(self) -> list[int]:
-        """Numbers of the documents that have a target."""
+        """Return the numbers of the documents that have a target. DataError if they are too few for
+        thresholds and controls."""
         name = self.documents.name
         draws = self.settings.draws
         num_needed = draws + 2  # a document itself, the unrelated ones, and the placebo
@@ -409,6 +455,7 @@ class Plan:
             )
         long = self.settings.windows.first_target
         numbers = [document.number for document in self.documents if len(document.tokens) > long]
+
         # Thresholds are fitted on one half of the documents, and used on the other.
         if {half_of(number) for number in numbers} != {"threshold", "report"}:
             raise DataError(
@@ -424,20 +471,21 @@ class Plan:
         return numbers
 
     def warn_of_few_units(self) -> None:
-        """Say which units are too few to rank: the smallest k is all units of each document, and
-        recovery is 1 by construction."""
-        least = min(self.settings.ks)
+        """Warn of kinds of units of which no document has more than the smallest k. All distant
+        text is then added, and recovery is 1 by construction."""
+        smallest_k = min(self.settings.ks)
         for units in self.settings.units:
             if span_width(units) is not None:
                 continue  # Settings.check counts these
-            if not any(self._num_units(units, number) > least for number in self.measured):
-                most = num_of(least, units.removesuffix("s"))  # 1 paragraph, 2 paragraphs
+            if not any(self._num_units(units, number) > smallest_k for number in self.measured):
+                all_units = num_of(smallest_k, units.removesuffix("s"))  # 1 paragraph, 2 paragraphs
                 say(
-                    f"warning: no document has more than {most} of distant text, so k={least} adds "
-                    f"all of it; {SMALLER_UNITS}"
+                    f"warning: no document has more than {all_units} of distant text, so "
+                    f"k={smallest_k} adds all of it; {SMALLER_UNITS}"
                 )
 
     def _num_units(self, units: str, number: int) -> int:
+        """Return the number of distant units of the last target of a document."""
         document = self.documents[number]
         num_distant = max(1, len(document.tokens) - self.settings.short)
         return len(document.units(units, 0, num_distant))
@@ -448,7 +496,8 @@ class Plan:
         return self.fixed_targets is None
 
     def induction_texts(self) -> tuple[list[Document], int]:
-        """Return the documents of the induction check, and the length of its passages."""
+        """Return the documents whose passages the induction check repeats, and the length of a
+        passage. A passage and its repetition fit into a long window."""
         documents = [self.documents[number] for number in self.measured]
         return documents, self.settings.windows.first_target // 2
 
@@ -458,7 +507,8 @@ class Plan:
         return repetition_drop(self.scorer, documents, length)
 
     def sink(self) -> dict[str, Any]:
-        """Return the sink check, or nothing where a prefix was passed or none can be tried."""
+        """Return the result of the sink check: whether the model needs a prefix. Return nothing if
+        a prefix was passed, or if none can be tried."""
         tokenizer = self.model.tokenizer
         keeps_states = self.settings.interpretation.keeps_states
         if self.settings.prefix_ids or tokenizer is None or not keeps_states:
@@ -467,8 +517,8 @@ class Plan:
         return sink_check(self.scorer, documents, (), self.model.encode(["\n"])[0])
 
     def blocks(self, document: Document) -> list[Block]:
-        """Return the blocks of a document whose losses are computed: of the sample, or with
-        `only_named` those of the targets."""
+        """Return the blocks of a document whose losses are computed: those of the sample, or with
+        `only_named` those among them that hold a target."""
         blocks = sampled_blocks(document, self.settings)
         if not self.only_named:
             return blocks
@@ -487,13 +537,14 @@ class Plan:
             blocks = self.blocks(document)
             scorer = self.scorer.of_document(document, self.controls)
             losses = context_losses(scorer, document, windows, self.controls, blocks)
-            if not blocks:  # none of it is in the sample
+            if not blocks:  # the sample has none of this document, but it counts as measured
                 names = PHASES["losses"]["losses"].names
                 losses = pd.DataFrame({name: [] for name in names if name != "document"})
         return {"documents": {"name": [document.name]}, "losses": dict(losses)}
 
     def threshold(self, losses: pd.DataFrame) -> float | None:
-        """Return the least gap of a target; None: any gap, or targets that are not chosen here."""
+        """Return the smallest gap of a target. None: any gap makes a target, or targets are not
+        chosen here."""
         if not self.fits_threshold:
             return None
         half = losses[losses.document.map(half_of) == "threshold"]
@@ -510,18 +561,20 @@ class Plan:
 
     @cached_property
     def _by_text(self) -> pd.DataFrame:
-        """The targets that the text alone determines, of the documents of the report half."""
+        """Return the targets that the text alone determines, in the documents of the report
+        half."""
         numbers = [number for number in self.measured if half_of(number) == "report"]
         return targets_by_text([self.documents[number] for number in numbers], self.settings)
 
     def recovery(
         self, number: int, targets: pd.DataFrame, parts: Parts | None = None
     ) -> dict[str, Columns]:
-        """Return the rows of one document in the tables of the second phase. `parts`: where the
-        rows of a document that takes long are stored before it is finished, and taken up again."""
+        """Return the rows of one document in the tables of the second phase. `parts`: the folder in
+        which the finished targets of a long document are stored, so that the next start does not
+        evaluate them again."""
         document = self.documents[number]
         settings = self.settings
-        document_targets = of_document(targets, document)
+        document_targets = targets_of_document(targets, document)
         unfinished = None if parts is None else parts.unfinished(number, document_targets)
         has_controls = self.choices is None or self.choices.has_unrelated
         recovered = recover(
@@ -547,7 +600,7 @@ class Plan:
         return tables
 
     def identity(self) -> dict[str, Any]:
-        """Return all in which processes that measure into one folder must agree."""
+        """Return everything that processes must share to measure into one folder."""
         targets = self.fixed_targets
         identity: dict[str, Any] = {
             **identity_of(self.model),
@@ -556,8 +609,8 @@ class Plan:
             "random_streams": VERSION,
             "settings": asdict(self.settings),
         }
-        # Keys that earlier versions did not write are left out where they say nothing, so that
-        # folders of these can be resumed.
+        # Earlier versions did not write these keys. They are left out where they say nothing, so
+        # that folders of earlier versions can be resumed.
         files = fingerprint_of_files((*self.settings.selectors, *self.settings.units))
         if files:
             identity["files"] = files
@@ -569,69 +622,69 @@ class Plan:
 
 
 def share_of_blocks(documents: Documents, settings: Settings) -> float:
-    """Return the share of all blocks that `sample` or `blocks` means."""
+    """Return the share of all blocks to measure, which `sample` gives itself, and `blocks` as a
+    number of blocks of each document, on average."""
     if settings.blocks is None:
         return settings.sample
     windows = settings.windows
-    num_targets = np.array([len(d.tokens) - windows.first_target for d in documents])
-    num_blocks = np.ceil(num_targets[num_targets > 0] / windows.stride)
-    return min(1.0, settings.blocks * len(num_blocks) / max(num_blocks.sum(), 1))
+    num_targets_D = np.array([len(d.tokens) - windows.first_target for d in documents])
+    num_blocks_D = np.ceil(num_targets_D[num_targets_D > 0] / windows.stride)
+    num_wanted = settings.blocks * len(num_blocks_D)
+    return min(1.0, num_wanted / max(num_blocks_D.sum(), 1))
 
 
-DEFAULTS_OF_LENGTH = ("max_targets", "halves", "draws", "stride")
+OPTIONS_WITH_DEFAULTS_OF_LENGTH = ("max_targets", "halves", "draws", "stride")
 """Options whose defaults depend on `long`."""
 
 
 def say_defaults_of_length(settings: Settings) -> None:
-    """Say which defaults a window of fixed length changes, and to what."""
+    """Print which defaults differ from those of long="all" because the window has a fixed
+    length."""
     if settings.long == "all" or settings.interpretation.replaces:
         return
     usual = Settings()
     changed = []
-    for name in DEFAULTS_OF_LENGTH:
+    for name in OPTIONS_WITH_DEFAULTS_OF_LENGTH:
         value = getattr(settings, name)
         usual_value = getattr(usual, name)
-        if name not in settings.given and value != usual_value:
+        if name not in settings.changed_options and value != usual_value:
             changed.append(f"{name}={value} ({usual_value})")
     if changed:
         say(f"long={settings.long} has other defaults than long=all: {'; '.join(changed)}")
 
 
 def fit_to_limit(settings: Settings, limit: int | None) -> Settings:
-    """Return settings whose local window, if none is given with long="all", is at most a quarter of
-    the positions that the model takes."""
-    has_default_windows = settings.windows.has_all and "short" not in settings.given
+    """Return settings that suit a model with few positions: with long="all" the default local
+    window is at most a quarter of them."""
+    has_default_windows = settings.windows.has_all and "short" not in settings.changed_options
     if not has_default_windows or limit is None or limit >= 4 * settings.short:
         return settings
-    stride = settings.stride if "stride" in settings.given else max(1, limit // 8)
+    stride = settings.stride if "stride" in settings.changed_options else max(1, limit // 8)
     return replace(settings, short=default_local(settings.short, limit), stride=stride)
 
 
 def within_limit(documents: Documents, model: LoadedModel, num_prefix: int) -> Documents:
-    """Return documents that end where the model's positions do, as long="all" needs them."""
+    """Return documents without the tokens beyond the model's last position. With long="all" a
+    forward reads a whole document, so it must end there."""
     if model.max_positions is None:
         return documents
-    most = model.max_positions - num_prefix
-    num_left_out = [len(document.tokens) - most for document in documents]
-    num_left_out = [num_tokens for num_tokens in num_left_out if num_tokens > 0]
-    if not num_left_out:
+    max_tokens = model.max_positions - num_prefix
+    too_long = [document for document in documents if len(document.tokens) > max_tokens]
+    if not too_long:
         return documents
+    num_left_out = sum(len(document.tokens) - max_tokens for document in too_long)
     say(
-        f"{len(num_left_out):,} of {len(documents):,} documents are longer than the {most:,} "
-        f"tokens that {model.name} takes: their last {sum(num_left_out):,} tokens are left out; "
+        f"{len(too_long):,} of {len(documents):,} documents are longer than the {max_tokens:,} "
+        f"tokens that {model.name} takes: their last {num_left_out:,} tokens are left out; "
         "pass --split-long to read them in parts"
     )
-    items = [replace(document, tokens=document.tokens[:most]) for document in documents.items]
+    items = [replace(document, tokens=document.tokens[:max_tokens]) for document in documents.items]
     return replace(documents, items=items)
 
 
-def share_of(numbers: list[int], index: int, num_shares: int) -> list[int]:
-    """Return every n-th pair of documents, so that each share has documents of both halves."""
-    return [number for number in numbers if number // 2 % num_shares == index]
-
-
 def targets_meta(plan: Plan, threshold: float | None) -> dict[str, Any]:
-    """Return the section `targets` of meta.json."""
+    """Return the section `targets` of meta.json: how the targets were chosen, and, for targets of
+    another measurement, by which model."""
     if plan.fixed_targets is not None:
         section: dict[str, Any] = {"given": targets_fingerprint(plan.fixed_targets)}
         if plan.only_named:

@@ -1,8 +1,19 @@
 """Evaluate the targets of one document: choose k distant units for each, and compute the loss.
 
-A target is evaluated with the document's own distant context, or with the placebo's. For either,
-the same selector also ranks the units of unrelated texts at the same position IDs. The tables call
-these two the control `own` and `unrelated`, and the two kinds of distant context `distant_part`.
+For each block of targets, a distant text is put before them, and each selector ranks its units:
+
+    block + distant text → selector → the k best units of each target → rows → L_k, and the loss
+    without these units
+
+Which texts these are, two columns of the tables say:
+
+    distant_part   control     the distant text
+    document       own         the document's own distant context
+    document       unrelated   another document's text at the same position IDs
+    placebo        own         the text by which the placebo targets were chosen
+    placebo        unrelated   yet another document's text
+
+`recover` is the entry point. A selector sees a context and its units, and no documents.
 
 Dimension key: T targets, K numbers of distant units, A random halves of the units, G groups of
 units and none of them, R unrelated texts.
@@ -61,9 +72,14 @@ class _Text:
 
     context: Context
     distant: DistantText
-    control: str  # "own" or "unrelated"
-    draw: int  # which of the unrelated texts; 0 for an own text
-    targets: dict[str, Spans]  # kind of distant context → targets (indices into the block)
+    control: str
+    """`own` or `unrelated`."""
+
+    draw: int
+    """The number of the unrelated text; 0 for an own text."""
+
+    targets: dict[str, Spans]
+    """Kind of distant context → targets, as indices into the block."""
 
     @property
     def is_own(self) -> bool:
@@ -78,7 +94,7 @@ class _Text:
 
     @property
     def all_targets(self) -> Spans:
-        """The targets of both kinds of distant context, each once."""
+        """Return the targets of both kinds of distant context, each once."""
         return sorted(set(chain(*self.targets.values())))
 
     def places(self, targets: Spans) -> np.ndarray:
@@ -88,10 +104,13 @@ class _Text:
 
 @dataclass(frozen=True)
 class _Halves:
-    """Random halves of the units, and how far each lowers the loss of each target."""
+    """Random halves of the units, and how far each half lowers the loss of each target."""
 
     kept_AU: np.ndarray
+    """Whether a half holds a unit."""
+
     fall_TA: np.ndarray
+    """Nats by which the loss of a target falls when the units of a half are added."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +120,15 @@ class _Ranked:
     There is a row for each target and each k: the local window and the k chosen units. For an own
     text, as many rows follow with all distant places except the chosen ones."""
 
-    labels: dict[str, Any]  # the columns `units`, `selector`, `control` and `draw`
+    labels: dict[str, Any]
+    """The columns `units`, `selector`, `control` and `draw`."""
+
     units: Units
     targets: Spans
     choice: Choice
     rows: list[Row]
     num_tokens_TK: np.ndarray
+    """How many distant tokens the chosen units hold."""
 
 
 @with_model_in_use
@@ -127,13 +149,18 @@ def recover(
 ) -> dict[str, pd.DataFrame]:
     """Return tables `recovery`, `influence`, `lds` and `costs` of one document (docs/measure.md).
 
-    `targets`: places in the document, or a mapping from kind of distant context to places (default:
-    every target with a full long window, in the document's own context). Two columns are spans,
-    from the first place to one past the last, each evaluated as one target. Without `controls`
-    there is neither placebo nor unrelated text; recovery should not be reported without them.
-    `num_halves`: random halves of the distant units that `lds` is computed from. `choices`: ranked
-    units of another measurement, in place of the selectors' own. `unfinished`: what an earlier
-    start has evaluated of this document, which is not evaluated again; rows are stored there."""
+    Args:
+        targets: Places in the document, or a mapping from kind of distant context to places. An
+            array of two columns holds spans, from the first place to one past the last; each is
+            evaluated as one target. Default: every target with a full long window, in the
+            document's own context.
+        controls: Where unrelated texts and the placebo come from. Without them, neither is
+            evaluated, and recovery should not be reported.
+        num_halves: Number of random halves of the distant units that `lds` is computed from.
+        choices: Ranked units of another measurement, in place of the selectors' own.
+        unfinished: Rows that an earlier start has stored for this document. Their texts are not
+            evaluated again, and new rows are stored there, too.
+    """
     if targets is None:
         targets = np.arange(windows.first_target, len(document.tokens))
     if not isinstance(targets, Mapping):
@@ -151,9 +178,9 @@ def recover(
         choices=choices,
         unfinished=unfinished,
     )
-    blocks = dict(sorted(_by_block(windows, document, targets).items()))
+    blocks = dict(sorted(_sort_into_blocks(windows, document, targets).items()))
     if windows.has_all:
-        # The distant texts of all blocks begin the same texts, so that their states are shared.
+        # The distant texts of all blocks are beginnings of the same texts, whose states they share.
         if blocks:
             evaluation.add(blocks)
     else:
@@ -168,29 +195,30 @@ def _as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _frame(name: str, columns: dict[str, list[np.ndarray]]) -> pd.DataFrame:
-    """Join the parts of each column of a table; no row was added if a column has no part."""
+    """Return a table from the parts of its columns."""
+    # Without any part, no row was added.
     if not all(columns.values()):
         return pd.DataFrame(columns=COLUMNS[name])
     return pd.DataFrame({column: np.concatenate(parts) for column, parts in columns.items()})
 
 
-def _by_block(
+def _sort_into_blocks(
     windows: Windows, document: Document, targets: Mapping[str, np.ndarray]
 ) -> dict[Bounds, dict[str, Spans]]:
-    """Sort targets into blocks: bounds → kind of distant context → targets, as places in the
-    block."""
+    """Sort targets into blocks: return bounds → kind of distant context → targets, as indices into
+    the block."""
     blocks: dict[Bounds, dict[str, Spans]] = {}
-    least = windows.first_target
+    first_target = windows.first_target
     length = len(document.tokens)
     for distant_part, places in targets.items():
         spans = np.asarray(places)
         if spans.ndim == 1:
             spans = np.stack([spans, spans + 1], 1)
         for first, end in sorted({(int(first), int(end)) for first, end in spans}):
-            if not least <= first < end <= length:
+            if not first_target <= first < end <= length:
                 raise DataError(
                     f"targets: tokens {first}:{end} of document {document.number} have no full "
-                    f"long window before them; choose from {least} to {length - 1}"
+                    f"long window before them; choose from {first_target} to {length - 1}"
                 )
             start = int(windows.start_of(first))
             # A target of several tokens may reach beyond the block that its first token is in.
@@ -201,8 +229,9 @@ def _by_block(
 
 
 def _compared_groups(units: Units, num_distant: int) -> list[tuple[int, int]]:
-    """Return the groups of units whose effects are compared between two halves of the texts: those
-    that `halving` begins with, halved until there are more than it halves, or only single units."""
+    """Return the groups of units whose effects two halves of the texts should agree on. These are
+    the groups that the selector `halving` begins with, halved until there are more of them than it
+    keeps in a step, or only single units."""
     groups = first_groups(units, num_distant)
     while len(groups) <= NUM_HALVED:
         halves = halves_of(groups)
@@ -218,7 +247,7 @@ def _empty_tables() -> dict[str, dict[str, list[np.ndarray]]]:
 
 @dataclass(kw_only=True)
 class _Evaluation:
-    """Evaluates blocks of one document and collects the rows of the tables."""
+    """Evaluates blocks of one document, and collects the rows of the tables."""
 
     scorer: Scorer
     document: Document
@@ -232,20 +261,21 @@ class _Evaluation:
     choices: Choices | None
     unfinished: UnfinishedDocument | None
     tables: dict[str, dict[str, list[np.ndarray]]] = field(default_factory=_empty_tables)
-    """Table → column → its parts, of the texts that are not stored yet."""
+    """Table → column → its parts, with the rows of all texts that are not stored yet."""
 
     unstored_names: list[str] = field(default_factory=list)
-    """Names of these texts."""
+    """Names of the texts that are evaluated and not stored yet."""
 
     start_of_last_block: int = 0
-    """Where the last of the blocks begins that `add` evaluates together: the states of a text must
-    reach that far."""
+    """Place of the first target of the last block that `add` evaluates together with others. The
+    states of a text must reach that far."""
 
     def add(self, blocks: dict[Bounds, dict[str, Spans]]) -> None:
-        """Evaluate blocks, given as bounds → kind of distant context → targets. Text after text,
-        and all blocks of each, so that the states of one text at a time are in memory."""
+        """Evaluate blocks: bounds → kind of distant context → targets."""
+        # Text after text, and for each text all blocks: so only the states of one text are in
+        # memory at a time.
         self.start_of_last_block = max(start for start, _ in blocks)
-        # Each once, in the order in which they are met.
+        # A dict keeps the order in which the kinds are met, and so the order of evaluation.
         distant_parts = dict.fromkeys(chain(*blocks.values()))
         for distant_part in distant_parts:
             for bounds, targets in blocks.items():
@@ -257,14 +287,16 @@ class _Evaluation:
                 self._add_unrelated_texts(bounds, targets, draw)
 
     def frames(self) -> dict[str, pd.DataFrame]:
+        """Return the tables with the rows of all texts that are not stored."""
         return {name: _frame(name, columns) for name, columns in self.tables.items()}
 
     def _is_stored(self, name: str) -> bool:
-        """Return whether an earlier start has evaluated the text of this name."""
+        """Return whether an earlier start has evaluated the text with this name."""
         return self.unfinished is not None and name in self.unfinished.texts
 
     def _finish(self, name: str) -> None:
-        """Store the rows of all texts that are not stored yet, every few seconds."""
+        """Mark the text with this name as evaluated, and every few seconds store the rows of all
+        such texts."""
         if self.unfinished is None:
             return
         self.unstored_names.append(name)
@@ -286,8 +318,9 @@ class _Evaluation:
         self._finish(name)
 
     def _add_unrelated_texts(self, bounds: Bounds, targets: dict[str, Spans], draw: int) -> None:
-        """Evaluate the unrelated texts of one draw: one for the whole block, or, with other
-        controls than `unrelated`, one for each kind of distant context or each target token."""
+        """Evaluate the unrelated texts of one draw. The control `unrelated` has one text for the
+        whole block; other controls have one for each kind of distant context or each token of a
+        target."""
         assert self.controls is not None
         block = self._block(bounds)
         own_texts = {
@@ -295,11 +328,13 @@ class _Evaluation:
             for distant_part, spans in targets.items()
         }
         texts = self.controls.control_texts(self.document, block, own_texts, draw)
-        for number, (distant, served) in enumerate(texts):
+        for number, (distant, targets_of_text) in enumerate(texts):
             name = f"unrelated, draw {draw}, text {number}, {bounds}"
             if self._is_stored(name):
                 continue
-            text = self._text(block, distant, control="unrelated", draw=draw, targets=served)
+            text = self._text(
+                block, distant, control="unrelated", draw=draw, targets=targets_of_text
+            )
             self._evaluate(text)
             self._finish(name)
 
@@ -326,10 +361,11 @@ class _Evaluation:
         states = None
         keeps_states = self.scorer.interpretation.keeps_states
         if self.windows.has_all and distant.is_run and keeps_states:
-            # One pass over a text serves all blocks: as far as the last one sees.
+            # One pass over a text serves all blocks, if it reaches as far as the last one sees. The
+            # scorer keeps the states, so that the next block finds them.
+            num_seen = self.windows.tokens_before(self.start_of_last_block) - block.windows.short
             first = int(distant.places_F[0])
-            num_distant = self.windows.tokens_before(self.start_of_last_block) - block.windows.short
-            distant_tokens = distant.document.tokens[first : first + num_distant]
+            distant_tokens = distant.document.tokens[first : first + num_seen]
             prefix = block.tokens[: block.num_prefix]
             states = self.scorer.states(np.concatenate([prefix, distant_tokens]))
         context = self.scorer.context(block, states)
@@ -337,29 +373,31 @@ class _Evaluation:
 
     def _evaluate(self, text: _Text) -> None:
         """Run all selectors on all kinds of units of one text, then compute L_k of each choice."""
-        evaluated: list[_Ranked] = []
+        rankings: list[_Ranked] = []
         for kind in self.units:
             units = text.distant.units(kind)
-            evaluated += self._rank_with_all_selectors(text, kind, units)
+            rankings += self._rank_with_all_selectors(text, kind, units)
             if text.is_documents_own and self.scorer.interpretation.replaces:
                 self._add_reliability(text, units, kind)
-        # One call for the rows of all choices, so that they share batches.
-        loss_N = self.scorer.sums(list(chain(*(ranked.rows for ranked in evaluated))))
-        first = 0
-        for ranked in evaluated:
-            end = first + len(ranked.rows)
+
+        # The rows of all choices are evaluated in one call, so that they share batches.
+        rows_of_rankings = [ranked.rows for ranked in rankings]
+        loss_N = self.scorer.sums(list(chain(*rows_of_rankings)))
+        ends = np.cumsum([len(rows) for rows in rows_of_rankings])
+        for ranked, losses in zip(rankings, np.split(loss_N, ends[:-1]), strict=True):
             shape = (len(ranked.targets), len(self.ks))
-            # First the rows of only the k units, then, of own texts, of all but them (_choose).
-            losses = loss_N[first:end].reshape(-1, *shape)
-            loss_TK = losses[0]
-            # Removal is measured for own texts only: an unrelated text has no long window.
-            without_TK = losses[1] if text.is_own else np.full(shape, np.nan)
+            if text.is_own:
+                # `_choose` lists the rows with only the k units first, then those without them.
+                loss_TK, without_TK = losses.reshape(2, *shape)
+            else:
+                # An unrelated text has no long window from which units could be removed.
+                loss_TK = losses.reshape(shape)
+                without_TK = np.full(shape, np.nan)
             self._add_ranked(text, ranked, loss_TK, without_TK)
-            first = end
 
     def _rank_with_all_selectors(self, text: _Text, kind: str, units: Units) -> list[_Ranked]:
-        """Return the ranking by each selector, and by each draw of a random one. Add rows to `lds`
-        and `costs`."""
+        """Return a ranking by each selector, and by each draw of a random selector. Add rows to
+        `lds` and `costs`."""
         halves = None
         # A single unit cannot be halved.
         if self.num_halves > 0 and text.is_documents_own and len(units) > 1:
@@ -368,8 +406,8 @@ class _Evaluation:
         for selector in self.selectors:
             # An unrelated text is itself one of several draws, so one choice of it is enough.
             num_draws = find_selector(selector).draws if text.is_own else 1
-            # Of an own text these are draws of the selector, from 0. An unrelated text has one,
-            # which is numbered as the text is.
+            # For an own text, `draw` numbers the draws of the selector, from 0. For an unrelated
+            # text it is the number of the text, of which there is one ranking.
             for draw in range(text.draw, text.draw + num_draws):
                 labels = {
                     "units": kind,
@@ -384,13 +422,15 @@ class _Evaluation:
         return rankings
 
     def _add_lds(self, text: _Text, ranked: _Ranked, halves: _Halves) -> None:
-        """Add to `lds` how well a selector's scores, summed over the units of a half, predict by
-        how much the half lowers the loss."""
+        """Add the linear datamodeling score of a ranking to `lds`: the rank correlation, over
+        random halves of the units, of a half's summed scores with the fall of the loss by this
+        half."""
         predicted_TA = ranked.choice.score_TU @ halves.kept_AU.T
         lds_T = rank_correlations(predicted_TA, halves.fall_TA, of_equal_values=0.0)
         self._add("lds", ranked.labels, target=text.places(ranked.targets), lds=lds_T)
 
     def _halves(self, text: _Text, units: Units, kind: str) -> _Halves:
+        """Draw random halves of the units, and evaluate how far each lowers the losses."""
         block = text.context.block
         targets = text.targets[DOCUMENT]
         generator = stream(self.seed, "halves", self.document.number, block.start)
@@ -402,12 +442,15 @@ class _Evaluation:
         return _Halves(kept_AU, fall_TA)
 
     def _add_reliability(self, text: _Text, units: Units, kind: str) -> None:
-        """Add the reliability of the replacing texts to `lds`: the rank correlation of the effects
-        of groups of units between two halves of the texts, corrected by Spearman and Brown to
-        that of all texts."""
+        """Add the reliability of the replacing texts to `lds`.
+
+        The effects of groups of units are measured twice, by either half of the texts, and
+        compared by rank. The formula of Spearman and Brown, 2 r / (1 + r), turns this correlation
+        of two halves into that of all texts.
+        """
         assert isinstance(self.scorer, ReplacingScorer)
         groups = _compared_groups(units, text.context.block.num_distant)
-        # One text has no halves, and few groups have no order to speak of.
+        # One text has no halves, and the order of a few groups says little.
         if self.scorer.num_texts < 2 or len(groups) <= NUM_HALVED:
             return
         targets = text.targets[DOCUMENT]
@@ -417,12 +460,14 @@ class _Evaluation:
             rows += [text.context.set_row(places, span) for places in sets]
         losses = [nll_RW.sum(1) for nll_RW in self.scorer.by_text(rows)]
         loss_TGR = np.array(losses).reshape(len(targets), len(sets), -1)
+
+        # The first set is empty: the fall of the loss is relative to the local window alone.
         even_TG = loss_TGR[..., 0::2].mean(-1)
         odd_TG = loss_TGR[..., 1::2].mean(-1)
         even_falls = even_TG[:, :1] - even_TG[:, 1:]
         odd_falls = odd_TG[:, :1] - odd_TG[:, 1:]
         r_T = rank_correlations(even_falls, odd_falls, of_equal_values=0.0)
-        r_T = np.maximum(-1 / 3, r_T)  # below, the correction would give less than −1
+        r_T = np.maximum(-1 / 3, r_T)  # below −1/3 the formula would give less than −1
         lds_T = 2 * r_T / (1 + r_T)
         labels = {"units": kind, "selector": RELIABILITY}
         self._add("lds", labels, target=text.places(targets), lds=lds_T)
@@ -432,36 +477,37 @@ class _Evaluation:
         block = text.context.block
         targets = text.all_targets
         choice = self._rank(text, units, labels)
-        sets: list[tuple[np.ndarray, tuple[int, int]]] = []
+        all_distant = np.arange(block.num_distant)
+        rows_with_units: list[Row] = []
+        rows_without_units: list[Row] = []
+        num_tokens: list[int] = []
         for span, unit_K in zip(targets, choice.unit_TK, strict=True):
             for k in self.ks:
-                sets.append((units.places(*unit_K[:k]), span))
-        rows = [text.context.set_row(distant, span) for distant, span in sets]
-        if text.is_own:
-            all_distant = np.arange(block.num_distant)
-            rows += [
-                text.context.set_row(np.setdiff1d(all_distant, distant), span)
-                for distant, span in sets
-            ]
-        num_tokens = np.array([len(distant) for distant, _ in sets])
-        num_tokens_TK = num_tokens.reshape(len(targets), len(self.ks))
+                places = units.places(*unit_K[:k])
+                rows_with_units.append(text.context.set_row(places, span))
+                num_tokens.append(len(places))
+                if text.is_own:
+                    other_places = np.setdiff1d(all_distant, places)
+                    rows_without_units.append(text.context.set_row(other_places, span))
+        num_tokens_TK = np.array(num_tokens).reshape(len(targets), len(self.ks))
         return _Ranked(
             labels=labels,
             units=units,
             targets=targets,
             choice=choice,
-            rows=rows,
+            rows=rows_with_units + rows_without_units,
             num_tokens_TK=num_tokens_TK,
         )
 
     def _rank(self, text: _Text, units: Units, labels: dict[str, Any]) -> Choice:
-        """Rank the units for all targets of a text, by a selector or as another measurement did.
-        Add a row to `costs`."""
+        """Rank the units for all targets of a text, by a selector, or as another measurement ranked
+        them. Add a row to `costs`."""
         block = text.context.block
         targets = text.all_targets
         forwards_before = self.scorer.token_forwards
         if self.choices is None:
-            # Seeded by what is ranked, so that a draw does not depend on the order of evaluation.
+            # The seed depends on what is ranked, not on the order of evaluation, so that a resumed
+            # measurement draws the same.
             place = (self.document.number, block.start)
             generator = stream(self.seed, "selector", *place, labels["draw"], text.control)
             question = Question(text.context, units, targets, max(self.ks), generator)
@@ -469,7 +515,7 @@ class _Evaluation:
         else:
             starts = text.places(targets).tolist()
             choice = self.choices.pick(self.document.number, labels, starts, units, block.first)
-        # The cost that is reported is that of one choice: repeated draws and controls are not.
+        # The reported cost is that of one choice, without repeated draws and controls.
         if text.is_documents_own and labels["draw"] == 0:
             self._add_cost(labels["units"], labels["selector"], forwards_before, len(targets))
         return choice
@@ -477,8 +523,9 @@ class _Evaluation:
     def _add_ranked(
         self, text: _Text, ranked: _Ranked, loss_TK: np.ndarray, without_TK: np.ndarray
     ) -> None:
-        """Add the rows of each kind of distant context. Places are places of the document, also for
-        an unrelated text, whose tokens have the same position IDs."""
+        """Add the rows of a ranking to `recovery` and `influence`. Places are those of the
+        document, also for an unrelated text, whose tokens have the position IDs of the
+        document's."""
         block = text.context.block
         for distant_part, spans in text.targets.items():
             index_T = np.array([ranked.targets.index(span) for span in spans])
@@ -512,16 +559,18 @@ class _Evaluation:
             )
 
     def _add_cost(self, kind: str, selector: str, forwards_before: int, num_targets: int) -> None:
-        """Add the token-forwards since the scorer had computed `forwards_before` of them."""
+        """Add the token-forwards that the scorer has computed since it had computed
+        `forwards_before` of them."""
         labels = {"units": kind, "selector": selector}
         spent = self.scorer.token_forwards - forwards_before
         self._add("costs", labels, token_forwards=[spent], num_targets=[num_targets])
 
     def _add(self, table: str, labels: Mapping[str, Any], **values: Any) -> None:
-        """Add rows to a table: columns of `values`, and one label for all rows in the others."""
+        """Add rows to a table: `values` are columns, and a label is the same in all rows."""
+        # Arrays are kept, and joined to one frame at the end: a frame for each choice would take
+        # longer than the choice.
         num_rows = len(next(iter(values.values())))
         for column, parts in self.tables[table].items():
-            # Arrays, and one frame in the end: a frame for each choice costs more than the choice.
             value = values[column] if column in values else [labels[column]] * num_rows
             is_text = num_rows > 0 and isinstance(value[0], str)
             parts.append(np.array(value, dtype=object if is_text else None))

@@ -1,7 +1,14 @@
 """Reuse another measurement: its losses, its targets, or the units that its model ranked.
 
-A unit that lowers a loss of one model by chance lowers that of another no more than any other unit
-does, so recovery by ranked units needs no placebo.
+    losses_of    the losses, if model, text and windows are the same
+    targets_of   the targets, and with them the ranked units, if the text is the same
+    settings_of  the settings under which those units were ranked
+    Choices      the ranked units, in place of a selector's own
+
+Why evaluate units that another model ranked: a unit that lowers the loss of one model by chance
+lowers that of another no more than any other unit does. So recovery by such units needs no placebo;
+it is called transfer. If the other model has another tokenizer, `match_targets` and `match_choices`
+find its targets and units by the characters of the text.
 """
 
 from __future__ import annotations
@@ -29,7 +36,8 @@ from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.text.windows import NOTHING, Units, Windows, span_width
 
-RANKED_BY = [*KEYS, "units", "selector"]
+RANKING_KEYS = [*KEYS, "units", "selector"]
+"""The columns that tell one ranking of the document's own units from others."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +47,12 @@ class Matched:
     targets: pd.DataFrame
     influence: pd.DataFrame
     counts: dict[str, int] = field(default_factory=dict)
-    """What is left out, with another tokenizer; see docs/measure.md."""
+    """With another tokenizer: how many targets and units are left out, and why; see
+    docs/measure.md."""
 
     has_other_windows: bool = False
-    """The other measurement cut or drew the text in another way, so that no block but those of its
-    targets is needed."""
+    """Whether the other measurement cut or sampled the text in another way. Then only the blocks of
+    its targets need losses here."""
 
     def __str__(self) -> str:
         counts = self.counts
@@ -64,7 +73,7 @@ class Matched:
 
 
 def is_other_tokenizer(results: Results, documents: Documents) -> bool:
-    """Return whether a document with targets has the same text here, in other tokens."""
+    """Return whether the other measurement has read the same text in other tokens."""
     for number, tokens in results.tokens.sort_values("place").groupby("document"):
         document = _document(documents, int(number))
         size = min(len(tokens), len(document.tokens))
@@ -80,7 +89,8 @@ def _document(documents: Documents, number: int) -> Document:
 
 
 def match_targets(results: Results, documents: Documents, windows: Windows) -> Matched:
-    """Match the targets with the documents' own distant context."""
+    """Find the targets of the other measurement in the tokens of these documents. Only targets in
+    the documents' own distant context are matched, as unrelated texts differ."""
     targets = results.targets[results.targets.distant_part == "document"]
     texts_of = _texts_of(results)
     # `other_target`: a target's place in the other measurement; `target` becomes its place here.
@@ -99,14 +109,18 @@ def match_targets(results: Results, documents: Documents, windows: Windows) -> M
             )
         )
     matched = pd.concat(parts)
+
+    # A boundary that is none here is −1: the target begins or ends inside a token.
     is_cut = (matched.target < 0) | (matched.end <= matched.target)
     # A target needs a full window before it, and all its tokens in one block.
     is_early = matched.target < windows.first_target
     is_split = windows.start_of(matched.target) != windows.start_of(matched.end - 1)
     is_outside = ~is_cut & (is_early | is_split)
+    is_kept = ~is_cut & ~is_outside
+
     by_target = matched.assign(cut=is_cut, outside=is_outside)
     by_target = by_target.drop_duplicates(["document", "other_target"])
-    kept = matched[~is_cut & ~is_outside]
+    kept = matched[is_kept]
     counts = {
         "targets": len(kept.drop_duplicates(KEYS)),
         "of_targets": len(by_target) + num_in_other_text,
@@ -118,9 +132,13 @@ def match_targets(results: Results, documents: Documents, windows: Windows) -> M
 
 
 def match_choices(results: Results, documents: Documents, settings: Settings) -> Matched:
-    """Match targets, and the units that rank first among those that are distant here, too, as many
-    as `ks` needs. A target for which fewer remain is left out. Units of unrelated texts are not
-    matched."""
+    """Find the targets of the other measurement, and the units that it ranked for them, in the
+    tokens of these documents.
+
+    Units that are distant there may lie in the local window here, and are left out. The others move
+    up in rank. A target with fewer units than the largest k is left out. Units of unrelated texts
+    are not matched.
+    """
     kinds_of_tokens = [kind for kind in results.meta.units if span_width(kind) is not None]
     if kinds_of_tokens:
         raise ConfigError(
@@ -128,9 +146,12 @@ def match_choices(results: Results, documents: Documents, settings: Settings) ->
             "measure it again with --units words, sentences, paragraphs or your own"
         )
     windows = settings.windows
-    most = max(settings.ks)
+    num_needed = max(settings.ks)
     matched_targets = match_targets(results, documents, windows)
     rows = _match_units(results, documents, settings, matched_targets.targets)
+
+    # A unit is distant if it lies between the first distant token and the local window of the
+    # target's block.
     start = windows.start_of(rows.target)
     is_unit = rows.distant_first.notna()
     is_distant = rows.distant_first >= windows.first_distant(start)
@@ -142,16 +163,20 @@ def match_choices(results: Results, documents: Documents, settings: Settings) ->
     }
     # Units that are not distant here leave gaps in the ranks.
     rows = rows[is_distant].astype({"distant_first": int, "distant_end": int})
-    rows = rows.sort_values([*RANKED_BY, "rank"])
-    rows = rows.assign(rank=rows.groupby(RANKED_BY).cumcount() + 1)
-    rows = rows[rows["rank"] <= most]
-    # A target is kept if each kind of units, by each selector, has as many units as are needed.
-    num_full = rows[rows["rank"] == most].groupby(KEYS).size()
-    full = num_full.index[num_full == len(settings.units) * len(settings.selectors)]
+    rows = rows.sort_values([*RANKING_KEYS, "rank"])
+    rows = rows.assign(rank=rows.groupby(RANKING_KEYS).cumcount() + 1)
+    rows = rows[rows["rank"] <= num_needed]
+
+    # A target is kept if each of its rankings has as many units as are needed: if as many rows as
+    # there are rankings of a target have the last rank that is needed.
+    num_full_rankings = rows[rows["rank"] == num_needed].groupby(KEYS).size()
+    num_rankings = len(settings.units) * len(settings.selectors)
+    kept_keys = num_full_rankings.index[num_full_rankings == num_rankings]
     targets = matched_targets.targets
-    targets = targets[pd.MultiIndex.from_frame(targets[KEYS]).isin(full)]
-    rows = rows[pd.MultiIndex.from_frame(rows[KEYS]).isin(full)]
-    counts |= {"targets": len(full), "targets_with_few_units": counts["targets"] - len(full)}
+    targets = targets[pd.MultiIndex.from_frame(targets[KEYS]).isin(kept_keys)]
+    rows = rows[pd.MultiIndex.from_frame(rows[KEYS]).isin(kept_keys)]
+    counts["targets_with_few_units"] = counts["targets"] - len(kept_keys)
+    counts["targets"] = len(kept_keys)
     return Matched(targets, rows, counts)
 
 
@@ -178,14 +203,18 @@ def _match_units(
 
 
 def boundaries(from_texts: Sequence[str], to_texts: Sequence[str]) -> np.ndarray:
-    """Return for each boundary between tokens of one text (before the first, …, after the last) the
-    boundary of the other that is at the same character, or −1. Tokens that share a character have
-    their boundary inside it: only the first boundary at a character is one of characters."""
+    """Map boundaries between the tokens of one tokenization to those of another.
+
+    Boundary i lies before token i, and the last one after the last token. Return for each boundary
+    of `from_texts` the boundary of `to_texts` at the same character, or −1 if there is none.
+    """
     from_bounds = np.cumsum([0, *map(len, from_texts)])
     to_bounds = np.cumsum([0, *map(len, to_texts)])
     place = np.searchsorted(to_bounds, from_bounds)
     # A boundary behind the end of the other text is at no character of it: −1.
     is_same = np.append(to_bounds, -1)[place] == from_bounds
+    # Tokens that share a character have their boundary inside it. Of several boundaries at one
+    # place of the text only the first lies between characters.
     is_first = np.diff(from_bounds, prepend=-1) > 0
     return np.where(is_same & is_first, place, -1)
 
@@ -193,19 +222,21 @@ def boundaries(from_texts: Sequence[str], to_texts: Sequence[str]) -> np.ndarray
 def characters(
     texts: Sequence[str], first: np.ndarray, end: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first character of each span of tokens and one past its last, without white space
-    around it."""
+    """Return for each span of tokens (`first` to `end` − 1) its first character and one past its
+    last, without white space around it."""
     bounds = np.cumsum([0, *map(len, texts)])
     text = "".join(texts)
-    solid = np.array([place for place, letter in enumerate(text) if not letter.isspace()])
-    solid_or_end = np.append(solid, len(text)).astype(int)
-    begin = solid_or_end[np.searchsorted(solid, bounds[first])]
-    last = np.searchsorted(solid, bounds[end]) - 1
-    return begin, np.where(last >= 0, solid_or_end[last] + 1, 0)
+    visible = np.array([place for place, letter in enumerate(text) if not letter.isspace()])
+    visible_or_end = np.append(visible, len(text)).astype(int)
+    begin = visible_or_end[np.searchsorted(visible, bounds[first])]
+    index_of_last = np.searchsorted(visible, bounds[end]) - 1
+    stop = np.where(index_of_last >= 0, visible_or_end[index_of_last] + 1, 0)
+    return begin, stop
 
 
 def _units(document: Document, kind: str) -> pd.DataFrame:
-    """Return all units of a document that are more than white space, by their characters."""
+    """Return all units of a document by their characters (`begin`, `stop`) and tokens, without
+    those that are white space alone."""
     units = document.units(kind, 0, len(document.tokens))
     begin, stop = characters(document.texts, units.first, units.end)
     columns = {"begin": begin, "stop": stop, "distant_first": units.first, "distant_end": units.end}
@@ -214,13 +245,14 @@ def _units(document: Document, kind: str) -> pd.DataFrame:
 
 
 def _texts_of(results: Results) -> dict[int, list[str]]:
-    """Return the text of each token, by document."""
+    """Return the texts of the tokens of each document, by its number."""
     tokens = results.tokens.sort_values(["document", "place"])
     return {int(number): list(rows.text) for number, rows in tokens.groupby("document")}
 
 
 def _is_same_text(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Return whether one text begins the other: a shorter context ends a document earlier."""
+    """Return whether two texts are the same, as far as both go: a model that takes fewer tokens
+    ends a document earlier."""
     # A text may end inside a character, which decodes to the replacement character.
     first_text = "".join(first).rstrip("\ufffd")
     second_text = "".join(second).rstrip("\ufffd")
@@ -244,8 +276,8 @@ FREE_SETTINGS = {*WINDOW_SETTINGS, "prefix_ids", "ks", "sample", "blocks"}
 
 
 def read_other(option: str, other: Any) -> Results | None:
-    """Return another measurement, given as results or as their folder. `option`: where it was
-    passed, for messages."""
+    """Return another measurement, passed as results or as the folder that holds them. `option`: the
+    name of the argument, for the error."""
     if isinstance(other, str | Path):
         return read_results(other)
     if other is not None and not isinstance(other, Results):
@@ -260,7 +292,7 @@ def with_settings_of_targets(
     evaluated, so that its placebo targets are evaluated, too. Say which are taken. `typed`: the
     settings that the user passed, which stay; `prefix`: the option."""
     stored = other.meta.windows | other.meta.controls | {"seed": other.meta.seed}
-    options = dict(settings.given)
+    options = dict(settings.changed_options)
     taken = []
     for name in SHARED_WITH_TARGETS:
         if name in typed or stored.get(name) is None:
@@ -278,8 +310,8 @@ def with_settings_of_targets(
     return shared
 
 
-def _differences(other: Results, settings: Settings) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ, of those that decide which targets have losses and which
+def _differing_settings(other: Results, settings: Settings) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ, among those that decide which targets have losses and which
     text is the placebo's: name → the value here, and the other's."""
     current = to_json_value(asdict(settings.windows)) | {
         "seed": settings.seed,
@@ -302,10 +334,11 @@ def _is_same_data(other: Results, documents: Documents) -> bool:
 
 
 def with_blocks_of(other: Results, documents: Documents, settings: Settings) -> Settings:
-    """Return settings that sample the blocks of the other measurement, if it cut and drew the same
-    text likewise; else the settings as they are."""
+    """Return settings with the sample of the other measurement, if all else that decides on blocks
+    is the same; otherwise the settings as they are. So the blocks of its targets have losses
+    here."""
     with_same_sample = replace(settings, sample=other.meta.windows["sample"])
-    if not _is_same_data(other, documents) or _differences(other, with_same_sample):
+    if not _is_same_data(other, documents) or _differing_settings(other, with_same_sample):
         return settings
     return with_same_sample
 
@@ -313,21 +346,21 @@ def with_blocks_of(other: Results, documents: Documents, settings: Settings) -> 
 def losses_of(
     other: Results, model: LoadedModel, documents: Documents, settings: Settings
 ) -> dict[int, pd.DataFrame]:
-    """Return the losses of each document of another measurement, which must be what would be
+    """Return the losses of another measurement, by document. DataError if other losses would be
     computed here."""
     meta = other.meta
     if meta.targets.get("only_named"):
         raise DataError("losses: only the blocks of named targets have them; measure without `at`")
-    differ = list(_differences(other, settings))
+    differing = list(_differing_settings(other, settings))
     if not _is_same_data(other, documents):
-        differ.insert(0, "text")
+        differing.insert(0, "text")
     if meta.model.get("fingerprint") != model.fingerprint:
-        differ.insert(0, "model")
+        differing.insert(0, "model")
     elif meta.dtype != model.dtype:
-        differ.insert(0, "dtype")
-    if differ:
+        differing.insert(0, "dtype")
+    if differing:
         raise DataError(
-            f"losses: they are of another {', '.join(differ)}; pass those of the same, "
+            f"losses: they are of another {', '.join(differing)}; pass those of the same, "
             "or omit losses"
         )
     by_document = other.losses.groupby("document", sort=False)
@@ -337,31 +370,34 @@ def losses_of(
 def targets_of(
     other: Results, documents: Documents, settings: Settings, with_units: bool = False
 ) -> Matched:
-    """Return the targets of another measurement of the same text. `with_units`: with the units that
-    it ranked."""
+    """Return the targets of another measurement of the same text, as places in these documents.
+    `with_units`: whether the units that it ranked are used, too."""
     windows = settings.windows
-    most = other.influence["rank"].max()
-    if with_units and max(settings.ks) > most:
+    num_ranked = other.influence["rank"].max()
+    if with_units and max(settings.ks) > num_ranked:
         raise ConfigError(
-            f"ks: {max(settings.ks)} is more than the {most} units that the other measurement "
-            "ranked; pass smaller ks"
+            f"ks: {max(settings.ks)} is more than the {num_ranked} units that the other "
+            "measurement ranked; pass smaller ks"
         )
+
     if _is_same_data(other, documents):
         if with_units:
-            # The settings are the other's, too, so that all its targets are targets here.
+            # `settings_of` has taken the other's settings, so that all its targets are targets
+            # here.
             targets = other.targets[other.targets.distant_part == "document"]
             return Matched(targets, other.influence)
-        differ = _differences(other, settings)
-        targets = given_targets(other.targets, windows, not differ)
-        # Another sample leaves out blocks, but the placebo of the others is the same.
+        differing = _differing_settings(other, settings)
+        targets = given_targets(other.targets, windows, not differing)
+        # Another sample leaves out blocks, but the placebo of the remaining ones is the same.
         differences = [
             f"{name}={value} (the other has {other_value})"
-            for name, (value, other_value) in differ.items()
+            for name, (value, other_value) in differing.items()
             if name != "sample"
         ]
         if differences:
             say(f"no placebo targets, so no net excess, because of {', '.join(differences)}")
-        return Matched(targets, other.influence, has_other_windows=bool(differ))
+        return Matched(targets, other.influence, has_other_windows=bool(differing))
+
     if not is_other_tokenizer(other, documents):
         text = f"{other.meta.data.get('source')}, which differs from {documents.name}"
         raise DataError(f"the targets were chosen in {text}; pass the same text and its options")
@@ -377,13 +413,15 @@ def targets_of(
 
 @dataclass(frozen=True)
 class Choices:
-    """The ranked units of each target, in the document and in an unrelated text."""
+    """The units that another model ranked for each target, in the document and in an unrelated
+    text."""
 
     ranked: dict[tuple[Any, ...], np.ndarray]
-    """`CHOICE_KEYS` → a row (first place, one past the last, influence) for each rank."""
+    """Values of `CHOICE_KEYS` → an array with a row for each rank: first place of the unit, one
+    past its last, influence."""
 
     fingerprint: str
-    """A hash of the places of all units, by rank."""
+    """A hash of the places of all units, by rank, which identifies the choices."""
 
     model: dict[str, Any]
     """Name and fingerprint of the model that chose."""
@@ -393,12 +431,14 @@ class Choices:
 
     @staticmethod
     def of(results: Results, matched: Matched) -> Choices:
-        """Keep units of documents' own distant context, and of the first unrelated text."""
+        """Take the ranked units of targets in the documents' own distant context, and those of the
+        first unrelated text."""
         influence = matched.influence[matched.influence.distant_part == "document"]
         if not len(influence):
             raise DataError("the other measurement has no ranked units; measure it again")
         columns = ["distant_first", "distant_end", "influence"]
-        # Rows of one target are neighbours, by rank, and are split where the next one begins.
+        # Rows of one ranking are neighbours, in the order of rank. They are split where the next
+        # ranking begins.
         rows = influence.sort_values([*CHOICE_KEYS, "rank"])
         is_first_rank = ~rows.duplicated(CHOICE_KEYS).to_numpy()
         keys = rows.loc[is_first_rank, CHOICE_KEYS].itertuples(index=False, name=None)
@@ -418,9 +458,15 @@ class Choices:
         units: Units,
         offset: int,
     ) -> Choice:
-        """Return the ranked units of targets, as a selector would. `labels`: kind of units,
-        selector and control; `starts`: places of the targets; `offset`: place of the first distant
-        token."""
+        """Return the ranked units of targets, as a selector would.
+
+        Args:
+            document: Number of the document.
+            labels: Kind of units, selector and control.
+            starts: Places of the targets in the document.
+            units: All distant units of the block, by their index among the distant tokens.
+            offset: Place of the first distant token in the document.
+        """
         all_bounds = zip(units.first, units.end, strict=True)
         unit_of_bounds = {bounds: unit for unit, bounds in enumerate(all_bounds)}
         unit_TK = []
@@ -438,19 +484,20 @@ class Choices:
 
 
 def settings_of(results: Results, passed: dict[str, Any], has_other_tokenizer: bool) -> Settings:
-    """Take the other measurement's settings, so that windows, targets and unrelated texts agree.
-    `passed`: the settings of this call that are not defaults. `has_other_tokenizer`: the other's
-    windows are in other tokens, so that those passed here hold."""
+    """Return the settings of the other measurement, so that windows, targets and unrelated texts
+    agree. `passed`: the settings of this call that are not defaults. `has_other_tokenizer`: the
+    other's windows are counted in other tokens, so that those of this call hold."""
     meta = results.meta
-    determined = []
-    for name in passed:
-        if name not in FREE_SETTINGS or (name in WINDOW_SETTINGS and not has_other_tokenizer):
-            determined.append(name)
+    free_settings = FREE_SETTINGS
+    if not has_other_tokenizer:
+        free_settings = FREE_SETTINGS - {*WINDOW_SETTINGS}
+    determined = [name for name in passed if name not in free_settings]
     if determined:
         names = ", ".join(sorted(determined))
         raise ConfigError(f"{names}: `choices` takes this from the other measurement; omit it")
     if meta.identity["random_streams"] != VERSION and not has_other_tokenizer:
         raise DataError("choices: their unrelated texts differ from today's; measure again")
+
     windows = meta.windows
     if has_other_tokenizer:
         names_of_windows = {*WINDOW_SETTINGS, "prefix_ids"}

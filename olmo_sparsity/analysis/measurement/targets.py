@@ -1,9 +1,16 @@
 """Choose the targets to evaluate: by their gap, by the text alone, or by name.
 
-Thresholds are fitted on documents with an even index and used on documents with an odd one. So the
-threshold does not depend on the reported targets, but their choice does: targets with a large gap
-are chosen by their own outcome. The placebo measures that effect. Its targets are chosen by the
-same rules from the gaps with an unrelated text in place of the distant context.
+    choose_targets       by the losses: a large gap, or a bigram that recurs
+    targets_by_text      by chance alone, from all tokens
+    named_targets        by words, regular expressions or places (`at`)
+    targets_of_records   the targets of records with a prompt and a target
+    given_targets        those of another measurement
+
+Each returns a table with the columns `COLUMNS`. Thresholds are fitted on documents with an even
+number and used on documents with an odd one. So the threshold does not depend on the reported
+targets, but their choice does: targets with a large gap are chosen by their own outcome. The
+placebo measures that effect. Its targets are chosen by the same rules from the gaps with an
+unrelated text in place of the distant context.
 """
 
 from __future__ import annotations
@@ -12,6 +19,7 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -33,10 +41,14 @@ At = str | int | slice | re.Pattern[str] | Sequence["At"]
 """Names of targets: words, a regular expression, tokens by number, or several of these."""
 
 COLUMNS = [*KEYS, "distant_part", "target_set"]
+"""Columns of a table of targets: document, target (the place of its first token), kind of distant
+context, target set. Targets of several tokens have the column `end`, too."""
 
 
 def fit_threshold(losses: pd.DataFrame, share: float, min_gap: float) -> float | None:
-    """Return the least gap of a target, by the losses of the threshold half; None: any gap."""
+    """Return the smallest gap of a target: the quantile of the gaps in the threshold half above
+    which lies the `share` of targets, but at least `min_gap`. None for share=1: any gap makes a
+    target."""
     if share == 1.0:
         return None
     gap = float(np.quantile((losses.loss_short - losses.loss_long).to_numpy(), 1 - share))
@@ -46,43 +58,46 @@ def fit_threshold(losses: pd.DataFrame, share: float, min_gap: float) -> float |
 def choose_targets(
     losses: pd.DataFrame, threshold: float | None, settings: Settings
 ) -> pd.DataFrame:
-    """Choose targets of the documents of the report half, by their gap (`gap`) or by the text
-    (`bigram`). Of a document, `bigram` keeps at most a `share` of all its targets, and either set
-    at most `max_targets`, drawn at random."""
+    """Choose targets in the documents of the report half, by their gap (set `gap`) or by the text
+    (set `bigram`), for the document's own distant context and for the placebo's.
+
+    Each set has at most `max_targets` targets of a document, drawn at random, and `bigram` also at
+    most the `share` of all targets of the document, as `gap` has on average.
+    """
     share = settings.share
     seed = settings.seed
     reported = losses[losses.document.map(half_of) == "report"]
     rows = distant_part_losses(reported)
     sizes = reported.groupby("document").size()
-    most = int(min(settings.most_targets, len(losses)))
-    least = -np.inf if threshold is None else threshold
+    max_targets = int(min(settings.max_targets_of_set, len(losses)))
+    smallest_gap = -np.inf if threshold is None else threshold
 
-    def most_bigrams(document: int) -> int:
-        return min(int(np.ceil(share * sizes[document])), most)
+    def max_bigrams(document: int) -> int:
+        return min(int(np.ceil(share * sizes[document])), max_targets)
 
-    by_gap = _sample(rows[rows.gap >= least], "gap", lambda _: most, seed)
-    by_bigram = _sample(rows[rows.bigram], "bigram", most_bigrams, seed)
+    by_gap = _sample(rows[rows.gap >= smallest_gap], "gap", lambda _: max_targets, seed)
+    by_bigram = _sample(rows[rows.bigram], "bigram", max_bigrams, seed)
     chosen = pd.concat([by_gap, by_bigram])[COLUMNS]
     chosen = chosen[chosen.target_set.isin(settings.sets)]
     return chosen.sort_values(COLUMNS, ignore_index=True)
 
 
 def targets_by_text(documents: Sequence[Document], settings: Settings) -> pd.DataFrame:
-    """Choose targets before any model, with the documents' own distant context: `every`, each token
-    with the same chance, so that `max_targets` holds for the mean of all documents."""
+    """Choose the targets of the set `every`, which needs no model: each token of the documents has
+    the same chance. Therefore `max_targets` limits the mean of all documents, not each of them."""
     places_of_documents = [places_of(sampled_blocks(document, settings)) for document in documents]
     num_places = sum(map(len, places_of_documents))
-    most = min(num_places, settings.most_targets * len(documents))
-    rate = 0.0
+    max_targets = min(num_places, settings.max_targets_of_set * len(documents))
+    rate = 0.0  # the share of the tokens of a document that become targets
     if "every" in settings.sets:
-        rate = min(settings.share, most / max(num_places, 1))  # of the tokens of each document
+        rate = min(settings.share, max_targets / max(num_places, 1))
+
     rows = []
     for document, places_T in zip(documents, places_of_documents, strict=True):
         generator = stream(settings.seed, "every", document.number)
-        size = len(places_T)
-        order = generator.permutation(size)
+        order = generator.permutation(len(places_T))
         # The random number rounds up or down, so that the mean over documents is the rate.
-        num_drawn = int(rate * size + generator.random()) if rate else 0
+        num_drawn = int(rate * len(places_T) + generator.random()) if rate else 0
         for place in places_T[order[:num_drawn]]:
             rows.append((document.number, int(place), "document", "every"))
     chosen = pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys(KEYS, int))
@@ -90,15 +105,16 @@ def targets_by_text(documents: Sequence[Document], settings: Settings) -> pd.Dat
 
 
 def sampled_blocks(document: Document, settings: Settings) -> list[Block]:
-    """Draw a random share of a document's blocks, in order. Each block of each document has the
-    same chance, so that means, quantiles and shares of their targets estimate those of all."""
+    """Draw the share `sample` of a document's blocks, and return them in order. Each block of each
+    document has the same chance, so that means, quantiles and shares over their targets estimate
+    those over all targets."""
     blocks = list(settings.windows.blocks(document.tokens))
     if settings.sample == 1:
         return blocks
     generator = stream(settings.seed, "blocks", document.number)
     # Rounded up or down at random: rounding down would leave short documents without a block.
-    num = int(settings.sample * len(blocks) + generator.random())
-    drawn = np.sort(generator.permutation(len(blocks))[:num])
+    num_drawn = int(settings.sample * len(blocks) + generator.random())
+    drawn = np.sort(generator.permutation(len(blocks))[:num_drawn])
     return [blocks[index] for index in drawn]
 
 
@@ -111,76 +127,87 @@ def places_of(blocks: Sequence[Block]) -> np.ndarray:
 
 
 def _sample(
-    rows: pd.DataFrame, target_set: str, most_of: Callable[[int], int], seed: int
+    rows: pd.DataFrame, target_set: str, max_of_document: Callable[[int], int], seed: int
 ) -> pd.DataFrame:
-    """Draw targets of each document, for either kind of distant context. `most_of`: how many of a
-    document at most."""
+    """Draw targets of each document, for either kind of distant context. `max_of_document`: a
+    function from a document's number to how many of its targets are drawn at most."""
     parts = [rows[:0]]
     for (document, distant_part), group in rows.groupby(["document", "distant_part"]):
         generator = stream(seed, "targets", document, target_set, distant_part)
-        drawn = generator.permutation(len(group))[: most_of(int(document))]
+        drawn = generator.permutation(len(group))[: max_of_document(int(document))]
         parts.append(group.iloc[np.sort(drawn)])
     return pd.concat(parts).assign(target_set=target_set)
 
 
 def targets_of_records(documents: Documents, windows: Windows) -> pd.DataFrame:
-    """Return the tokens of the targets of records that hold a prompt and a target."""
+    """Return the targets of records that hold a prompt and a target: all tokens of the latter."""
     spans = []
     for document in documents:
         if document.target is not None:
-            spans.append((document.number, document.target, len(document.tokens)))
-    return _named(spans, documents, windows, "a prompt's target")
+            end = len(document.tokens)
+            spans.append(_SpanOfDocument(document.number, document.target, end))
+    return _table_of_named(spans, documents, windows, "a prompt's target")
 
 
 def given_targets(targets: pd.DataFrame, windows: Windows, same_settings: bool) -> pd.DataFrame:
-    """Take the targets of another measurement of the same text, so that two models are compared on
-    equal ones. Under other settings (windows, seed, controls) its placebo differs, and is left out,
-    as are targets without a full long window here."""
-    kept = targets.target >= windows.first_target
+    """Return the targets of another measurement of the same text, so that two models are compared
+    on equal ones, without those that have no full long window here. `same_settings`: whether
+    windows, seed and controls are the same. If not, the unrelated texts differ, and so would the
+    placebo: its targets are left out."""
+    is_kept = targets.target >= windows.first_target
     if not same_settings:
-        kept &= targets.distant_part == "document"
-    return targets[kept].sort_values(COLUMNS, ignore_index=True)
+        is_kept &= targets.distant_part == "document"
+    return targets[is_kept].sort_values(COLUMNS, ignore_index=True)
 
 
 def named_targets(documents: Documents, at: At, windows: Windows) -> pd.DataFrame:
-    """Return all tokens that `at` names and that have a full long window."""
+    """Return a target for each token that `at` names in a document and that has a full long
+    window."""
     spans = []
     for document in documents:
         for first, end in find_spans(document, at, missing_ok=True):
-            spans.append((document.number, first, end))
+            spans.append(_SpanOfDocument(document.number, first, end))
     if not spans:
         raise DataError(
             f"{documents.name}: no document contains at={at!r}; pass words of the text, a regular "
             "expression, or tokens FIRST:END"
         )
-    return _named(spans, documents, windows, "a named target")
+    return _table_of_named(spans, documents, windows, "a named target")
 
 
-def _named(
-    spans: Sequence[tuple[int, int, int]], documents: Documents, windows: Windows, what: str
+class _SpanOfDocument(NamedTuple):
+    """A run of tokens of one of the documents, from `first` to `end` − 1."""
+
+    document: int
+    first: int
+    end: int
+
+
+def _table_of_named(
+    spans: Sequence[_SpanOfDocument], documents: Documents, windows: Windows, noun: str
 ) -> pd.DataFrame:
-    """Return each token of the spans (document, first place, one past the last) that has a full
-    long window. `what`: what an error calls a span."""
-    places = []
-    for number, first, end in spans:
-        for place in range(max(first, windows.first_target), end):
-            places.append((number, place, "document", "named"))
-    if not places:
+    """Return a target for each token of the spans that has a full long window. `noun`: how an error
+    names a span."""
+    rows = []
+    for span in spans:
+        for place in range(max(span.first, windows.first_target), span.end):
+            rows.append((span.document, place, "document", "named"))
+    if not rows:
         raise DataError(
-            f"{documents.name}: no token of {what} has a full long window; lower long, or name "
+            f"{documents.name}: no token of {noun} has a full long window; lower long, or name "
             "later ones"
         )
-    return pd.DataFrame(places, columns=COLUMNS).drop_duplicates(ignore_index=True)
+    return pd.DataFrame(rows, columns=COLUMNS).drop_duplicates(ignore_index=True)
 
 
 def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
-    """Return the token spans that `at` names, of which words may have several. `missing_ok`: return
-    none instead of an error where nothing is named."""
+    """Return the token spans that `at` names: every occurrence of words, or one span for a place.
+    `missing_ok`: return no span, instead of raising DataError, if the text lacks what is named."""
     if isinstance(at, np.integer):
         at = int(at)
-    if isinstance(at, bytes | bool) or not isinstance(
-        at, str | int | slice | re.Pattern | Sequence | np.ndarray | pd.Series
-    ):
+    accepted = str | int | slice | re.Pattern | Sequence | np.ndarray | pd.Series
+    # A bool is an int to Python, and bytes are a sequence.
+    if isinstance(at, bytes | bool) or not isinstance(at, accepted):
         raise ConfigError(
             f"at={at!r} must be words, a regular expression (re.compile), a token's number, a "
             "slice of tokens, or a list of these"
@@ -214,7 +241,8 @@ def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
 
 
 def _find_numbers(document: Document, at: int | slice) -> Spans:
-    """Return the run of tokens that a number or a slice names; from the end, if it is negative."""
+    """Return the run of tokens that a number or a slice names. Negative numbers count from the end,
+    as in a list of Python."""
     if isinstance(at, slice) and at.step not in (None, 1):
         raise ConfigError(f"at={at!r} has a step, and a target is a run of tokens; omit the step")
     if isinstance(at, int):
@@ -227,9 +255,10 @@ def _find_numbers(document: Document, at: int | slice) -> Spans:
 
 
 def _find_words(document: Document, words: str) -> Spans:
-    """Return where words occur, as they are written or else as the tokenizer reads them."""
+    """Return the occurrences of words: as the user writes them, or else as the tokenizer reads
+    them."""
     spans = _find_text(document, re.compile(re.escape(words)))
-    # A normalizer lower-cases, composes letters, and the like before a tokenizer sees the text.
+    # A normalizer changes a text before it is tokenized: it lower-cases, or composes letters.
     normalizer = getattr(document.tokenizer, "normalizer", None)
     if spans or normalizer is None:
         return spans
@@ -247,6 +276,7 @@ def _find_text(document: Document, pattern: re.Pattern[str]) -> Spans:
     for match in pattern.finditer("".join(document.texts)):
         if not match.group():
             continue
+        # The first token that ends after the match begins, and the first that begins after it ends.
         first = int(np.searchsorted(ends, match.start(), side="right"))
         end = int(np.searchsorted(begins, match.end(), side="left"))
         # A match of white space alone may end before its token begins.
@@ -275,8 +305,9 @@ def first_place(windows: Windows, units: str) -> int:
 
 
 def largest_gaps(losses: pd.DataFrame, column: str = "loss_long", num_targets: int = 8) -> Spans:
-    """Return the tokens of one document with the largest gaps: of the first `num_targets`, all
-    above MIN_GAP, or else the first alone. `column`: the loss with the long window."""
+    """Return the `num_targets` tokens of one document with the largest gaps, without those below
+    MIN_GAP; if all are below, the one with the largest gap. `column`: the loss with the long
+    window, which is another one for the placebo."""
     if not len(losses):
         return []
     gaps = (losses.loss_short - losses[column]).set_axis(losses.target).nlargest(num_targets)
@@ -287,22 +318,24 @@ def largest_gaps(losses: pd.DataFrame, column: str = "loss_long", num_targets: i
 
 
 def targets_fingerprint(targets: pd.DataFrame) -> str:
-    """Return the SHA-256 of targets; `end` counts only where a target has several tokens."""
+    """Return the SHA-256 of a table of targets."""
+    # Without targets of several tokens `end` is left out, as earlier versions did not store it.
     columns = [*COLUMNS, "end"] if has_spans(targets) else COLUMNS
     return hashlib.sha256(targets[columns].to_csv(index=False).encode()).hexdigest()
 
 
-def of_document(targets: pd.DataFrame, document: Document) -> dict[str, np.ndarray]:
-    """Return this document's targets by kind of distant context, each once, from the first place to
-    one past the last."""
+def targets_of_document(targets: pd.DataFrame, document: Document) -> dict[str, np.ndarray]:
+    """Return the targets of one document: kind of distant context → an array with a row for each
+    target, its first place and one past its last. A target in several sets is there once."""
     rows = with_ends(targets[targets.document == document.number])
     groups = rows.groupby("distant_part")[["target", "end"]]
     return {str(part): np.unique(spans.to_numpy(), axis=0) for part, spans in groups}
 
 
 def check_all_evaluated(folder: Path, targets: pd.DataFrame, recovery: pd.DataFrame) -> None:
-    """Raise DataError if a target was not evaluated. Losses of two runs may differ in their last
-    digits, so that a target close to the threshold is chosen by only one of them."""
+    """Raise DataError if a target was not evaluated."""
+    # Losses of two runs may differ in their last digits, so that a target close to the threshold is
+    # chosen by only one of them.
     keys = [*KEYS, "distant_part"]
     evaluated = pd.MultiIndex.from_frame(recovery[keys])
     missing = pd.MultiIndex.from_frame(targets[keys]).difference(evaluated)

@@ -1,0 +1,1 @@
+"""Draw figures, and write HTML pages, from the tables of a measurement."""

@@ -1,8 +1,12 @@
-"""Draw Figure 2: how much distant text reduces the loss, by the length of the window and the step;
-and how much of it a few distant units recover, next to unrelated text and placebo targets, and
-whether they are needed.
+"""Draw Figure 2.
 
-Place in the flow: last, after `Results`. Never imports torch.
+    (a)        how much distant text reduces the loss, by the length of the window and the step
+    (b)        how much of that k distant units recover, next to unrelated text and placebo targets
+    (c)        how much is lost without these units
+    (d), (e)   recovery by length and by step, where a run was measured at several
+
+`draw_figure2` sorts results into curves (curves.py) and writes the file; `draw_headline` draws the
+panels. Never imports torch.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,18 +27,15 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
+from olmo_sparsity.analysis.report.curves import Curve, Drawn, curves_of, run_of
 from olmo_sparsity.analysis.results.doubts import (
     describe_missing_placebo,
     has_net,
     warnings_of_few,
 )
-from olmo_sparsity.analysis.results.meta import Meta, main_set
-from olmo_sparsity.analysis.results.statistics import mean_gap
-from olmo_sparsity.analysis.results.view import spell
 from olmo_sparsity.base import drawing
 from olmo_sparsity.base.errors import ConfigError, DataError, check_type, printable
 from olmo_sparsity.base.files import path_of
-from olmo_sparsity.config.windows import long_window
 
 _COLORS = (
     drawing.BLUE,
@@ -45,17 +46,18 @@ _COLORS = (
     drawing.SKY,
     drawing.BLACK,
 )
-_OF_SCHEME = {"pose": drawing.BLUE, "contiguous": drawing.RED, "randomized": drawing.GREEN}
-"""Colour of a position scheme, whichever other models are drawn."""
+_COLOR_OF_SCHEME = {"pose": drawing.BLUE, "contiguous": drawing.RED, "randomized": drawing.GREEN}
+"""Colour of each position scheme. It does not depend on which other models are drawn."""
 
 _MARKERS = ("o", "s", "^", "D", "v", "P")
-"""Marker of each kind of units."""
+"""Markers of the kinds of units, in the order in which they are drawn."""
 
 _UNRELATED: Any = (0, (3, 1.6))
-"""Line of the best units of an unrelated text: dashes."""
+"""Line style of the best units of an unrelated text: dashes, as matplotlib takes them (offset, (on,
+off))."""
 
 _PLACEBO: Any = ":"
-"""Line of placebo targets."""
+"""Line style of placebo targets."""
 
 _CONTROL_MARKERS = {"placebo_recovery": "x", "placebo_removal": "x", "unrelated": "+"}
 """Marker of a control where it has one point only, so that no line can be drawn."""
@@ -80,23 +82,6 @@ _SETTINGS = {
     "figure.facecolor": _WHITE,
     "savefig.facecolor": _WHITE,
 }
-
-
-class Drawn(Protocol):
-    """What a figure reads of `Results`, which draw themselves with this module."""
-
-    @property
-    def summary(self) -> pd.DataFrame: ...
-    @property
-    def targets(self) -> pd.DataFrame: ...
-    @property
-    def losses(self) -> pd.DataFrame: ...
-    @property
-    def recovery(self) -> pd.DataFrame: ...
-    @property
-    def reported(self) -> pd.DataFrame: ...
-    @property
-    def meta(self) -> Meta: ...
 
 
 @dataclass(frozen=True)
@@ -133,9 +118,17 @@ def draw_figure2(
     labels: list[str] | None = None,
     missing: Sequence[Missing] = (),
 ) -> None:
-    """Write Figure 2 to `out`. `labels` name the results, or the runs and models that they are of.
-    Default: the names of these. Results of one label are of one scheme, such as its seeds."""
-    if not isinstance(results, list | tuple) or not all(hasattr(one, "meta") for one in results):
+    """Write Figure 2 to `out`.
+
+    Args:
+        results: Measurements, at least one unless all points are missing.
+        out: The file: .png, .pdf or .svg.
+        labels: Names for the results, or for their runs and models. Results of one label are of one
+            scheme, such as its seeds. Default: the names of runs and models.
+        missing: Points that have no result, which the legend lists with their reasons.
+    """
+    is_list = isinstance(results, list | tuple)
+    if not is_list or not all(hasattr(result, "meta") for result in results):
         shown = printable(repr(results))[:60]
         raise ConfigError(f"results={shown} must be a list of what `measure` returned")
     out = path_of("out", out)
@@ -143,14 +136,15 @@ def draw_figure2(
         check_type("labels", labels, str, "a list of names, one for each model", several=True)
     if not results and not missing:
         raise ConfigError("no results to draw; pass at least one folder")
-    replaces = set()
+    kinds_of_gaps = set()
     for result in results:
         interpretation = interpretation_of(result.meta.windows["distant_states"])
-        replaces.add(interpretation.replaces)
-    if len(replaces) > 1:
+        kinds_of_gaps.add(interpretation.replaces)
+    if len(kinds_of_gaps) > 1:
         raise DataError("gaps of masked and of replaced distant text differ; draw them apart")
-    names = [_run_of(result) for result in results]
+    names = [run_of(result) for result in results]
     runs = list(dict.fromkeys(names))
+    # With a label for each run, results of a run share it; otherwise there is one for each result.
     if labels is not None and len(labels) == len(runs):
         names = [labels[runs.index(name)] for name in names]
         labels = None
@@ -158,175 +152,20 @@ def draw_figure2(
     drawing.save(lambda: draw_headline(curves, missing), out, **_SETTINGS)
 
 
-def _run_of(result: Drawn) -> str:
-    """Return the run that a checkpoint is of, or the model's name."""
-    return str(result.meta.model["name"]).partition("/checkpoints/")[0]
-
-
-# --- curves: the measurements of one model that differ in length or step alone -----------------
-
-
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """A run in the headline figure: the summary's rows of one selector."""
-
-    label: str
-    """Of its scheme: curves of one label share their colour."""
-
-    rows: pd.DataFrame
-    """By k, at the last step and the longest windows. With the columns k, units, selector,
-    recovery, low, high, unrelated, placebo_recovery, removal, removal_low, …, and length, step,
-    windows of the measurement."""
-
-    of_run: pd.DataFrame
-    """With the smallest k, of all measurements of the run."""
-
-    gaps: pd.DataFrame
-    """Mean L_short − L_long of all tokens: length, step, gap, gap_low, gap_high."""
-
-    trained: Mapping[str, Any]
-    """How the model was trained: positions, length, …; empty if unknown."""
-
-    transferred: pd.DataFrame
-    """Recovery by units that another model chose, by k."""
-
-    is_transfer: bool = False
-    """Whether another model chose the units of the curve itself, which then needs no placebo."""
-
-    @property
-    def selector(self) -> str:
-        return spell(self.rows.selector.iloc[0])
-
-    def along(self, axis: str) -> pd.DataFrame:
-        """Return rows that differ in `axis` alone (k, length or step), in its order."""
-        if axis == "k":
-            return self.rows.sort_values(axis)
-        fixed = "step" if axis == "length" else "length"
-        rows = self.of_run.sort_values(axis)
-        return rows[rows[fixed] == self.rows[fixed].iloc[0]]
-
-
-def curves_of(results: Sequence[Drawn], names: Sequence[str]) -> list[Curve]:
-    """Return the curves of the first selector of each measurement, at its main target set. Those of
-    one name and one run are a curve if they differ in length and step alone; otherwise each says
-    what differs."""
-    pairs = list(zip(results, names, strict=True))
-    # What evaluated units of another model is drawn as points beside a curve of its name, and is a
-    # curve itself only if there is none.
-    with_own_choices = {name for result, name in pairs if not _is_transfer(result)}
-    transferred: dict[str, list[pd.DataFrame]] = {}
-    groups: dict[tuple[str, str], list[Drawn]] = {}
-    for result, name in pairs:
-        if _is_transfer(result) and name in with_own_choices:
-            transferred.setdefault(name, []).append(_rows_of(result))
-        else:
-            groups.setdefault((name, _run_of(result)), []).append(result)
-    curves = []
-    for (name, _), group in groups.items():
-        by_conditions: dict[str, list[Drawn]] = {}
-        for result in group:
-            by_conditions.setdefault(repr(_conditions(result)), []).append(result)
-        firsts = [alike[0] for alike in by_conditions.values()]
-        for alike in by_conditions.values():
-            label = ", ".join([name, *_differing(alike[0], firsts)])
-            curves += _curves(label, alike, transferred.pop(name, []))
-    return curves
-
-
-def _curves(label: str, results: list[Drawn], transferred: list[pd.DataFrame]) -> list[Curve]:
-    """Return one curve of results that are alike but for length and step, or, if two of them are of
-    one length and step, a curve for each."""
-    tables = []
-    for result in results:
-        rows = _rows_of(result)
-        if len(rows):
-            tables.append((result, rows))
-    by_place = {}
-    for result, rows in tables:
-        by_place[tuple(rows[["step", "length"]].iloc[0])] = (result, rows)
-    is_one = len(by_place) == len(tables) > 1
-    curves = []
-    # By k, a run is drawn at its last step and its longest windows.
-    for result, rows in [by_place[max(by_place)]] if is_one else tables:
-        of_curve = tables if is_one else [(result, rows)]
-        joined = pd.concat([rows_of_place for _, rows_of_place in of_curve])
-        gaps = [_gap_of(drawn, rows_of_place) for drawn, rows_of_place in of_curve]
-        curve = Curve(
-            label=label,
-            rows=rows,
-            of_run=joined[joined.k == joined.k.min()],
-            gaps=pd.DataFrame(gaps),
-            trained=result.meta.model.get("trained") or {},
-            transferred=pd.concat(transferred) if transferred else rows[:0],
-            is_transfer=_is_transfer(result),
-        )
-        curves.append(curve)
-        transferred = []  # they are drawn once
-    return curves
-
-
-def _is_transfer(result: Drawn) -> bool:
-    """Return whether a measurement evaluated units that another model chose."""
-    return "choices" in result.meta.targets
-
-
-def _conditions(result: Drawn) -> dict[str, Any]:
-    """Return what measurements of one curve share. Not the sampled share of blocks: --blocks N
-    makes it depend on the window, and it decides how exact a point is, not what it means."""
-    windows = result.meta.windows
-    conditions = {name: windows.get(name) for name in ("short", "stride", "distant_states")}
-    conditions["text"] = str(result.meta.data.get("fingerprint"))[:8]
-    conditions["selector"] = result.meta.selectors[0] if result.meta.selectors else ""
-    return conditions
-
-
-def _differing(result: Drawn, others: Sequence[Drawn]) -> list[str]:
-    """Return the conditions of a measurement in which some of the others differ."""
-    conditions = [_conditions(other) for other in others]
-    return [
-        f"{name}={value}"
-        for name, value in _conditions(result).items()
-        if any(other[name] != value for other in conditions)
-    ]
-
-
-def _rows_of(result: Drawn) -> pd.DataFrame:
-    """Return the rows of the main target set and the first selector, with windows and step."""
-    target_set = main_set(result.targets.target_set)
-    rows = result.summary[result.summary.target_set == target_set]
-    if not len(rows):
-        return rows
-    rows = rows[rows.selector == rows.selector.iloc[0]]
-    long = result.meta.windows["long"]
-    short = result.meta.windows["short"]
-    trained = result.meta.model.get("trained") or {}
-    return rows.assign(
-        windows=f"{long} / {short}",
-        length=long_window(long).length,
-        step=trained.get("step") or 0,
-    )
-
-
-def _gap_of(result: Drawn, rows: pd.DataFrame) -> dict[str, float]:
-    """Return the mean gap of all tokens with its interval, and the place of these rows."""
-    gap, low, high = mean_gap(result.reported)
-    place = {name: float(rows[name].iloc[0]) for name in ("length", "step")}
-    return place | {"gap": gap, "gap_low": low, "gap_high": high}
-
-
 # --- the figure ---------------------------------------------------------------------------------
 
 
 def colors_of(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> dict[str, str]:
-    """Return the colour of each label: that of its position scheme, or the next free one. It does
-    not depend on the order of results, nor on which of them are there."""
+    """Return the colour of each label: that of its position scheme, or else the next free colour.
+    It does not depend on the order of the results."""
     schemes = {curve.label: curve.trained.get("positions") for curve in curves}
     for point in missing:
         schemes[point.label] = schemes.get(point.label) or point.positions
     colors: dict[str, str] = {}
     for label in sorted(schemes):
-        color = _OF_SCHEME.get(str(schemes[label]))
-        if color is not None and color not in colors.values():
+        color = _COLOR_OF_SCHEME.get(str(schemes[label]))
+        is_free = color not in colors.values()
+        if color is not None and is_free:
             colors[label] = color
     for label in sorted(schemes.keys() - colors.keys()):
         free = [color for color in _COLORS if color not in colors.values()]
@@ -336,14 +175,20 @@ def colors_of(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> dict[
 
 @dataclass(frozen=True)
 class _Panel:
+    """A panel of the figure: a column of the summary along an axis."""
+
     axis: str
+    """k, length or step."""
+
     title: str
     value: str
-    ends: str
-    """What precedes `low` and `high` in the names of the interval's ends."""
+    """The column that is drawn."""
+
+    prefix_of_ends: str
+    """What precedes `low` and `high` in the names of the columns with its interval."""
 
     controls: Mapping[str, Any]
-    """Column of each control, and the style of its line."""
+    """The columns of the controls → the style of their lines."""
 
 
 _CONTROLS_OF_RECOVERY = {"placebo_recovery": _PLACEBO, "unrelated": _UNRELATED}
@@ -355,14 +200,9 @@ _PANELS = (
 
 
 def draw_headline(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> Figure:
-    """Draw the gap by length and step; recovery and removal by k, own text against placebo targets
-    and unrelated text; where a run was measured at several lengths or steps, recovery by these."""
-    panels = list(_PANELS)
-    letters = iter("de")
-    for axis in ("length", "step"):
-        if any(curve.along(axis)[axis].nunique() > 1 for curve in curves):
-            title = f"({next(letters)}) {_TITLES[axis]}"
-            panels.append(_Panel(axis, title, "recovery", "", _CONTROLS_OF_RECOVERY))
+    """Draw all panels: the gap by length and step; recovery and removal by k, own text against
+    placebo targets and unrelated text; and recovery by length or step where a run has several."""
+    panels = [*_PANELS, *_panels_of_runs(curves)]
     num_panels = 1 + len(panels)  # the first is that of gaps
     num_columns = 2 if num_panels == 4 else 3
     num_rows = math.ceil(num_panels / num_columns)
@@ -371,40 +211,62 @@ def draw_headline(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> F
     if not curves and not missing:
         figure.text(0.5, 0.5, "not measured", ha="center", va="center", color=_FAINT)
         return figure
+
     grid = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
     for axes in grid[num_panels:]:
         axes.set_visible(False)
     colors = colors_of(curves, missing)
     _draw_gaps(grid[0], curves, missing, colors)
-    names = drawing.short_labels([*(c.label for c in curves), *(m.label for m in missing)])
+    labels = [curve.label for curve in curves] + [point.label for point in missing]
+    names = drawing.short_labels(labels)
     handles = _draw_curves(figure, list(grid[1:]), panels, curves, colors, names)
     for axes, panel in zip(grid[1:], panels, strict=False):
-        values = set[float]().union(*(curve.along(panel.axis)[panel.axis] for curve in curves))
-        _draw_axis(axes, panel.axis, values)
-        axes.set_title(panel.title, loc="left", fontweight="bold")
-        axes.set_ylabel(f"{panel.value} (1: the whole gap)")
-        for level in (0, 1):
-            axes.axhline(level, color=_INK, linewidth=0.8, zorder=1)
-        _cut_at_shares(axes)
+        _draw_frame(axes, panel, curves)
+
     handles += _handles_of_missing(missing, colors, names)
     longest = max(len(str(handle.get_label())) for handle in handles)
-    num_entries = 1 if longest > 55 else 3  # in a row of the legend
-    figure.legend(handles=handles, loc="outside lower center", ncols=num_entries, frameon=False)
+    entries_per_row = 1 if longest > 55 else 3
+    figure.legend(handles=handles, loc="outside lower center", ncols=entries_per_row, frameon=False)
     return figure
 
 
+def _panels_of_runs(curves: Sequence[Curve]) -> list[_Panel]:
+    """Return a panel for each axis along which a run was measured more than once."""
+    panels: list[_Panel] = []
+    letters = iter("de")
+    for axis in ("length", "step"):
+        if any(curve.along(axis)[axis].nunique() > 1 for curve in curves):
+            title = f"({next(letters)}) {_TITLES[axis]}"
+            panels.append(_Panel(axis, title, "recovery", "", _CONTROLS_OF_RECOVERY))
+    return panels
+
+
+def _draw_frame(axes: Axes, panel: _Panel, curves: Sequence[Curve]) -> None:
+    """Draw the title, the axes and the lines at 0 and 1 of a panel whose curves are drawn."""
+    values: set[float] = set()
+    for curve in curves:
+        values |= set(curve.along(panel.axis)[panel.axis])
+    _draw_axis(axes, panel.axis, values)
+    axes.set_title(panel.title, loc="left", fontweight="bold")
+    axes.set_ylabel(f"{panel.value} (1: the whole gap)")
+    for level in (0, 1):
+        axes.axhline(level, color=_INK, linewidth=0.8, zorder=1)
+    _cut_at_shares(axes)
+
+
 _HIGHEST_SHARE = 1.75
+"""An axis of recovery or removal ends here."""
 
 
 def _cut_at_shares(axes: Axes) -> None:
-    """Cut an axis where values are shares of a gap that is nearly 0, which say nothing: they would
-    press all other curves to the bottom."""
+    """Cut an axis at `_HIGHEST_SHARE`. Higher values are shares of a gap that is nearly 0: they say
+    nothing, and would press all other curves to the bottom."""
     low, high = axes.get_ylim()
     if high <= _HIGHEST_SHARE:
         return
     axes.set_ylim(max(low, 1 - _HIGHEST_SHARE), _HIGHEST_SHARE)
-    said = f"cut at {_HIGHEST_SHARE}: the highest is {high:.2g}"
-    axes.text(0.98, 0.97, said, transform=axes.transAxes, ha="right", va="top", fontsize=6)
+    remark = f"cut at {_HIGHEST_SHARE}: the highest is {high:.2g}"
+    axes.text(0.98, 0.97, remark, transform=axes.transAxes, ha="right", va="top", fontsize=6)
 
 
 def _draw_curves(
@@ -415,8 +277,8 @@ def _draw_curves(
     colors: Mapping[str, str],
     names: Mapping[str, str],
 ) -> list[Artist]:
-    """Draw all panels but that of gaps, and return the entries of the legend. `names`: what the
-    legend calls each label."""
+    """Draw the curves of all panels but that of gaps, and return the entries of the legend.
+    `names`: label → its name in the legend."""
     sizes = [_describe_size(curve) for curve in curves]
     is_shared = len(set(sizes)) == 1
     figure.suptitle(sizes[0] if is_shared else "", fontsize=7.5)
@@ -440,7 +302,8 @@ def _draw_curves(
 
 
 def _describe_size(curve: Curve) -> str:
-    """Return the windows of a curve, over how many targets it is, and what makes it doubtful."""
+    """Return the windows of a curve, its numbers of targets and documents, and what makes it
+    doubtful."""
     first = curve.rows.iloc[0]
     size = (
         f"windows {first.windows} tokens, n = {first.num_targets:,.0f} targets, "
@@ -464,31 +327,31 @@ def _kinds_of_units(curves: Sequence[Curve]) -> list[str]:
 def _draw_curve(
     axes: Axes, panel: _Panel, curve: Curve, units: str, style: Mapping[str, Any]
 ) -> None:
-    """Draw the value of a panel with its interval, and its controls."""
+    """Draw a curve in a panel: its value with the interval, and its controls."""
     rows = curve.along(panel.axis)
     rows = rows[rows.units == units]
     # Where the targets have no gap, a control has nothing to be compared with.
     rows = rows[rows[panel.value].notna()]
-    at = rows[panel.axis]
-    axes.plot(at, rows[panel.value], **style)
-    low = rows[f"{panel.ends}low"]
-    high = rows[f"{panel.ends}high"]
+    x = rows[panel.axis]
+    axes.plot(x, rows[panel.value], **style)
+    low = rows[f"{panel.prefix_of_ends}low"]
+    high = rows[f"{panel.prefix_of_ends}high"]
     if len(rows) > 1:
-        drawing.band(axes, at, low, high, style["color"])
+        drawing.band(axes, x, low, high, style["color"])
         for column, line in panel.controls.items():
-            axes.plot(at, rows[column], linestyle=line, linewidth=0.9, color=style["color"])
+            axes.plot(x, rows[column], linestyle=line, linewidth=0.9, color=style["color"])
         return
     # A line and a band need two points; a single one gets error bars and markers.
-    _draw_point(axes, at, rows[panel.value], low, high, style["color"])
+    _draw_point(axes, x, rows[panel.value], low, high, style["color"])
     for column in panel.controls:
         ends = (rows.get(f"{column}_low"), rows.get(f"{column}_high"))
         marker = _CONTROL_MARKERS[column]
-        _draw_point(axes, at * _BESIDE[column], rows[column], *ends, style["color"], marker)
+        _draw_point(axes, x * _BESIDE[column], rows[column], *ends, style["color"], marker)
 
 
 def _draw_point(
     axes: Axes,
-    at: pd.Series,
+    x: pd.Series,
     value: pd.Series,
     low: pd.Series | None,
     high: pd.Series | None,
@@ -500,7 +363,7 @@ def _draw_point(
     if low is not None and high is not None and low.notna().all():
         bars = [(value - low).clip(lower=0), (high - value).clip(lower=0)]
     axes.errorbar(
-        at,
+        x,
         value,
         bars,
         color=color,
@@ -523,7 +386,7 @@ def _draw_transferred(axes: Axes, curve: Curve, units: str, color: str) -> None:
 
 
 def _handles_of_controls(curves: Sequence[Curve]) -> list[Artist]:
-    """Return the entries of the legend that all curves share."""
+    """Return the legend's entries for controls and intervals, which all curves share."""
     if not curves:
         return []
     handles: list[Artist] = []
@@ -549,13 +412,14 @@ def _draw_gaps(
     missing: Sequence[Missing],
     colors: Mapping[str, str],
 ) -> None:
-    """Draw mean L_short − L_long of all tokens by the long window; the steps before the last are
-    fainter. The lengths beyond the trained one are shaded."""
+    """Draw the panel of gaps: mean L_short − L_long of all tokens by the length of the long window.
+    Steps before the last one are fainter. Lengths beyond the trained one are shaded."""
     axes.set_title("(a) What distant text adds", loc="left", fontweight="bold")
     axes.set_ylabel("L_short − L_long, mean of all tokens (nats)")
     axes.axhline(0, color=_INK, linewidth=0.8, zorder=1)
     lengths = _finite_lengths(curves, missing)
-    all_text = 2 * max(lengths, default=1.0)  # the place of long="all"
+    # long="all" has no length, and is drawn at twice the longest one.
+    all_text = 2 * max(lengths, default=1.0)
     steps: set[float] = set()
     for curve in curves:
         steps |= set(curve.gaps.step)
@@ -582,11 +446,14 @@ def _draw_gaps(
         axes.set_xticks([*ticks, all_text])
         axes.set_xticklabels([*(f"{length:,.0f}" for length in ticks), "all"])
         axes.set_xlim(min(ticks, default=all_text) * 0.8, all_text * 1.25)
-    _shade_beyond(axes, {int(c.trained["length"]) for c in curves if c.trained.get("length")})
+    trained_lengths = {
+        int(curve.trained["length"]) for curve in curves if curve.trained.get("length")
+    }
+    _shade_beyond(axes, trained_lengths)
 
 
 def _finite_lengths(curves: Sequence[Curve], missing: Sequence[Missing]) -> list[float]:
-    """Return the lengths of all points but those of all text."""
+    """Return the lengths of all points, without those of long="all"."""
     lengths: list[float] = []
     for curve in curves:
         lengths += [length for length in curve.gaps.length if np.isfinite(length)]
@@ -599,13 +466,13 @@ def _finite_lengths(curves: Sequence[Curve], missing: Sequence[Missing]) -> list
 def _draw_gaps_of(
     axes: Axes, curve: Curve, steps: Sequence[float], all_text: float, color: str
 ) -> None:
-    """Draw the gaps of a curve, a line for each step."""
+    """Draw the gaps of one run, a line for each step. `all_text`: where long="all" is drawn."""
     for step, rows in curve.gaps.groupby("step"):
         rows = rows.sort_values("length")
-        at = rows.length.replace(float("inf"), all_text)
+        x = rows.length.replace(float("inf"), all_text)
         rank = steps.index(step) + 1
         axes.errorbar(
-            at,
+            x,
             rows.gap,
             [rows.gap - rows.gap_low, rows.gap_high - rows.gap],
             color=color,
@@ -616,12 +483,12 @@ def _draw_gaps_of(
             capsize=2,
         )
         if step != steps[-1]:
-            end = (at.iloc[-1], rows.gap.iloc[-1])
+            end = (x.iloc[-1], rows.gap.iloc[-1])
             axes.annotate(f" step {step:,.0f}", end, fontsize=5, color=color, va="center")
 
 
 def _shade_beyond(axes: Axes, trained: set[int]) -> None:
-    """Mark the trained lengths, and shade what is beyond if there is one."""
+    """Mark the trained lengths, and shade what lies beyond if all models have the same."""
     left, right = axes.get_xlim()
     for length in trained:
         if left < length < right:
@@ -636,8 +503,8 @@ def _shade_beyond(axes: Axes, trained: set[int]) -> None:
 def _handles_of_missing(
     missing: Iterable[Missing], colors: Mapping[str, str], names: Mapping[str, str]
 ) -> list[Artist]:
-    """Return an entry of the legend for each label and reason, with the places that lack a
-    point."""
+    """Return an entry of the legend for each label and reason, with the lengths and steps that have
+    no point."""
     places: dict[tuple[str, str], list[str]] = {}
     for point in missing:
         places.setdefault((point.label, point.reason), []).append(point.place)
@@ -663,8 +530,8 @@ _LABELS = {"k": "k, number of distant units", "length": "long window, tokens", "
 
 
 def _draw_axis(axes: Axes, name: str, values: Collection[float]) -> None:
-    """Label an axis of k, length or step; the first two are logarithmic, with a tick for each of
-    the finite values."""
+    """Label an axis of k, length or step. The first two are logarithmic, with a tick at each finite
+    value."""
     axes.set_xlabel(_LABELS[name])
     if name == "step":
         return

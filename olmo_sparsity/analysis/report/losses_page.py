@@ -1,6 +1,5 @@
-"""Write losses by place as one page: curves by step, the table, and paired differences.
-
-Place in the flow: last, after `LossesByPlace`. Never imports torch.
+"""Write `LossesByPlace` as one HTML page: curves by step, paired differences, and all losses. Never
+imports torch.
 """
 
 from __future__ import annotations
@@ -20,8 +19,11 @@ from olmo_sparsity.analysis.results.losses_by_place import (
 from olmo_sparsity.analysis.results.view import escape, html_table
 from olmo_sparsity.base import drawing
 
-COLORS = drawing.PALETTE[1:]  # without black, the colour of the text
+COLORS = drawing.PALETTE[1:]
+"""Colours of the models; without black, which is the colour of the text."""
+
 MARKERS = "os^Dv"
+"""Markers of the models."""
 
 
 def write_losses(losses: LossesByPlace, path: Path) -> None:
@@ -49,7 +51,7 @@ def write_losses(losses: LossesByPlace, path: Path) -> None:
 
 
 def _differences(losses: LossesByPlace, first: Checkpoint, second: Checkpoint) -> str:
-    """Return the table of the first checkpoint's losses less the second's."""
+    """Return HTML of the table of the first checkpoint's losses minus the second's."""
     rows = losses.compare(first, second)
     columns = {
         "places": [spell_places(row.first, row.end) for row in rows.itertuples()],
@@ -61,8 +63,8 @@ def _differences(losses: LossesByPlace, first: Checkpoint, second: Checkpoint) -
 
 
 def draw(losses: LossesByPlace) -> Figure:
-    """Draw a panel for each range of places, the farthest first, by step; a colour for each
-    model."""
+    """Draw mean loss by step: a panel for each range of places, the farthest first, and a curve for
+    each model."""
     names = drawing.short_labels(losses.models)
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True).flat
@@ -70,14 +72,16 @@ def draw(losses: LossesByPlace) -> Figure:
         axes.set_title(f"places {spell_places(first, end)}", loc="left")
         axes.set_xlabel("step")
         axes.set_ylabel("mean loss (nats)")
-        is_here = (losses.table["first"] == first) & (losses.table.end == end)
-        for number, (model, rows) in enumerate(losses.table[is_here].groupby("model", sort=False)):
+        is_of_panel = (losses.table["first"] == first) & (losses.table.end == end)
+        rows_of_panel = losses.table[is_of_panel]
+        for number, (model, rows) in enumerate(rows_of_panel.groupby("model", sort=False)):
             color = COLORS[number % len(COLORS)]
             marker = MARKERS[number % len(MARKERS)]
             label = names[model]
             axes.plot(rows.step, rows.loss, label=label, color=color, marker=marker, markersize=3)
             drawing.band(axes, rows.step, rows.low, rows.high, color)
-            if len(rows) == 1:  # a band of one point is not visible
+            if len(rows) == 1:
+                # A band of one point is not visible, so its interval is drawn as a bar.
                 errors = [rows.loss - rows.low, rows.high - rows.loss]
                 axes.errorbar(rows.step, rows.loss, errors, color=color)
     # Names may be long, and would press the panels together.

@@ -1,7 +1,12 @@
-"""Write an HTML page of a measurement or an explanation: texts, and distant units of each target.
+"""Write the HTML page of a measurement or an explanation.
 
-Place in the flow: last. The page is report_page.html; report_page.js reads the data from JSON in
-it. Never imports torch.
+The page shows the texts. Pointing at a target, or a click on it, highlights its distant units and
+lists them with its losses by k. Above are the conclusion, and the tables of numbers. `write_report`
+is the entry point for a measurement; an explanation calls `write_page`.
+
+report_page.html is the template. report_page.js reads the data of each document from JSON in the
+page, which `_document_data` makes; its keys are short, as a page may hold a book. Never imports
+torch.
 """
 
 from __future__ import annotations
@@ -52,8 +57,8 @@ from olmo_sparsity.config.windows import long_window
 
 
 def write_report(results: Results, out: Path, max_documents: int | None = None) -> None:
-    """Write the page of a measurement. `max_documents`: the most documents on it; documents with
-    targets come first."""
+    """Write the page of a measurement. `max_documents`: how many documents it shows at most; those
+    with targets come first."""
     documents = _choose_documents(results, max_documents)
     reported = results.reported
     num_documents = num_of(reported.document.nunique(), "reported document")
@@ -63,7 +68,7 @@ def write_report(results: Results, out: Path, max_documents: int | None = None) 
         headline += f'<p class="soft">{escape(sentence(describe_gap(results)))}</p>'
     slots = {
         "subtitle": escape(subtitle(results, counted)),
-        "note": _induction(results),
+        "note": _notes_on_model(results),
         "headline": headline,
         "shown": escape(_describe_documents(results, documents)),
         "numbers_title": "The numbers",
@@ -77,13 +82,21 @@ def write_report(results: Results, out: Path, max_documents: int | None = None) 
 def write_page(
     out: Path, results: Results, documents: list[int], slots: dict[str, str], parts: set[str]
 ) -> None:
-    """Write texts with the distant units of their targets, without the placebo's. `parts`: the
-    optional parts of the template to keep."""
-    own = {}
+    """Write a page with the texts of documents, and the distant units of their targets.
+
+    Args:
+        out: The file to write.
+        results: A measurement. Its placebo targets are not shown.
+        documents: Numbers of the documents to show.
+        slots: HTML for slots of the template: its head and its tables.
+        parts: The optional parts of the template to keep.
+    """
+    tables_without_placebo = {}
     for name in ("influence", "recovery", "targets"):
         rows = getattr(results, name)
-        own[name] = rows[rows.distant_part == "document"]
-    results = replace(results, **own)
+        tables_without_placebo[name] = rows[rows.distant_part == "document"]
+    results = replace(results, **tables_without_placebo)
+
     names = _names(results)
     titles = dict(zip(results.documents.document, results.documents.name, strict=True))
     scripts = []
@@ -96,6 +109,7 @@ def write_page(
         )
         title = titles.get(document) or str(document)
         entries.append({"id": document, "name": title, "num_targets": len(data["chosen"])})
+
     page_data = names | {
         "set_names": [results.spell_set(name) for name in names["sets"]],
         "documents": entries,
@@ -115,7 +129,8 @@ def write_page(
 
 
 def _names(results: Results) -> dict[str, list]:
-    """Return the names that the documents' data refer to by index, in the order of the menus."""
+    """Return the names of k, units, selectors and target sets, in the order of the page's menus.
+    The data of documents refer to them by their index."""
     meta = results.meta
     recovery = results.recovery
     influence = results.influence
@@ -128,15 +143,16 @@ def _names(results: Results) -> dict[str, list]:
 
 
 def _in_order(order: Iterable[str], *columns: pd.Series) -> list[str]:
-    """Return the names that columns hold: first those of `order`, then the others as they come."""
+    """Return the names that the columns hold, each once: first those in `order`, then the others as
+    they come."""
     order = list(order)
     names = pd.concat(columns).unique().tolist()
-    known = [name for name in order if name in names]
-    return known + [name for name in names if name not in order]
+    names_in_order = [name for name in order if name in names]
+    return names_in_order + [name for name in names if name not in order]
 
 
 def _choose_documents(results: Results, max_documents: int | None) -> list[int]:
-    """Return the documents of the page, those with targets first."""
+    """Return the numbers of the documents on the page, those with targets first."""
     with_targets = set(results.targets.document[results.targets.distant_part == "document"])
     documents = sorted(
         results.tokens.document.unique(), key=lambda number: (number not in with_targets, number)
@@ -153,78 +169,84 @@ def _document_data(results: Results, document: int, names: dict[str, list]) -> d
     influence = _rows(results.influence, document)
     searched = [*targets.target, *recovery.target, *influence.target]
     losses = losses[losses.target.isin(searched)]
-    chosen = _chosen_targets(losses)
+
+    entries = _entries_of_targets(losses)
     for target, name in zip(*_columns(targets, "target", "target_set"), strict=True):
-        chosen[target]["sets"].append(names["sets"].index(name))
-    _add_influence(chosen, influence, names)
-    _add_losses(chosen, recovery, names)
+        entries[target]["sets"].append(names["sets"].index(name))
+    _add_influence(entries, influence, names)
+    _add_losses(entries, recovery, names)
+
+    # An explanation has the ends of its targets in the table of losses.
     spans = losses if "end" in losses else with_ends(targets)
     ends = zip(*_columns(spans, "target", "end"), strict=True)
     texts = tokens.text
-    if not any(texts):  # without a tokenizer
+    if not any(texts):
+        # Without a tokenizer, token IDs are shown.
         texts = tokens.token_id.astype(str) + " "
     return {
         "text": texts.tolist(),
         "ends": {target: end for target, end in ends if end > target + 1},
-        "chosen": [chosen[target] for target in sorted(chosen)],
+        "chosen": [entries[target] for target in sorted(entries)],
     }
 
 
-Chosen = dict[int, dict[str, Any]]
-"""Data of each target for the page, by the target's place. The key `found` holds a table for each
-pair of units and selector, by their numbers in the page's menus. In such a table, `own` and
+Entries = dict[int, dict[str, Any]]
+"""Place of a target → its data for the page, which become JSON. The key `found` holds a table for
+each pair of units and selector, by their numbers in the page's menus. In such a table, `own` and
 `unrelated` have a loss for each k, and `own` also has the influence of each ranked unit."""
 
 
-def _chosen_targets(losses: pd.DataFrame) -> Chosen:
-    """Return the targets with their losses, and nothing found yet."""
+def _entries_of_targets(losses: pd.DataFrame) -> Entries:
+    """Return an entry for each target, with its losses, and without units."""
     (places,) = _columns(losses, "target")
     short = _rounded(losses.loss_short)
     long = _rounded(losses.loss_long)
-    chosen: Chosen = {}
+    entries: Entries = {}
     for target, loss_short, loss_long in zip(places, short, long, strict=True):
-        chosen[target] = {
+        entries[target] = {
             "target": target,
             "short": loss_short,
             "long": loss_long,
             "sets": [],
             "found": {},
         }
-    return chosen
+    return entries
 
 
-_BY = ["target", "units", "selector", "control"]
+_RANKING_KEYS = ["target", "units", "selector", "control"]
+"""The columns that tell one ranking of a document from others."""
 
 
-def _add_influence(chosen: Chosen, influence: pd.DataFrame, names: dict[str, list]) -> None:
-    """Add the ranked units of each target: their places, widths and scores."""
-    ranked = influence[influence.control == "own"].sort_values([*_BY, "rank"])
+def _add_influence(entries: Entries, influence: pd.DataFrame, names: dict[str, list]) -> None:
+    """Add the ranked units of each target to its entry: their places, widths and scores."""
+    ranked = influence[influence.control == "own"].sort_values([*_RANKING_KEYS, "rank"])
     ranked = ranked.assign(width=ranked.distant_end - ranked.distant_first)
-    columns = _columns(ranked, *_BY, "distant_first", "width", "influence")
+    columns = _columns(ranked, *_RANKING_KEYS, "distant_first", "width", "influence")
     for key, rows in groupby(zip(*columns, strict=True), itemgetter(0, 1, 2, 3)):
-        entry = _entry(chosen, key, names)
+        table = _table_of_ranking(entries, key, names)
         *_, first, width, scores = map(list, zip(*rows, strict=True))
-        entry["first"] = first
-        entry["width"] = width
+        table["first"] = first
+        table["width"] = width
         # Significant digits rather than decimals, as the scores of a selector may be small.
-        entry["influence"] = [float(f"{score:.4g}") for score in scores]
+        table["influence"] = [float(f"{score:.4g}") for score in scores]
 
 
-def _add_losses(chosen: Chosen, recovery: pd.DataFrame, names: dict[str, list]) -> None:
-    """Add the loss of each target with k units, the mean over draws."""
-    means = recovery.groupby([*_BY, "k"]).loss_set.mean().unstack("k")
+def _add_losses(entries: Entries, recovery: pd.DataFrame, names: dict[str, list]) -> None:
+    """Add the loss with k units to the entry of each target, for each k: the mean over draws."""
+    means = recovery.groupby([*_RANKING_KEYS, "k"]).loss_set.mean().unstack("k")
     means = means.reindex(columns=names["ks"])
     for key, curve in zip(means.index, means.to_numpy(), strict=True):
-        _entry(chosen, key, names)["loss"] = _rounded(curve)
+        _table_of_ranking(entries, key, names)["loss"] = _rounded(curve)
 
 
-def _entry(
-    chosen: Chosen, key: tuple[int, str, str, str], names: dict[str, list]
+def _table_of_ranking(
+    entries: Entries, key: tuple[int, str, str, str], names: dict[str, list]
 ) -> dict[str, Any]:
-    """Return what the page has of a target for units, selector and control, empty at first."""
+    """Return the part of a target's entry for units, selector and control. It is created empty, and
+    filled by the caller. `key`: values of `_RANKING_KEYS`."""
     target, units, selector, control = key
     place = f"{names['units'].index(units)} {names['selectors'].index(selector)}"
-    controls = chosen[target]["found"].setdefault(place, {})
+    controls = entries[target]["found"].setdefault(place, {})
     empty: dict[str, Any] = {}
     if control == "own":
         empty = {"first": [], "width": [], "influence": []}
@@ -232,18 +254,20 @@ def _entry(
 
 
 def _columns(rows: pd.DataFrame, *names: str) -> list[list]:
+    """Return columns of a table as lists, of Python's own numbers."""
     return [rows[name].tolist() for name in names]
 
 
 def _rows(table: pd.DataFrame, document: int) -> pd.DataFrame:
-    """Return the rows of a document, which follow each other, as tables are sorted."""
-    first, last = np.searchsorted(table.document, [document, document + 1])
-    return table.iloc[first:last]
+    """Return the rows of a document."""
+    # They are neighbours, as tables are sorted.
+    first, end = np.searchsorted(table.document, [document, document + 1])
+    return table.iloc[first:end]
 
 
 def _rounded(values: Any) -> list[float | None]:
-    """Round to a ten-thousandth of a nat, which keeps the page of a book small. Values that are
-    not finite become None, as JSON has no word for them."""
+    """Round losses to a ten-thousandth of a nat, which keeps the page of a book small. Values that
+    are not finite become None, as JSON has no word for them."""
     rounded = np.round(np.asarray(values, dtype=float), 4).tolist()
     return [value if np.isfinite(value) else None for value in rounded]
 
@@ -252,7 +276,7 @@ def _rounded(values: Any) -> list[float | None]:
 
 
 def subtitle(results: Results, counted: str) -> str:
-    """Return a line on model, text and windows. `counted`: how much was measured."""
+    """Return a line on model, text and windows. `counted`: a phrase on how much was measured."""
     meta = results.meta
     windows = meta.windows
     long = long_window(windows["long"]).description
@@ -279,7 +303,7 @@ def subtitle(results: Results, counted: str) -> str:
 
 
 def _describe_documents(results: Results, documents: list[int]) -> str:
-    """Return how many of the measured documents are on the page."""
+    """Return a sentence on how many of the measured documents are on the page."""
     num_documents = results.losses.document.nunique()
     text = f"{len(documents):,} of {num_documents:,} measured documents are on this page."
     too_short = results.meta.counts.get("documents_too_short")
@@ -288,8 +312,8 @@ def _describe_documents(results: Results, documents: list[int]) -> str:
     return text
 
 
-def _induction(results: Results) -> str:
-    """Return notes on whether the model copies, and whether it needs a prefix."""
+def _notes_on_model(results: Results) -> str:
+    """Return HTML of notes on whether the model copies, and whether it needs a prefix."""
     check = results.meta.induction
     if not check:
         return note(False, "Whether this model can copy from its context was not measured.")
@@ -304,7 +328,7 @@ def _induction(results: Results) -> str:
 
 
 def note(is_good: bool, verdict: str, why: str = "") -> str:
-    """Return a paragraph with a verdict, marked as good or bad."""
+    """Return an HTML paragraph with a verdict, marked as good or bad, and its reason."""
     state = "verdict" if is_good else "verdict bad"
     return f'<p class="{state}" role="note"><strong>{escape(verdict)}</strong> {escape(why)}</p>'
 
@@ -313,17 +337,19 @@ def note(is_good: bool, verdict: str, why: str = "") -> str:
 
 
 def _summary_tables(results: Results) -> str:
-    """Return a table for each target set, and how far back the units of the row to quote are."""
+    """Return HTML of a table for each target set, and of the histogram of distances."""
     names = _names(results)
     summary = results.summary
     order = {name: i for i, name in enumerate([*names["selectors"], *names["units"]])}
+
+    def order_of(column: pd.Series) -> pd.Series:
+        return column if column.name == "k" else column.map(order)
+
     main = main_set(summary.target_set)
     tables = []
     for target_set in _in_order(SETS, summary.target_set):
-        rows = summary[summary.target_set == target_set].sort_values(
-            ["selector", "units", "k"],
-            key=lambda column: column if column.name == "k" else column.map(order),
-        )
+        rows = summary[summary.target_set == target_set]
+        rows = rows.sort_values(["selector", "units", "k"], key=order_of)
         caption = _caption(results, target_set, rows)
         quoted_row = None
         if target_set == main:
@@ -345,7 +371,7 @@ def _summary_tables(results: Results) -> str:
 
 
 def _caption(results: Results, target_set: str, rows: pd.DataFrame) -> str:
-    """Return what the rows of a target set are of, and which intervals they have."""
+    """Return the caption of the table of a target set: its targets, and which intervals it has."""
     first = rows.iloc[0]
     targets = num_of(first.num_targets, "target")
     documents = num_of(first.num_documents, "document")
@@ -377,12 +403,13 @@ def _describe_columns() -> str:
     return f"<dl>{''.join(items)}</dl>"
 
 
-NUM_BARS = 40
-"""Characters of the longest bar of a histogram."""
+LENGTH_OF_BAR = 40
+"""Length of the longest bar of the histogram, in characters."""
 
 
 def _distance_table(results: Results) -> str:
-    """Return the table and the bars that split the row to quote by how far back its units are."""
+    """Return HTML of a table with bars that splits the row to quote by how far back its units
+    are."""
     if results.summary.empty:
         return ""
     row = results.summary.loc[quoted_row_of(results)]
@@ -400,7 +427,7 @@ def _distance_table(results: Results) -> str:
     values = bins[shown].clip(lower=0).fillna(0)
     largest = max(values.max(), 1e-9)
     columns[f"{HEADINGS[shown]}, as bars"] = [
-        "█" * round(NUM_BARS * value / largest) for value in values
+        "█" * round(LENGTH_OF_BAR * value / largest) for value in values
     ]
     caption = sentence(describe_distances(row))
     return html_table(f"{caption} {ABOUT_DISTANCES}", columns, True)

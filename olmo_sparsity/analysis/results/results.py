@@ -64,11 +64,11 @@ class Results:
     @property
     def missing(self) -> str:
         """Return a warning that the measurement is partial; empty if it is complete."""
-        left = self.meta.counts.get("documents_left", 0)
-        if not left:
+        num_left = self.meta.counts.get("documents_left", 0)
+        if not num_left:
             return ""
-        num_documents = left + self.meta.counts.get("documents_measured", 0)
-        return f"partial: {left:,} of {num_documents:,} documents are not finished"
+        num_documents = num_left + self.meta.counts.get("documents_measured", 0)
+        return f"partial: {num_left:,} of {num_documents:,} documents are not finished"
 
     @property
     def reported(self) -> pd.DataFrame:

@@ -399,26 +399,37 @@ def resample_weights(num_documents: int, seed: int = 0) -> np.ndarray:
     return generator.multinomial(num_documents, share, size=NUM_RESAMPLES).astype(float)
 
 
-def percentile_interval(resampled_R: np.ndarray, value: float) -> tuple[float, float, float]:
+class Interval(NamedTuple):
+    """A value and the ends of its 95% interval; NaN where there is none."""
+
+    value: float
+    low: float
+    high: float
+
+
+NO_INTERVAL = Interval(float("nan"), float("nan"), float("nan"))
+
+
+def percentile_interval(resampled_R: np.ndarray, value: float) -> Interval:
     """Return the value and the ends of its 95% percentile interval over resamples; NaN for all
     three if there is no value, or if too few resamples have one."""
     # If too many resamples have no gap, the others are a biased sample.
     if not np.isfinite(value) or np.isfinite(resampled_R).mean() < 0.98:
-        return float("nan"), float("nan"), float("nan")
+        return NO_INTERVAL
     low, high = np.nanpercentile(resampled_R, [2.5, 97.5])
-    return float(value), float(low), float(high)
+    return Interval(float(value), float(low), float(high))
 
 
-def t_interval(values_D: np.ndarray) -> tuple[float, float, float]:
+def t_interval(values_D: np.ndarray) -> Interval:
     """Return the mean of one value for each document, and the ends of its 95% interval by
     Student's t. The ends are NaN for fewer than two documents."""
     num_documents = len(values_D)
     mean = float(values_D.mean())
     if num_documents < 2:
-        return mean, float("nan"), float("nan")
+        return Interval(mean, float("nan"), float("nan"))
     standard_error = float(values_D.std(ddof=1)) / sqrt(num_documents)
     reach = quantile(0.025, num_documents - 1) * standard_error
-    return mean, mean - reach, mean + reach
+    return Interval(mean, mean - reach, mean + reach)
 
 
 def with_t_intervals(summary: pd.DataFrame) -> pd.DataFrame:
@@ -616,7 +627,7 @@ def _placebo_recovery(placebo: pd.DataFrame) -> dict[str, float]:
     return _with_intervals({"placebo_recovery": quantities["recovery"]})
 
 
-def mean_gap(losses: pd.DataFrame) -> tuple[float, float, float]:
+def mean_gap(losses: pd.DataFrame) -> Interval:
     """Return the mean of L_short − L_long over all tokens, in nats, and its interval over
     documents."""
     gaps = (losses.loss_short - losses.loss_long).astype(float)

@@ -1,0 +1,1 @@
+"""Run the model: scorer.py computes losses with chosen distant tokens; the others build on it."""

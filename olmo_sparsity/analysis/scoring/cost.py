@@ -1,4 +1,11 @@
-"""Count the cost of an explanation, an attribution or a measurement without the model."""
+"""Count the cost of an explanation, an attribution or a measurement without running the model.
+
+    counting(scorer) → a scorer with the same interface, which computes nothing
+    run anything with it → its token_forwards → Cost
+
+So a selector, a control or a kind of units needs no formula of its cost: it is counted by running
+it. Rules that choose rows by their losses see random ones.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +26,27 @@ GPU_FLOPS = 4e14
 """FLOPs a second of the GPU that a printed time assumes. Assumed, not measured."""
 
 LONG_S = 120
-"""Seconds from which a count says how to compute less."""
+"""From so many seconds on, the printed cost says how to compute less."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a call. Printing it gives the lines that a dry run shows."""
+    """The cost of a call. `str` of it returns the lines that a dry run prints."""
 
     token_forwards: int
     """How many tokens pass through the model."""
 
     num_parameters: int
     details: str = ""
-    """For a measurement: documents, targets, memory and time, as found in a short trial."""
+    """For a measurement: the printed lines on documents, targets, memory and time, which follow
+    from a short trial."""
 
     seconds: float | None = None
-    """For an explanation: about how long it takes here, by a trial of two passages."""
+    """For an explanation: about how long it takes on this machine, by a trial of two passages."""
 
     @property
     def flops(self) -> float:
+        """Return the FLOPs: 2 for each parameter and token, without attention."""
         return 2.0 * self.num_parameters * self.token_forwards
 
     def __str__(self) -> str:
@@ -62,19 +71,19 @@ class Cost:
 
 
 def counting(scorer: Scorer) -> Scorer:
-    """Return a scorer that counts what this one would compute."""
+    """Return a scorer that counts what this one would compute, and computes nothing."""
     if isinstance(scorer, ReplacingScorer):
         return scorer.counting()
     return CountingScorer(scorer)
 
 
 class CountingScorer(Scorer):
-    """Counts the token-forwards of what is run with it, with a model that computes nothing and has
-    random losses. So any selector, control and unit is counted by running it."""
+    """Counts the token-forwards of the rows that it is given. Its model computes nothing, and its
+    losses are random."""
 
     def __init__(self, real: Scorer) -> None:
-        nothing = cast(LanguageModel, CountingModel(real.model))
-        super().__init__(nothing, torch.device("cpu"), distant_states=real.interpretation.name)
+        empty_model = cast(LanguageModel, CountingModel(real.model))
+        super().__init__(empty_model, torch.device("cpu"), distant_states=real.interpretation.name)
         self._generator = torch.Generator().manual_seed(0)
 
     def nll_of(self, hidden_ND: Tensor, targets_N: np.ndarray) -> Tensor:
@@ -85,14 +94,16 @@ class CountingScorer(Scorer):
 
 
 class CountingModel(nn.Module):
-    """A LanguageModel of width 1 without layers."""
+    """A `LanguageModel` of width 1 without layers, in place of a real one. It answers questions
+    about shapes, reach and recomputation like the real model, as the number of token-forwards
+    depends on the answers."""
 
     def __init__(self, real: LanguageModel) -> None:
         super().__init__()
         self.real = [real]  # in a list, so that its weights are not weights of this module
         self.vocab_size = real.vocab_size
         self.device = torch.device("cpu")
-        # Of a generator of its own: that of the process may belong to a training loop around it.
+        # The global generator may belong to a training loop around this, so another one is used.
         generator = torch.Generator().manual_seed(0)
         weights_V1 = torch.randn(real.vocab_size, 1, generator=generator)
         self.embedding = nn.Embedding(real.vocab_size, 1, _weight=weights_V1)
@@ -111,7 +122,7 @@ class CountingModel(nn.Module):
         """Return hidden_BLD of width 1, to which the gates of distant places add."""
         hidden_BL1 = self.embedding(tokens_BL)
         if distant is not None and distant.bias_BF is not None:
-            # So that gates have gradients.
+            # The gates must have gradients, or a selector that reads these would fail.
             hidden_BL1 = hidden_BL1 + distant.bias_BF.clamp(min=-1).sum(-1)[:, None, None]
         return hidden_BL1 if last is None else hidden_BL1[:, -last:]
 

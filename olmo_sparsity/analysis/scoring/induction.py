@@ -1,4 +1,8 @@
-"""The induction check: whether a model copies text that it has just read.
+"""Run the induction check: find out whether a model copies text that it has just read.
+
+A passage and its repetition are read as one text. A model that copies has a lower loss on the
+repetition. Most of what distant tokens give to a model of text is copying, so the recovery of a
+model that does not copy says little.
 
 Dimension key: P passages.
 """
@@ -19,32 +23,32 @@ from olmo_sparsity.models.use import with_model_in_use
 from olmo_sparsity.text.documents import Document
 
 MAX_PASSAGES = 64
-"""How many passages are read, at most: fewer if they and their repetitions have more than
-`MAX_TOKENS` tokens, but not fewer than `MIN_PASSAGES`."""
-
-MIN_PASSAGES = 4
+"""The largest number of passages."""
 
 MAX_TOKENS = 32768
-"""Enough for an exact mean; with long windows more would take minutes."""
+"""Fewer passages are read if they and their repetitions have more tokens than this. It is enough
+for an exact mean; with long windows more would take minutes."""
+
+MIN_PASSAGES = 4
+"""So many passages are read even if they have more than `MAX_TOKENS`."""
 
 
 def passages_of(
-    documents: Sequence[Document], length: int, most: int = MAX_PASSAGES
+    documents: Sequence[Document], length: int, max_passages: int = MAX_PASSAGES
 ) -> list[np.ndarray]:
-    """Return the first `length` tokens of the first documents that have as many: of `most` at most,
-    and of fewer if they are long."""
-    num = min(most, max(MIN_PASSAGES, MAX_TOKENS // (2 * length)))
-    passages = []
-    for document in documents:
-        if len(document.tokens) >= length:
-            passages.append(document.tokens[:length])
-    return passages[:num]
+    """Return the first `length` tokens of the first documents that have as many. There are at most
+    `max_passages`, and fewer if passages are long."""
+    num_affordable = max(MIN_PASSAGES, MAX_TOKENS // (2 * length))
+    passages = [
+        document.tokens[:length] for document in documents if len(document.tokens) >= length
+    ]
+    return passages[: min(max_passages, num_affordable)]
 
 
 @with_model_in_use
 def losses_of_repetition(scorer: Scorer, passages: Sequence[np.ndarray]) -> Tensor:
-    """Return nll_P2: the mean loss on each passage, and on its repetition in the same context. All
-    passages have one length."""
+    """Return nll_P2: the mean loss on each passage, and the mean loss on its repetition directly
+    after it. All passages must have one length."""
     if not passages:
         return torch.empty(0, 2)
     if isinstance(scorer, ReplacingScorer):
@@ -62,12 +66,12 @@ def losses_of_repetition(scorer: Scorer, passages: Sequence[np.ndarray]) -> Tens
 
 
 def repetition_drop(
-    scorer: Scorer, documents: Sequence[Document], length: int, most: int = MAX_PASSAGES
+    scorer: Scorer, documents: Sequence[Document], length: int, max_passages: int = MAX_PASSAGES
 ) -> dict[str, float | bool | int]:
-    """Measure the mean loss on passages of `length` tokens, and on their repetition in the same
-    context. Most of what distant tokens give to a model of text is copying: a model that copies
-    little gains little from them, so its recovery says little."""
-    passages = passages_of(documents, length, most)
+    """Measure by how much the mean loss on passages of `length` tokens falls when they are
+    repeated, and judge whether the model copies. Return both losses, their `drop`, the verdict
+    `has_induction`, and the number and length of the passages."""
+    passages = passages_of(documents, length, max_passages)
     losses = losses_of_repetition(scorer, passages)
     # Without a passage the losses are 0, and num_passages is 0: JSON has no NaN.
     first = 0.0

@@ -1,4 +1,8 @@
-"""Return the log-probabilities of whole prompts from a model of `transformers`, or of ours.
+"""Compute the log-probabilities of whole prompts with a model of `transformers`, or of ours.
+
+Some measurements need no more than this, so that servers and llama.cpp can serve them, too (see
+`LogprobModel`). `ModelLogprobs` does it with weights in memory, and computes what prompts share
+once; `CountingLogprobs` counts what it would compute.
 
 Dimension key: L tokens of a prompt without its last one, W tokens of a continuation.
 """
@@ -29,21 +33,22 @@ from olmo_sparsity.models.use import in_use
 
 
 def count_forwards(prompts: Sequence[Prompt], known: np.ndarray | None = None) -> int:
-    """Return how many token-forwards `ModelLogprobs` computes for prompts given together. `known`:
-    a text of which the scorer keeps the states."""
+    """Return how many token-forwards `ModelLogprobs` computes for these prompts in one call.
+    `known`: the text whose states the scorer keeps."""
 
-    def count(node: Node, above: int) -> int:
-        shared = 0 if node.is_known else node.depth - above
-        ends = sum(len(rows[index]) - node.depth for index in node.leaves)
-        return shared + ends + sum(count(child, node.depth) for child in node.children)
+    def count(node: Node, num_computed: int) -> int:
+        num_shared = 0 if node.is_known else node.depth - num_computed
+        num_own = sum(len(rows[index]) - node.depth for index in node.leaves)
+        return num_shared + num_own + sum(count(child, node.depth) for child in node.children)
 
-    root, rows = plan_shared_prefixes(_different(prompts), known)
+    root, rows = plan_shared_prefixes(_without_repeats(prompts), known)
     return count(root, 0)
 
 
 class CountingLogprobs:
-    """Counts what `ModelLogprobs` computes, or a prompt model that shares nothing. Its
-    log-probabilities are random. `known`: as in `count_forwards`."""
+    """Counts the token-forwards of prompts, and returns random log-probabilities. `shares`: whether
+    a beginning that several prompts share counts once, as `ModelLogprobs` computes it. `known`: as
+    in `count_forwards`."""
 
     def __init__(self, shares: bool, known: np.ndarray | None = None) -> None:
         self.shares = shares
@@ -53,6 +58,7 @@ class CountingLogprobs:
         self._generator = np.random.default_rng(0)
 
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+        """Return a random log p for each token of each prompt's continuation."""
         self.num_prompts += len(prompts)
         if self.shares and prompts:
             self.token_forwards += count_forwards(prompts, self.known)
@@ -62,8 +68,8 @@ class CountingLogprobs:
 
 
 def logprobs_of(model: LoadedModel, batch_tokens: int | None) -> LogprobModel:
-    """Return what computes log-probabilities: the model itself if it is a prompt model, or
-    `ModelLogprobs` with its weights."""
+    """Return an object that computes log-probabilities: the model itself if it is a prompt model,
+    or else `ModelLogprobs` with its weights."""
     if model.prompt_model is None:
         return ModelLogprobs(Scorer(model.model, batch_tokens=batch_tokens))
     if batch_tokens is not None:
@@ -74,15 +80,18 @@ def logprobs_of(model: LoadedModel, batch_tokens: int | None) -> LogprobModel:
     return model.prompt_model
 
 
-def _different(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return each prompt once, as several questions may ask for the same one."""
+def _without_repeats(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return each prompt once. Several questions may ask for the same one."""
     return list({prompt.key: prompt for prompt in prompts}.values())
 
 
 class ModelLogprobs:
-    """A model of `transformers`, or of ours. Prompts are ordered as a tree: the keys and values of
-    a beginning that several of them share are computed once, and not at all if the scorer still has
-    them of the last text."""
+    """Computes log-probabilities with a model of `transformers`, or of ours.
+
+    Prompts are sorted into a tree by their beginnings. The keys and values of a beginning that
+    several prompts share are computed once, and not at all if the scorer keeps them from the last
+    text.
+    """
 
     shares = True
 
@@ -91,6 +100,7 @@ class ModelLogprobs:
 
     @property
     def token_forwards(self) -> int:
+        """Return how many token-forwards the scorer has computed."""
         return self.scorer.token_forwards
 
     @torch.no_grad()
@@ -98,19 +108,20 @@ class ModelLogprobs:
         """Return log p of each prompt's continuation, token by token."""
         if not prompts:
             return []
-        different = _different(prompts)
+        different = _without_repeats(prompts)
         with in_use(self.scorer.model), fast_kernels(self.scorer.device):
-            known_tokens, known_states = self.scorer.last_text
-            root, rows = plan_shared_prefixes(different, known_tokens)
+            known = self.scorer.known_text
+            root, rows = plan_shared_prefixes(different, None if known is None else known.tokens)
 
             def extend_states(states: Any, node: Node, num_computed: int) -> DistantStates:
-                if node.is_known and known_states is not None:
-                    return known_states.first(node.depth)
-                return self.scorer.extended(
-                    states, rows[node.indices[0]][num_computed : node.depth]
-                )
+                """Return the states of the beginning that the prompts of a node share."""
+                if node.is_known and known is not None:
+                    return known.states.first(node.depth)
+                any_prompt = rows[node.indices[0]]
+                return self.scorer.extended(states, any_prompt[num_computed : node.depth])
 
             def score_rows(states: Any, tokens_BL: np.ndarray, indices: list[int]) -> list[Tensor]:
+                """Return log p of the continuations of prompts of one shape."""
                 targets_BW = np.stack([different[index].continuation for index in indices])
 
                 def log_p(batch: Sequence[int]) -> Tensor:
@@ -123,12 +134,12 @@ class ModelLogprobs:
 
                 num_tokens = len(rows[indices[0]])
                 batches = self.scorer.in_batches(range(len(indices)), num_tokens, log_p)
-                return list(chain(*batches))  # log p of each prompt's continuation
+                return list(chain(*batches))
 
-            pairs = list(scores_along(root, rows, different, extend_states, score_rows))
+            scores = list(scores_along(root, rows, different, extend_states, score_rows))
         # All are copied at once, so that the host waits for a GPU once.
-        log_p_of_prompts = to_host([log_p for _, log_p in pairs])
-        by_key = {}
-        for (index, _), log_p in zip(pairs, log_p_of_prompts, strict=True):
-            by_key[different[index].key] = log_p.astype(float)
-        return [by_key[prompt.key] for prompt in prompts]
+        log_p_on_host = to_host([log_p for _, log_p in scores])
+        log_p_by_key = {}
+        for (index, _), log_p in zip(scores, log_p_on_host, strict=True):
+            log_p_by_key[different[index].key] = log_p.astype(float)
+        return [log_p_by_key[prompt.key] for prompt in prompts]

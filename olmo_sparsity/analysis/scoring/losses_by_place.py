@@ -1,7 +1,11 @@
-"""Compute the mean loss by place of checkpoints on one fixed text.
+"""Compute the loss by place of one or several checkpoints on one fixed text.
 
-Place in the flow: `LossesRequest` → one plain forward pass a document and checkpoint →
-`LossesByPlace`."""
+    LossesRequest → all checkpoints of its models → one plain forward pass for each document and
+    checkpoint → sums of the losses in ranges of places → LossesByPlace
+
+`losses_by_place` is the function for Python, `read_losses` answers the request of the command. It
+answers whether distant text helps at all: later places have more text before them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from olmo_sparsity.analysis.measurement.plan import load
 from olmo_sparsity.analysis.options import LossSettings, ModelOptions, Request
 from olmo_sparsity.analysis.results.losses_by_place import COLUMNS, LossesByPlace
 from olmo_sparsity.analysis.scoring.logprobs import logprobs_of
-from olmo_sparsity.analysis.scoring.scorer import refuse_no_numbers
+from olmo_sparsity.analysis.scoring.scorer import check_finite
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import path_of, writing
 from olmo_sparsity.base.progress import Progress, say
@@ -35,11 +39,11 @@ from olmo_sparsity.text.inputs import open_documents
 from olmo_sparsity.text.runs import run_loaders
 from olmo_sparsity.text.vocabulary import tokenizer_fingerprint
 
-FEWEST = 8
-"""The fewest documents that are read; intervals over fewer mean nothing."""
+MIN_DOCUMENTS = 8
+"""With fewer documents an error is raised, as intervals over fewer mean nothing."""
 
-AT_ONCE = 8
-"""Documents that are scored together."""
+DOCUMENTS_PER_CALL = 8
+"""The number of documents that are scored in one call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,7 @@ class LossesRequest(Request):
     loading: ModelOptions = dataclasses.field(default_factory=ModelOptions)
 
     def checked(self) -> Self:
+        """Return the request if its models go together."""
         self.settings.check()
         if not self.models:
             raise ConfigError("model=[] names no model; pass one, or a list of runs and models")
@@ -77,10 +82,14 @@ def losses_by_place(
 ) -> LossesByPlace:
     """Return the mean loss by place of one or several models on the same documents.
 
-    `model`: a model in memory (with its tokenizer); or a run (all its checkpoints), a checkpoint or
-    another name that `load_model` takes; or a list of those. `text`: held-out text in any form that
-    `open_documents` reads; by default the first run's own. `settings`: `length` and `documents` of
-    `LossSettings`, and options of `load_model`. `.table` has the losses, `.compare` differences.
+    The result's `table` has the losses, and `compare` returns paired differences.
+
+    Args:
+        model: A model in memory; or a run, of which all checkpoints are read, a checkpoint, or
+            another name that `load_model` takes; or a list of such names.
+        tokenizer: The tokenizer of a model in memory.
+        text: Held-out text in any form that `open_documents` reads. Default: that of the first run.
+        settings: `length` and `documents` of `LossSettings`, and options of `load_model`.
     """
     models = tuple(model) if isinstance(model, list | tuple) else (model,)
     request = LossesRequest.of(models=models, tokenizer=tokenizer, text=text, **settings)
@@ -88,26 +97,28 @@ def losses_by_place(
 
 
 def read_losses(request: LossesRequest) -> LossesByPlace:
-    """Read all checkpoints of a request. With `out`, finished ones are kept in that folder, and the
-    same call goes on."""
+    """Answer a request. With `out`, finished checkpoints are stored in that folder, and the same
+    call resumes."""
     return _Reading(request).run()
 
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    """A model of which losses are read: one step of a run, or a model without steps."""
+    """A model whose losses are read: one step of a run, or a model without steps."""
 
     name: str
-    """The run or model that it is of."""
+    """Name of its run, or of the model itself."""
 
     step: int
+    """0 for a model without steps."""
+
     model: Any
     """Folder or hub name of the model, or the model in memory."""
 
     @staticmethod
     def all_of(model: Any) -> list[_Checkpoint]:
-        """Return the checkpoints of a run of ours or of transformers' `Trainer`, by their steps, or
-        the model itself if it is not a run."""
+        """Return the checkpoints of a run, in the order of their steps, or the model itself if it
+        is not a run. Runs are ours or those of transformers' `Trainer`."""
         if not isinstance(model, str | Path):
             return [_Checkpoint("model", 0, model)]
         path = Path(model)
@@ -124,7 +135,8 @@ class _Checkpoint:
 
     @property
     def files(self) -> str:
-        """A text that changes with the files of the checkpoint, or with the file that it is."""
+        """Return a text that changes when files of the checkpoint do. A checkpoint may be one
+        file."""
         path = Path(self.model)
         files = [path] if path.is_file() else sorted(path.glob("*"))
         return repr([(file.name, file.stat().st_mtime_ns) for file in files])
@@ -137,8 +149,8 @@ def _step_of(folder: Path) -> int:
 
 
 class _Reading:
-    """The documents, read with the first checkpoint's tokenizer, and the folder of finished
-    checkpoints."""
+    """Reads the losses of all checkpoints of a request. It holds the documents, as tokens of the
+    first checkpoint's tokenizer, and the folder of finished checkpoints."""
 
     def __init__(self, request: LossesRequest) -> None:
         self.request = request
@@ -150,6 +162,8 @@ class _Reading:
         self.documents = self._open_documents()
         self.prefix = self.first.prefix_ids(request.loading.prefix, self.documents[0].texts[0])
         self.pieces: Pieces | None = None
+        """Where finished checkpoints are stored; None without `out`."""
+
         identity = {
             "text": self.documents.fingerprint,
             "tokenizer": _tokenizer_of(self.first),
@@ -170,27 +184,29 @@ class _Reading:
         return load(model, self.request.tokenizer, self.request.loading, whole_prompts=True)
 
     def _open_documents(self) -> Documents:
-        """Return documents that are long enough, each cut to `length`."""
+        """Return the documents that are long enough, each cut to `length` tokens, so that every
+        place has the same number of documents."""
         length = self.settings.length
         text = self.request.text
         if not isinstance(text, Documents):
-            most = self.settings.documents
+            max_documents = self.settings.documents
             field = self.request.field
-            text = open_documents(text, self.first, most, field=field, min_tokens=length)
+            text = open_documents(text, self.first, max_documents, field=field, min_tokens=length)
         long_enough = (document for document in text if len(document.tokens) >= length)
         items = [
             replace(document, tokens=document.tokens[:length], number=number)
             for number, document in enumerate(islice(long_enough, self.settings.documents))
         ]
-        if len(items) < FEWEST:
+        if len(items) < MIN_DOCUMENTS:
             raise DataError(
-                f"{text.name}: {len(items)} documents have {length=} tokens, and {FEWEST} are "
-                "needed; lower length, or pass more text"
+                f"{text.name}: {len(items)} documents have {length=} tokens, and "
+                f"{MIN_DOCUMENTS} are needed; lower length, or pass more text"
             )
         return replace(text, items=items)
 
     def run(self) -> LossesByPlace:
-        """Read the losses of all checkpoints that are not known, and join all."""
+        """Return the losses of all checkpoints. Those that an earlier call has stored are not
+        computed again."""
         num_checkpoints = len(self.checkpoints)
         tokens = num_checkpoints * len(self.documents) * self.settings.length
         if num_checkpoints > 1:
@@ -198,7 +214,7 @@ class _Reading:
         tables = []
         with Progress("reading losses", num_checkpoints, "checkpoints") as progress:
             for number, checkpoint in enumerate(self.checkpoints, start=1):
-                rows = self._known(checkpoint)
+                rows = self._stored_rows(checkpoint)
                 if rows is None:
                     rows = self._measure(checkpoint)
                 tables.append(rows)
@@ -209,15 +225,16 @@ class _Reading:
                 losses.rows.to_parquet(partial)
         return losses
 
-    def _known(self, checkpoint: _Checkpoint) -> pd.DataFrame | None:
-        """Return the rows of a checkpoint that an earlier call has read."""
+    def _stored_rows(self, checkpoint: _Checkpoint) -> pd.DataFrame | None:
+        """Return the rows of a checkpoint that an earlier call has stored; None if there are
+        none."""
         if self.pieces is None:
             return None
-        kept = self.pieces.read(_piece(checkpoint), self.identity + checkpoint.files)
-        return pd.DataFrame(kept["rows"]) if kept else None
+        stored = self.pieces.read(_name_of_piece(checkpoint), self.identity + checkpoint.files)
+        return pd.DataFrame(stored["rows"]) if stored else None
 
     def _measure(self, checkpoint: _Checkpoint) -> pd.DataFrame:
-        """Read the losses of a checkpoint, sum them by place, and keep the rows."""
+        """Compute the losses of a checkpoint, sum them by place, and store the rows."""
         is_first = checkpoint is self.checkpoints[0]
         model = self.first if is_first else self._load(checkpoint)
         if _tokenizer_of(model) != _tokenizer_of(self.first):
@@ -228,46 +245,60 @@ class _Reading:
         model.check_positions(len(self.prefix) + self.settings.length, "lower length")
         with using(model):
             nll_DT = self._losses(model)
-        edges = place_edges(self.settings.length)
-        num_skipped = self.settings.length - nll_DT.shape[1]  # tokens that nothing predicts
-        rows = []
-        for number, nll_T in enumerate(nll_DT):
-            for first, end in pairwise(edges):
-                part = nll_T[max(first - num_skipped, 0) : end - num_skipped]
-                rows.append((number, first, end, float(part.sum()), len(part)))
-        names = ("document", *COLUMNS[3:])
-        table = pd.DataFrame(rows, columns=names)
+        table = pd.DataFrame(self._sum_by_place(nll_DT))
         table = table.assign(model=checkpoint.name, step=checkpoint.step)[COLUMNS]
         if self.pieces is not None:
             content = {"rows": table.to_dict("records")}
-            self.pieces.write(_piece(checkpoint), self.identity + checkpoint.files, content)
+            piece = _name_of_piece(checkpoint)
+            self.pieces.write(piece, self.identity + checkpoint.files, content)
         return table
 
+    def _sum_by_place(self, nll_DT: np.ndarray) -> list[dict[str, Any]]:
+        """Return a row for each document and range of places, with the sum of its losses."""
+        length = self.settings.length
+        num_skipped = length - nll_DT.shape[1]  # the first token, if nothing predicts it
+        rows = []
+        for number, nll_T in enumerate(nll_DT):
+            for first, end in pairwise(place_edges(length)):
+                losses = nll_T[max(first - num_skipped, 0) : end - num_skipped]
+                rows.append(
+                    {
+                        "document": number,
+                        "first": first,
+                        "end": end,
+                        "total": float(losses.sum()),
+                        "count": len(losses),
+                    }
+                )
+        return rows
+
     def _losses(self, model: LoadedModel) -> np.ndarray:
-        """Return nll_DT of the tokens of each document; without the first one, which nothing
-        predicts, unless a prefix precedes it."""
+        """Return nll_DT of the tokens of each document. The first token is one of them only if a
+        prefix predicts it."""
         scorer = logprobs_of(model, self.request.loading.batch_tokens)
         prompts = [self._prompt(document.tokens) for document in self.documents]
         log_p: list[np.ndarray] = []
-        for start in range(0, len(prompts), AT_ONCE):
-            log_p += scorer.score(prompts[start : start + AT_ONCE])
+        for start in range(0, len(prompts), DOCUMENTS_PER_CALL):
+            log_p += scorer.score(prompts[start : start + DOCUMENTS_PER_CALL])
         nll_DT = -np.stack(log_p)
-        refuse_no_numbers(nll_DT.ravel(), "tokens")
+        check_finite(nll_DT.ravel(), "tokens")
         return nll_DT
 
     def _prompt(self, tokens: Sequence[int] | np.ndarray) -> Prompt:
+        """Return a prompt whose continuation are the tokens, as far as something predicts them."""
         ids = np.asarray(tokens, np.int64)
         if self.prefix:
             return Prompt(np.array(self.prefix, np.int64), ids)
         return Prompt(ids[:1], ids[1:])
 
 
-def _piece(checkpoint: _Checkpoint) -> str:
-    """Return the name of the file that keeps a checkpoint's rows."""
+def _name_of_piece(checkpoint: _Checkpoint) -> str:
+    """Return the name under which the rows of a checkpoint are stored."""
     return sha256(f"{checkpoint.name} {checkpoint.step}".encode()).hexdigest()[:16]
 
 
 def _tokenizer_of(model: LoadedModel) -> str:
+    """Return a fingerprint of a model's tokenizer; DataError if it has none."""
     if model.tokenizer is None:
         raise DataError(f"'{model.name}' has no tokenizer")
     return tokenizer_fingerprint(model.tokenizer)

@@ -1,5 +1,8 @@
-"""Losses of whole prompts in which unrelated texts replace distant tokens that a row leaves out.
-Nothing is masked and no position is skipped: whatever returns log-probabilities can be measured.
+"""Compute losses where unrelated text replaces the distant tokens that a row leaves out.
+
+A row is then a whole prompt: nothing is masked and no position is skipped. So any model can be
+measured that returns log-probabilities, such as one on a server, in llama.cpp, or a recurrent one.
+A loss is the mean over several unrelated texts.
 
 Dimension key: R unrelated texts, F distant places, W targets of a row, B passages, L tokens of a
 prompt's continuation.
@@ -11,13 +14,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
-from olmo_sparsity.analysis.options import AskSettings, Settings
+from olmo_sparsity.analysis.options import ExplainSettings, Settings
 from olmo_sparsity.analysis.scoring.logprobs import CountingLogprobs, logprobs_of
 from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer
 from olmo_sparsity.models.distant_states import DistantStates
@@ -27,29 +30,38 @@ from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.windows import NOTHING, Block, Windows
 
-TOGETHER = 512
-"""Tokens whose log-probabilities one prompt returns at most; more take much memory."""
+MAX_CONTINUATION = 512
+"""The largest number of tokens whose log-probabilities one prompt returns; more take much
+memory."""
 
-Key = tuple[bytes, int]
-"""SHA-1 of a text up to its last target, and the place of its first target."""
+
+class _Key(NamedTuple):
+    """What the losses of a `_Text` depend on."""
+
+    digest: bytes
+    """SHA-1 of the text up to its last target."""
+
+    first: int
+    """Place of its first target."""
 
 
 @dataclass(frozen=True)
 class _Text:
-    """A row's text with one of the unrelated texts in it, up to the last target."""
+    """The text of a row with one of the unrelated texts in it, up to the last target."""
 
     tokens: np.ndarray
-    first: int  # place of the first target
+    first: int
+    """Place of the first target."""
 
     @cached_property
-    def key(self) -> Key:
-        return hashlib.sha1(self.tokens.tobytes()).digest(), self.first
+    def key(self) -> _Key:
+        return _Key(hashlib.sha1(self.tokens.tobytes()).digest(), self.first)
 
 
 def scorer_of(
-    model: LoadedModel, settings: Settings | AskSettings, batch_tokens: int | None
+    model: LoadedModel, settings: Settings | ExplainSettings, batch_tokens: int | None
 ) -> Scorer:
-    """Return the scorer that the distant states of the settings need."""
+    """Return the scorer that suits the option `distant_states` of the settings."""
     if settings.interpretation.replaces:
         logprobs = logprobs_of(model, batch_tokens)
         return ReplacingScorer(logprobs, model.model, settings.replacements or 1)
@@ -57,7 +69,8 @@ def scorer_of(
 
 
 class ReplacingScorer(Scorer):
-    """Evaluates rows in which distant text is replaced. A loss is the mean over unrelated texts."""
+    """Evaluates rows in which distant text is replaced. A loss is the mean over `num_texts`
+    unrelated texts."""
 
     def __init__(self, logprobs: LogprobModel, model: Any, num_texts: int) -> None:
         self.logprobs = logprobs
@@ -68,15 +81,15 @@ class ReplacingScorer(Scorer):
         self.token_forwards = 0
         self.after_batch = lambda: None
         self._unrelated: Callable[[Block], np.ndarray] | None = None
-        """The unrelated texts of a block, unrelated_RF."""
+        """Returns the unrelated texts of a block, unrelated_RF. None before `of_document`."""
 
-        self._known: dict[Key, np.ndarray] = {}
-        """The losses of texts that were computed for this document: rows often share texts."""
+        self._known_losses: dict[_Key, np.ndarray] = {}
+        """The losses of texts that were computed for this document, as rows often share texts."""
 
     def of_document(self, document: Document, controls: Controls) -> Self:
-        """Draw unrelated texts for this document, and forget what was computed for another."""
+        """Take the unrelated texts for this document, and forget the losses of another one."""
         draws = range(self.num_texts)
-        self._known = {}
+        self._known_losses = {}
         self._unrelated = lambda block: np.stack(
             [controls.replacement(document, block, draw).tokens_F for draw in draws]
         )
@@ -106,8 +119,8 @@ class ReplacingScorer(Scorer):
     def window_losses(
         self, windows: Windows, groups: dict[str, list[Block]]
     ) -> dict[str, np.ndarray]:
-        """Return what `Scorer.window_losses` returns. The local window is a prompt, too, in which
-        all distant tokens are replaced."""
+        """Return what `Scorer.window_losses` returns. For the loss with the local window, all
+        distant tokens of a prompt are replaced."""
         blocks = next(iter(groups.values()))
         rows = [self.context(block).set_row(NOTHING) for block in blocks]
         for group in groups.values():
@@ -117,28 +130,22 @@ class ReplacingScorer(Scorer):
         return dict(zip(names, losses, strict=True))
 
     def by_text(self, rows: Sequence[Row]) -> list[np.ndarray]:
-        """Return nll_RW of each row's targets with each of the unrelated texts."""
-        texts = [[_text(row, draw) for draw in range(self.num_texts)] for row in rows]
-        unknown: dict[Key, _Text] = {}
+        """Return nll_RW for each row: the losses of its targets with each of the unrelated
+        texts."""
+        texts = [[_text_of_row(row, draw) for draw in range(self.num_texts)] for row in rows]
+        unknown: dict[_Key, _Text] = {}
         for row_texts in texts:
             for text in row_texts:
-                if text.key not in self._known:
+                if text.key not in self._known_losses:
                     unknown[text.key] = text
         self._score(unknown)
-        return [np.stack([self._known[text.key] for text in row_texts]) for row_texts in texts]
+        return [
+            np.stack([self._known_losses[text.key] for text in row_texts]) for row_texts in texts
+        ]
 
-    def _score(self, unknown: dict[Key, _Text]) -> None:
-        """Compute the losses of texts, and keep them. A text that begins another one is part of its
-        prompt, so that neighbouring targets take one prompt."""
-        texts = sorted(unknown.values(), key=lambda text: text.tokens.tobytes(), reverse=True)
-        # In this order a text that begins others comes right behind them.
-        groups: list[list[_Text]] = []
-        for text in texts:
-            longest = groups[-1][0].tokens if groups else NOTHING
-            begins = longest.tobytes().startswith(text.tokens.tobytes())
-            if not begins or len(longest) - text.first > TOGETHER:
-                groups.append([])
-            groups[-1].append(text)
+    def _score(self, unknown: dict[_Key, _Text]) -> None:
+        """Compute the losses of texts, and keep them."""
+        groups = _group_by_prompt(list(unknown.values()))
         prompts = []
         for group in groups:
             longest = group[0].tokens
@@ -147,14 +154,15 @@ class ReplacingScorer(Scorer):
         for group, prompt, log_p in zip(groups, prompts, self._log_p(prompts), strict=True):
             begin = len(prompt.prefix)
             for text in group:
-                self._known[text.key] = -log_p[text.first - begin : len(text.tokens) - begin]
+                end = len(text.tokens)
+                self._known_losses[text.key] = -log_p[text.first - begin : end - begin]
         self.after_batch()
 
     def _log_p(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
-        """Return the log-probabilities of the continuations, and count what the engine computed."""
-        before = self.logprobs.token_forwards
+        """Return the log-probabilities of the continuations, and count their token-forwards."""
+        forwards_before = self.logprobs.token_forwards
         log_p = self.logprobs.score(prompts)
-        self.token_forwards += self.logprobs.token_forwards - before
+        self.token_forwards += self.logprobs.token_forwards - forwards_before
         return log_p
 
     def repetition(self, passages: Sequence[np.ndarray]) -> np.ndarray:
@@ -169,8 +177,24 @@ class ReplacingScorer(Scorer):
         return np.stack([nll_BL[:, : length - 1].mean(1), nll_BL[:, length:].mean(1)], 1)
 
 
-def _text(row: Row, draw: int) -> _Text:
-    """Replace the distant tokens of a row that it does not keep, up to its last target."""
+def _group_by_prompt(texts: list[_Text]) -> list[list[_Text]]:
+    """Group texts that one prompt can serve: each is a beginning of the first of its group. So
+    neighbouring targets of a block take one prompt."""
+    # In this order a text comes directly after those that it begins, the longest of them first.
+    texts = sorted(texts, key=lambda text: text.tokens.tobytes(), reverse=True)
+    groups: list[list[_Text]] = []
+    for text in texts:
+        longest = groups[-1][0].tokens if groups else NOTHING
+        is_beginning = longest.tobytes().startswith(text.tokens.tobytes())
+        if not is_beginning or len(longest) - text.first > MAX_CONTINUATION:
+            groups.append([])
+        groups[-1].append(text)
+    return groups
+
+
+def _text_of_row(row: Row, draw: int) -> _Text:
+    """Return the text of a row up to its last target, in which the unrelated text `draw` replaces
+    the distant tokens that the row does not keep."""
     block = row.context.block
     unrelated_RF = row.context.unrelated_RF
     assert unrelated_RF is not None

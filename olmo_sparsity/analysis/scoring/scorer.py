@@ -1,6 +1,9 @@
 """Compute the losses of targets given chosen parts of their context, in batches of short rows.
 
-Every measurement evaluates the model here; selectors and recovery differ only in their rows.
+Every measurement evaluates the model here; selectors and recovery differ only in their rows:
+
+    Block (tokens of a window) → Context (with states of its distant places) → Row (which places a
+    forward sees) → Scorer.losses(rows) → nats of each target
 
 A row is a dense causal sequence with gaps in its position IDs: no masks, so fast attention kernels
 apply. If distant tokens keep their states, a row is the local window alone, and attends to keys and
@@ -45,8 +48,8 @@ from olmo_sparsity.text.windows import NOTHING, Block, Windows
 Item = TypeVar("Item")
 Output = TypeVar("Output")
 
-TOGETHER = 16
-"""Targets within one run of this many share row lengths, so that their rows share forwards."""
+TARGETS_OF_ONE_LENGTH = 16
+"""The rows of so many neighbouring targets have one length, so that they share forwards."""
 
 FEW_PAIRS = 2**15
 """On a CPU, rows that attend to different numbers of distant places share a forward if they have at
@@ -59,10 +62,10 @@ class Context:
 
     block: Block
     states: DistantStates | None = None
-    """States of the prefix and all distant places, with contextual distant states."""
+    """States of the prefix and all distant places; only for contextual distant states."""
 
     unrelated_RF: np.ndarray | None = None
-    """Unrelated texts that replace distant places, with distant states `replaced`."""
+    """Unrelated texts that replace distant places; only for distant states `replaced`."""
 
     def long_row(self) -> Row:
         """Return the row of the long window, for all targets of the block."""
@@ -70,33 +73,38 @@ class Context:
             return self.dense_row()
         return self.set_row(np.arange(self.block.num_distant))
 
-    def dense_row(self, last: int | None = None) -> Row:
-        """Return the row of the long window, computed in full, for the targets before `last`."""
-        if last is None:
-            last = self.block.num_targets
-        return Row(self, np.arange(self.block.num_before + last - 1), last)
+    def dense_row(self, num_targets: int | None = None) -> Row:
+        """Return the row of the long window, computed in full without stored states, for the first
+        `num_targets` targets (default: all)."""
+        if num_targets is None:
+            num_targets = self.block.num_targets
+        return Row(self, np.arange(self.block.num_before + num_targets - 1), num_targets)
 
     def set_row(self, distant: np.ndarray, span: tuple[int, int] | None = None) -> Row:
-        """Return the row of the local window and the distant places `distant` (indices, rising),
-        for the targets `span` (default: all). Only here do the interpretations differ."""
+        """Return the row of the local window and the distant places `distant` (indices among the
+        distant tokens, rising), for the targets `span` (default: all). The interpretations of
+        distant states differ only here."""
         block = self.block
         if self.unrelated_RF is not None:
             # A whole prompt, in which the distant tokens that are not kept are replaced.
-            last = block.num_targets if span is None else span[1]
-            places = np.arange(block.num_before + last - 1)
-            return Row(self, places, last, span=span or (0, last), kept_distant=distant)
+            end = block.num_targets if span is None else span[1]
+            places = np.arange(block.num_before + end - 1)
+            return Row(self, places, end, span=span or (0, end), kept_distant=distant)
+
         first = 0
-        last = block.num_targets
+        end = block.num_targets
         if span is not None:
-            # Inputs after a target do not affect it: rows for neighbours get one shape.
-            first = span[0] - span[0] % TOGETHER
-            last = max(min(first + TOGETHER, block.num_targets), span[1])
-            span = (span[0] - first, span[1] - first)
+            # Inputs after a target do not affect it, so a row may be longer than its target needs.
+            # Rows of neighbouring targets get one length, and share forwards.
+            span_first, span_end = span
+            first = span_first - span_first % TARGETS_OF_ONE_LENGTH
+            end = max(min(first + TARGETS_OF_ONE_LENGTH, block.num_targets), span_end)
+            span = (span_first - first, span_end - first)
         earlier = block.earlier(distant)
-        local = block.local(last)
+        local = block.local(end)
         if self.states is not None and len(earlier):
-            return Row(self, local, last - first, distant=earlier, span=span)
-        return Row(self, np.concatenate([earlier, local]), last - first, span=span)
+            return Row(self, local, end - first, distant=earlier, span=span)
+        return Row(self, np.concatenate([earlier, local]), end - first, span=span)
 
 
 @dataclass(frozen=True)
@@ -114,14 +122,15 @@ class Row:
     """Position IDs of earlier places, attended to with their states of the long window."""
 
     span: tuple[int, int] | None = None
-    """The targets to evaluate: from the first to one past the last (default: all)."""
+    """The targets to evaluate, as indices into the row's targets: from the first to one past the
+    last (default: all)."""
 
     kept_distant: np.ndarray | None = None
     """Indices of the distant tokens that unrelated texts do not replace."""
 
     def within(self, reach: int) -> Row:
-        """Return the row without distant places that no layer sees from a later place, as they have
-        no effect. `reach`: how many places back a layer with a sliding window attends, itself
+        """Return the row without the distant places that have no effect, as no layer sees them from
+        a later place. `reach`: how many places a layer with a sliding window attends to, its own
         included."""
         if self.distant is not None:
             distant = self.distant[self.distant > self.places[0] - reach]
@@ -152,13 +161,26 @@ class _Group(NamedTuple):
     """The memory of a row, in tokens: a distant state takes as much as a state of the row."""
 
 
+class _Shape(NamedTuple):
+    """What rows must have in common to share forwards."""
+
+    num_places: int
+    num_targets: int
+    num_evaluated: int | None
+    """The number of targets that are evaluated; None: all."""
+
+    context: Context | None
+    """The context whose distant states the row attends to; None without distant states."""
+
+
 @dataclass(frozen=True)
-class _LastText:
-    """The text whose states were computed last."""
+class KnownText:
+    """A text whose states a scorer keeps."""
 
     tokens: np.ndarray
     states: DistantStates
-    model_state: State | None  # a change to the model makes the states stale
+    model_state: State | None
+    """The state of the model that computed them. A change to the model makes them stale."""
 
 
 class Scorer:
@@ -210,25 +232,27 @@ class Scorer:
         self.device = device or model.device
         self.interpretation: Interpretation = interpretation
         self.num_parameters = sum(p.numel() for p in model.parameters())
-        self.batch_tokens = batch_tokens or self._tokens_at_once()
+        self.batch_tokens = batch_tokens or self._default_batch_tokens()
         self.token_forwards = 0
         self.after_batch: Callable[[], None] = lambda: None
-        self._last: _LastText | None = None
+        self._known_text: KnownText | None = None
 
-    def _tokens_at_once(self) -> int:
+    def _default_batch_tokens(self) -> int:
         """Return the default size of a batch, in tokens."""
         if self.device.type == "cpu":
             return 4096  # the states of a batch should stay in cache; 2,048 was as fast
-        # A forward of a small model would be shorter than its launches.
+        # A small model gets larger batches, as its forward would take less time than the launches
+        # of its kernels.
         return int(16384 * min(max(1e9 / max(self.num_parameters, 1), 1), 8))
 
     def of_document(self, document: Document, controls: Controls) -> Self:
-        """Return the scorer of a document. Only one that replaces distant text depends on it."""
+        """Return a scorer for this document. Only `ReplacingScorer` depends on the document."""
         return self
 
     def context(self, block: Block, states: DistantStates | None = None) -> Context:
-        """Prepare a block for evaluation: the states of its distant places are computed once, here.
-        `states`: states of a longer text with the same beginning, to reuse."""
+        """Prepare a block for evaluation, and compute the states of its distant places, once for
+        all rows. `states`: states of a longer text with the same beginning, which are used
+        instead."""
         if not self.interpretation.keeps_states:
             return Context(block)
         num_earlier = block.num_prefix + block.num_distant
@@ -237,38 +261,42 @@ class Scorer:
         return Context(block, self.states(block.tokens[:num_earlier]))
 
     def states(self, tokens: np.ndarray) -> DistantStates:
-        """Return the states of a text from its beginning, each token seeing those before it. They
-        are computed a few thousand tokens at a time. Those of the last text are kept for as long as
-        the model stays the same, as they serve every beginning of the text."""
+        """Return the states of a text, in which each token sees those before it.
+
+        The text is computed a few thousand tokens at a time. The states of the last text are kept
+        for as long as the model stays the same, as they serve every beginning of the text.
+        """
         with in_use(self.model), fast_kernels(self.device):
             state = state_of(self.model)
-            if self._last is not None and self._last.model_state is not state:
-                self._last = None
-            if self._last is not None:
-                beginning = self._last.tokens[: len(tokens)]
+            known = self._known_text
+            if known is not None and known.model_state is state:
+                beginning = known.tokens[: len(tokens)]
                 if np.array_equal(beginning, tokens):
-                    return self._last.states.first(len(tokens))
-            self._last = None  # two may not fit in memory
+                    return known.states.first(len(tokens))
+            # Freed before new states are computed, as those of two texts may not fit in memory.
+            known = None
+            self._known_text = None
             (tokens_BL,) = to_device([tokens[None]], self.device)
             positions_BL = torch.arange(len(tokens), device=self.device)[None]
             self.token_forwards += len(tokens)
             with threads_for(self.num_parameters):
                 states = self.model.distant_states(tokens_BL, positions_BL, self.batch_tokens)
-            self._last = _LastText(tokens, states, state)
+            self._known_text = KnownText(tokens, states, state)
             return states
 
     @property
-    def last_text(self) -> tuple[np.ndarray | None, DistantStates | None]:
-        """Return the last text that `states` was given, and its states; nothing unless the model is
+    def known_text(self) -> KnownText | None:
+        """Return the last text that `states` was given, with its states; None unless the model is
         in use and unchanged since."""
-        if self._last is None or self._last.model_state is not state_of(self.model):
-            return None, None
-        return self._last.tokens, self._last.states
+        known = self._known_text
+        if known is None or known.model_state is not state_of(self.model):
+            return None
+        return known
 
     @torch.no_grad()
     def extended(self, states: DistantStates | None, tokens: np.ndarray) -> DistantStates:
-        """Return the states of a text that goes on with `tokens`. `states`: of what precedes
-        them."""
+        """Return the states of a text that is continued by `tokens`. `states`: the states of the
+        text before them; None if there is none."""
         first = 0 if states is None else states.num_places
         (tokens_1L,) = to_device([tokens[None]], self.device)
         positions_1L = first + torch.arange(len(tokens), device=self.device)[None]
@@ -278,9 +306,10 @@ class Scorer:
 
     @torch.no_grad()
     def hidden_after(
-        self, states: DistantStates | None, tokens_BL: np.ndarray, last: int
+        self, states: DistantStates | None, tokens_BL: np.ndarray, num_last: int
     ) -> Tensor:
-        """Return hidden_BWD of the last places of texts that begin with the text of `states`."""
+        """Return hidden_BWD of the last `num_last` places of texts. All begin with the text of
+        `states`, and continue with `tokens_BL`."""
         first = 0 if states is None else states.num_places
         (inputs_BL,) = to_device([tokens_BL], self.device)
         positions_L = first + torch.arange(tokens_BL.shape[1], device=self.device)
@@ -288,7 +317,7 @@ class Scorer:
         self.token_forwards += tokens_BL.size
         distant = None if states is None else states.expand(len(tokens_BL))
         with threads_for(self.num_parameters):
-            return self.model.hidden(inputs_BL, positions_BL, distant=distant, last=last)
+            return self.model.hidden(inputs_BL, positions_BL, distant=distant, last=num_last)
 
     @torch.no_grad()
     def hidden(self, rows: Sequence[Row]) -> list[Tensor]:
@@ -308,19 +337,20 @@ class Scorer:
     def window_losses(
         self, windows: Windows, groups: dict[str, list[Block]]
     ) -> dict[str, np.ndarray]:
-        """Return loss_T of all targets of a document with the local window (`loss_short`), and with
-        the long windows of each group (`loss_long`, with the group's name before it).
+        """Return the losses of all targets of a document, by the name of their column.
 
-        The blocks of all groups have the same local windows and targets.
-        """
+        `groups`: a prefix of a column → blocks. The groups differ in their distant tokens alone:
+        the document's own have the prefix "", those of the placebo "placebo_". The columns are
+        `loss_short`, with the local window, which all groups share, and for each group `loss_long`,
+        with its long windows, after its prefix."""
         blocks = next(iter(groups.values()))
         targets_T = np.concatenate([block.targets_W for block in blocks])
         short_rows = [Context(block).set_row(NOTHING) for block in blocks]
         short_TD = torch.cat(self.hidden(short_rows))
-        long_TD = {name: _long_hidden(self, windows, group) for name, group in groups.items()}
+        long_TD = {prefix: _long_hidden(self, windows, group) for prefix, group in groups.items()}
         columns = {"loss_short": self.nll_of(short_TD, targets_T)}
-        for name, hidden_TD in long_TD.items():
-            columns[f"{name}loss_long"] = self.nll_of(hidden_TD, targets_T)
+        for prefix, hidden_TD in long_TD.items():
+            columns[f"{prefix}loss_long"] = self.nll_of(hidden_TD, targets_T)
         # All columns are copied at once, so that the host waits for a GPU once.
         return dict(zip(columns, to_host(list(columns.values())), strict=True))
 
@@ -338,23 +368,23 @@ class Scorer:
         return self.model.unembed(hidden).float().log_softmax(-1)
 
     @property
-    def chunk(self) -> int:
+    def targets_per_chunk(self) -> int:
         """Return how many targets are unembedded at a time."""
         return rows_per_chunk(self.model.vocab_size, self.device)
 
     @torch.no_grad()
     def nll(self, hidden_ND: Tensor, targets_N: np.ndarray) -> np.ndarray:
-        """Return −log p of one target from each state."""
+        """Return −log p of a target for each hidden state, in nats."""
         return self.nll_of(hidden_ND, targets_N).cpu().numpy()
 
     def nll_of(self, hidden_ND: Tensor, targets_N: np.ndarray) -> Tensor:
-        """Return the same as `nll`, left on the device."""
+        """Return the same as `nll`, on the device, so that the host need not wait."""
         (labels_N,) = to_device([targets_N], self.device)
         # One tensor, filled in place: small ones made between chunks would keep the memory of the
         # logits from being reused.
         loss_N = torch.empty(len(labels_N), dtype=torch.float, device=self.device)
-        for first in range(0, len(labels_N), self.chunk):
-            part = slice(first, first + self.chunk)
+        for first in range(0, len(labels_N), self.targets_per_chunk):
+            part = slice(first, first + self.targets_per_chunk)
             logits_CV = self.model.unembed(hidden_ND[part]).float()
             loss_N[part] = F.cross_entropy(logits_CV, labels_N[part], reduction="none")
         return loss_N
@@ -365,11 +395,13 @@ class Scorer:
         read: Callable[[Tensor, Sequence[Row]], Tensor],
         finish: Callable[[list[Tensor]], Sequence[Any]] = lambda parts: parts,
     ) -> list[Any]:
-        """Return what `read` computes for each row, from the hidden states of a batch of rows.
-        `finish` gets the outputs of all batches at the end, so that the host waits for a GPU
-        once."""
+        """Return a result for each row.
+
+        `read`: computes the results of a batch of rows from their hidden states. `finish`: turns
+        the outputs of all batches into results at the end, such as by one copy to the host, which
+        then waits for a GPU once."""
         distinct, index_of_row = _distinct(rows, self.model.reach)
-        order: list[int] = []
+        evaluated_indices: list[int] = []
         outputs: list[Tensor] = []
         for group in self._groups(distinct):
 
@@ -379,10 +411,11 @@ class Scorer:
             group_rows = [distinct[index] for index in group.indices]
             with threads_for(self.num_parameters):
                 outputs += self.in_batches(group_rows, group.num_keys, compute)
-            order += group.indices
+            evaluated_indices += group.indices
+
         # Groups are in another order than the rows.
         results: list[Any] = [None] * len(distinct)
-        for index, result in zip(order, chain(*finish(outputs)), strict=True):
+        for index, result in zip(evaluated_indices, chain(*finish(outputs)), strict=True):
             results[index] = result
         return [results[index] for index in index_of_row]
 
@@ -393,39 +426,58 @@ class Scorer:
         Rows with distant states share forwards if these are of one context and, in general, as
         many, so that copies of them stack. Rows with different numbers of them share one as well,
         under a mask, if it is a single forward and costs no copies: to launch a forward on a GPU,
-        or to read the weights on a CPU, takes longer than to compute a few rows."""
-        # Shape → number of distant states → rows.
-        shapes: dict[tuple, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        or to read the weights on a CPU, takes longer than to compute a few rows.
+        """
+        # Shape → number of distant states → indices of rows.
+        indices_by_shape: dict[_Shape, dict[int, list[int]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
         for index, row in enumerate(rows):
-            context = None if row.distant is None else row.context
+            shape = _Shape(
+                num_places=len(row.places),
+                num_targets=row.num_targets,
+                num_evaluated=None if row.span is None else row.span[1] - row.span[0],
+                context=None if row.distant is None else row.context,
+            )
             num_distant = 0 if row.distant is None else len(row.distant)
-            num_evaluated = None if row.span is None else row.span[1] - row.span[0]
-            shape = (len(row.places), row.num_targets, num_evaluated, context)
-            shapes[shape][num_distant].append(index)
-        for (length, _, _, context), indices_by_number in shapes.items():
-            all_indices = list(chain(*indices_by_number.values()))
-            if context is None:
-                yield _Group(all_indices, is_masked=False, num_keys=length)
-                continue
-            num_places = context.states.num_places
-            # Whether the model attends to distant states without a copy for each row.
-            shares = self.model.shares_distant(num_places, length)
-            num_tokens = len(all_indices) * length
-            is_one_forward = num_tokens <= self.batch_tokens
-            if self.device.type == "cpu":
-                is_one_forward &= num_tokens * num_places <= FEW_PAIRS
-            if shares and len(indices_by_number) > 1 and is_one_forward:
-                yield _Group(all_indices, is_masked=True, num_keys=length)
-                continue
-            for num_distant, indices in indices_by_number.items():
-                is_masked = self._prefers_mask(context, num_distant)
-                if not is_masked:
-                    num_copied = num_distant
-                elif shares:
-                    num_copied = 0
-                else:
-                    num_copied = num_places
-                yield _Group(indices, is_masked=is_masked, num_keys=length + num_copied)
+            indices_by_shape[shape][num_distant].append(index)
+
+        for shape, indices_by_number in indices_by_shape.items():
+            if shape.context is None:
+                all_indices = list(chain(*indices_by_number.values()))
+                yield _Group(all_indices, is_masked=False, num_keys=shape.num_places)
+            else:
+                yield from self._groups_with_states(shape, shape.context, indices_by_number)
+
+    def _groups_with_states(
+        self, shape: _Shape, context: Context, indices_by_number: dict[int, list[int]]
+    ) -> Iterator[_Group]:
+        """Sort rows of one shape that attend to states of one context into groups.
+        `indices_by_number`: number of distant states → indices of rows."""
+        assert context.states is not None
+        length = shape.num_places
+        num_states = context.states.num_places
+        # Whether the model attends to distant states without a copy for each row.
+        shares = self.model.shares_distant(num_states, length)
+
+        all_indices = list(chain(*indices_by_number.values()))
+        num_tokens = len(all_indices) * length
+        is_one_forward = num_tokens <= self.batch_tokens
+        if self.device.type == "cpu":
+            is_one_forward &= num_tokens * num_states <= FEW_PAIRS
+        if shares and len(indices_by_number) > 1 and is_one_forward:
+            yield _Group(all_indices, is_masked=True, num_keys=length)
+            return
+
+        for num_distant, indices in indices_by_number.items():
+            is_masked = self._prefers_mask(context, num_distant)
+            if not is_masked:
+                num_copied = num_distant
+            elif shares:
+                num_copied = 0
+            else:
+                num_copied = num_states
+            yield _Group(indices, is_masked=is_masked, num_keys=length + num_copied)
 
     def in_batches(
         self, items: Sequence[Item], num_tokens: int, compute: Callable[[Sequence[Item]], Output]
@@ -438,12 +490,12 @@ class Scorer:
     def _in_batches(
         self, items: Sequence[Item], num_tokens: int, compute: Callable[[Sequence[Item]], Output]
     ) -> list[Output]:
-        """Do the work of `in_batches`, with the model in use."""
+        """Do the work of `in_batches` while the model is in use."""
         outputs: list[Output] = []
         first = 0
         while first < len(items):
             batch = items[first : first + max(1, self.batch_tokens // num_tokens)]
-            before = self.token_forwards
+            forwards_before = self.token_forwards
             try:
                 outputs.append(compute(batch))
             except Exception as error:
@@ -455,28 +507,29 @@ class Scorer:
                 continue
             # Outside of `except`, as its traceback would keep the memory alive.
             self.batch_tokens = len(batch) // 2 * num_tokens
-            self.token_forwards = before  # what failed is computed again
+            self.token_forwards = forwards_before  # the batch that failed is computed again
             say(f"out of memory: batches of {self.batch_tokens:,} tokens from here on")
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
         return outputs
 
     def _prefers_mask(self, context: Context, num_distant: int) -> bool:
-        """Return whether rows that attend to `num_distant` distant states get all of them, under a
-        mask. If a row attends to more than half of them, that avoids a copy of nearly all states
-        for each row. A model that scales its queries by the number of keys would count the masked
-        ones."""
+        """Return whether rows that attend to `num_distant` distant states get all states of their
+        context, under a mask, instead of copies of their own ones."""
+        # A model that scales its queries by the number of keys would count the masked ones.
         config = getattr(self.model, "config", None)
         counts_keys = getattr(config, "scales_queries", False)
+        # A mask avoids a copy of nearly all states for each row; below half a copy is smaller.
         states = context.states
         return states is not None and 2 * num_distant > states.num_places and not counts_keys
 
     def _hidden(self, batch: Sequence[Row], is_masked: bool) -> Tensor:
-        """Return hidden_BWD at the places that predict targets. `is_masked`: rows get all distant
-        states of their context, and those that they do not attend to are masked; otherwise each
-        row gets copies of its own ones."""
+        """Return hidden_BWD at the places that predict targets, of rows that `_groups` has put
+        together. `is_masked`: rows get all distant states of their context, under a mask of those
+        that they do not attend to; otherwise each row gets copies of its own ones."""
         states = batch[0].context.states
-        # What is copied for each row: the distant places that it attends to, or a mask of all.
+        # To the device goes, for each row, an index of the distant places that it attends to, or a
+        # mask of all.
         attended = [NOTHING if row.distant is None else row.distant for row in batch]
         sees_all = False
         if is_masked:
@@ -495,6 +548,7 @@ class Scorer:
             batch, self.device, attended, evaluated
         )
         self.token_forwards += tokens_BL.numel()
+
         distant = None
         if batch[0].distant is not None and states is not None:
             if not is_masked:
@@ -516,8 +570,8 @@ class Scorer:
 
 
 def _distinct(rows: Sequence[Row], reach: int | None) -> tuple[Sequence[Row], Sequence[int]]:
-    """Return the rows to compute, and the index of the one among them that serves each row. Without
-    the places beyond the reach of a model many rows are the same."""
+    """Return the rows to compute, and for each of `rows` the index of the computed row that serves
+    it. Many rows are the same without the places that no layer of the model reaches."""
     if reach is None:
         return rows, range(len(rows))
     distinct: list[Row] = []
@@ -543,8 +597,8 @@ def _distinct(rows: Sequence[Row], reach: int | None) -> tuple[Sequence[Row], Se
 def as_tensors(
     batch: Sequence[Row], device: torch.device, *arrays: Sequence[np.ndarray]
 ) -> list[Tensor]:
-    """Return tokens_BL and positions_BL of rows of equal length, and each of `arrays`, which have
-    an array for each row, stacked. All are copied to the device together."""
+    """Return tokens_BL and positions_BL of rows of equal length, then each of `arrays`, stacked.
+    Each of `arrays` has an array for each row. All are copied to the device together."""
     places = [row.places for row in batch]
     tokens = [row.context.block.tokens[row.places] for row in batch]
     return to_device([np.stack(row_arrays) for row_arrays in (tokens, places, *arrays)], device)
@@ -560,13 +614,14 @@ def to_host(parts: Sequence[Tensor]) -> list[np.ndarray]:
     return [piece.reshape(part.shape) for piece, part in zip(pieces, parts, strict=True)]
 
 
-def refuse_no_numbers(losses: np.ndarray, what: str) -> None:
-    """Raise DataError if a loss is NaN or infinite. `what`: the plural of what has losses."""
-    finite = np.isfinite(losses.astype(float))
-    if not finite.all():
+def check_finite(losses: np.ndarray, noun: str) -> None:
+    """Raise DataError if a loss is NaN or infinite. `noun`: how the error names what has losses, in
+    the plural."""
+    is_finite = np.isfinite(losses.astype(float))
+    if not is_finite.all():
         raise DataError(
-            f"{(~finite).sum()} of {finite.size} losses of {what} are not finite: weights hold "
-            "NaN, or the dtype overflows; check the weights, or pass dtype=fp32"
+            f"{(~is_finite).sum()} of {is_finite.size} losses of {noun} are not finite: weights "
+            "hold NaN, or the dtype overflows; check the weights, or pass dtype=fp32"
         )
 
 
@@ -582,11 +637,12 @@ def context_losses(
     controls: Controls | None = None,
     blocks: Sequence[Block] | None = None,
 ) -> pd.DataFrame:
-    """Return L_long and L_short of targets of `blocks` (default: every target that has a full long
-    window); no rows for a document without one.
+    """Return a table of L_long and L_short, a row for each target of `blocks` (default: every
+    target of the document that has a full long window).
 
-    L_long − L_short is the paper's quantity (LongPPL's LSD is its negative). With `controls` also
-    whether the target and the token before it recur (`bigram`), and both for the placebo.
+    L_long − L_short is the paper's quantity (LongPPL's LSD is its negative). With `controls` the
+    table also says whether the target and the token before it recur (`bigram`), and has both
+    columns for the placebo.
     """
     blocks = list(windows.blocks(document.tokens) if blocks is None else blocks)
     if not blocks:
@@ -615,26 +671,28 @@ def _long_hidden(scorer: Scorer, windows: Windows, blocks: list[Block]) -> Tenso
     contexts = [Context(block) for block in blocks[len(from_start) :]]
     hidden_TD: list[Tensor] = []
     if from_start:
-        last = from_start[-1]
-        if all(_begins(block, last) for block in from_start):
+        last_block = from_start[-1]
+        if all(_begins(block, last_block) for block in from_start):
             # The document's own distant text: one pass over the document predicts all targets.
-            last_TD = scorer.states(last.tokens[:-1]).hidden_BFD
-            assert last_TD is not None
+            hidden_BFD = scorer.states(last_block.tokens[:-1]).hidden_BFD
+            assert hidden_BFD is not None
             for block in from_start:
                 end = block.num_before + block.num_targets - 1
-                hidden_TD.append(last_TD[0, end - block.num_targets : end])
+                hidden_TD.append(hidden_BFD[0, end - block.num_targets : end])
         else:
             # An unrelated distant text: one pass over it, then the local windows of all blocks.
-            states = scorer.states(last.tokens[: last.num_prefix + last.num_distant])
-            shared = [
+            num_seen = last_block.num_prefix + last_block.num_distant
+            states = scorer.states(last_block.tokens[:num_seen])
+            contexts_of_text = [
                 Context(block, states.first(block.num_prefix + block.num_distant))
                 for block in from_start
             ]
-            contexts = shared + contexts
+            contexts = contexts_of_text + contexts
     return torch.cat(hidden_TD + scorer.hidden([context.long_row() for context in contexts]))
 
 
 def _begins(block: Block, longer: Block) -> bool:
+    """Return whether the tokens of a block are the beginning of those of a longer one."""
     return np.array_equal(block.tokens, longer.tokens[: len(block.tokens)])
 
 
@@ -642,7 +700,8 @@ def bigrams(block: Block) -> np.ndarray:
     """Return for each target, from the text alone, whether its token and the one before it occur
     together among the distant tokens, and nowhere in the local window."""
     tokens = block.tokens.astype(np.int64)
-    pairs = (tokens[:-1] << 32) + tokens[1:]  # pairs[i]: the tokens at places i and i + 1
+    # Each pair as one number: pairs[i] holds the tokens at places i and i + 1.
+    pairs = (tokens[:-1] << 32) + tokens[1:]
     first_distant = block.num_prefix
     first_local = first_distant + block.num_distant
     distant = set(pairs[first_distant : first_local - 1])

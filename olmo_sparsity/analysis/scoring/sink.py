@@ -1,4 +1,4 @@
-"""The sink check: whether a model needs a first token that every window shares.
+"""Run the sink check: find out whether a model needs a first token that every window shares.
 
 Many models send unused attention to the first token of a text. If no prefix stands before each
 window, the first token of the local window takes that place, until a distant token is added before
@@ -22,10 +22,17 @@ NUM_TRIED = 6
 """Distant tokens that are tried, of as many documents if there are. With SmolLM2 the check takes
 2,000 token-forwards."""
 
-LONG = 96  # tokens of the long window, at most
-SHORT = 32  # tokens of the local window, at most
-TARGETS = 16  # tokens after the local window, at most
-LEAST = 16  # tokens of a document
+LONG = 96
+"""Tokens of the long window, at most."""
+
+SHORT = 32
+"""Tokens of the local window, at most."""
+
+NUM_TARGETS = 16
+"""Targets after the local window, at most."""
+
+MIN_TOKENS = 16
+"""Tokens that a document needs to be tried."""
 
 HARM_NATS = 0.15
 """From this rise of the mean loss by a distant token drawn at random a prefix is recommended, if
@@ -36,8 +43,9 @@ one removes it. SmolLM2: 0.24 to 0.31 nats without a prefix, 0 with a line break
 def sink_check(
     scorer: Scorer, documents: Sequence[Document], prefix: Sequence[int], dummy: Sequence[int]
 ) -> dict[str, Any]:
-    """Return by how many nats a distant token drawn at random raises the mean loss of the tokens
-    after the local window: as measured, and with the tokens `dummy` before every window."""
+    """Return whether the model needs a prefix, and why: by how many nats a distant token drawn at
+    random raises the mean loss of the targets. `harm`: with the prefix of the measurement;
+    `harm_with_prefix`: with the tokens `dummy`, such as a line break, before that prefix."""
     harm = _harm_of_random_token(scorer, documents, tuple(prefix))
     harm_with_dummy = _harm_of_random_token(scorer, documents, (*dummy, *prefix))
     needs_prefix = harm - harm_with_dummy > HARM_NATS
@@ -50,20 +58,25 @@ def _harm_of_random_token(
     """Return by how many nats a distant token drawn at random raises the mean loss, with a prefix
     before every window; 0 if no document is long enough."""
     rows = []
-    tried = [document for document in documents if len(document.tokens) >= LEAST][:NUM_TRIED]
-    for document in tried:
+    long_enough = [document for document in documents if len(document.tokens) >= MIN_TOKENS]
+    documents_to_try = long_enough[:NUM_TRIED]
+    for document in documents_to_try:
         length = len(document.tokens)
-        num_targets = min(TARGETS, length // 4)
+        num_targets = min(NUM_TARGETS, length // 4)
         short = min(SHORT, length // 4)
         # The document's end, where the local window does not hold its beginning.
         start = length - num_targets
         windows = Windows(min(LONG, start), short, num_targets, prefix)
         context = scorer.context(windows.block(document.tokens, start, length))
         generator = stream(0, "sink", document.number)
-        for place in generator.integers(windows.num_distant, size=NUM_TRIED // len(tried)):
+        for place in generator.integers(
+            windows.num_distant, size=NUM_TRIED // len(documents_to_try)
+        ):
             rows += [context.set_row(NOTHING), context.set_row(np.array([place]))]
     if not rows:
         return 0.0
     losses = np.array([loss_W.mean() for loss_W in scorer.losses(rows)])
-    # Rows without the token and with it take turns.
-    return float((losses[1::2] - losses[0::2]).mean())
+    # Rows alternate: without the token, with it.
+    loss_without = losses[0::2]
+    loss_with = losses[1::2]
+    return float((loss_with - loss_without).mean())

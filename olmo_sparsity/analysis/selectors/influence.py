@@ -1,8 +1,15 @@
 """Rank distant units by how much they matter to a target: Eq. (20) and alternative selectors.
 
 Every selector has one signature, `(scorer, question) → Choice`, and runs its own forwards, so that
-costs can be compared. We interpret Eq. (20) as `add_one` over single tokens: the influence of a
-distant unit is the loss reduction of the target when it alone is added to the local window.
+costs can be compared. `SELECTORS` lists them by name. We interpret Eq. (20) as `add_one` over
+single tokens: the influence of a distant unit u on a target is the loss reduction when u alone is
+added to the local window,
+
+    I(u) = L_short − L({u})
+
+and the k influential units are those of largest I. The others approximate this with fewer forwards
+(`add_one_screened`, `add_one_nested`, `halving`), look for units that help only together (`pairs`),
+read the inside of the model (`gradient`, `attention`), or are controls (`nearest`, `random`).
 
 Dimension key: T chosen targets, F distant places, U distant units, K ranks, W targets of a block.
 """
@@ -32,16 +39,23 @@ from olmo_sparsity.text.windows import NOTHING, Spans, Units
 
 @dataclass(frozen=True)
 class Question:
-    """The targets and candidates that a selector ranks."""
+    """What a selector is asked: to rank the distant units of a context for several targets."""
 
-    context: Context  # its distant tokens are the candidates
+    context: Context
     units: Units
-    spans: Spans  # the targets, as indices into the block
+    """The candidates, as runs of the context's distant tokens."""
+
+    spans: Spans
+    """The targets, as indices into the block: from the first token to one past the last."""
+
     k: int
-    generator: np.random.Generator  # for random selectors
+    """How many units to choose for each target."""
+
+    generator: np.random.Generator
+    """The source of random numbers, for random selectors."""
 
     def total(self, score_UW: np.ndarray) -> np.ndarray:
-        """score_TU: sums over the tokens of each target."""
+        """Return score_TU: scores of single tokens, summed over the tokens of each target."""
         return np.stack([score_UW[:, first:end].sum(1) for first, end in self.spans])
 
 
@@ -49,14 +63,19 @@ class Question:
 class Choice:
     """The units that a selector chose for each target."""
 
-    unit_TK: np.ndarray  # the chosen units, the most influential first
-    influence_TK: np.ndarray  # their scores by the selector
-    score_TU: np.ndarray  # of all units; 0 for units that the selector did not evaluate
+    unit_TK: np.ndarray
+    """The chosen units, the most influential first."""
+
+    influence_TK: np.ndarray
+    """The scores of the chosen units by the selector."""
+
+    score_TU: np.ndarray
+    """The scores of all units; 0 for units that the selector did not evaluate."""
 
 
 @dataclass(frozen=True)
 class Selector:
-    """A rule that ranks units, and what a caller must know of it.
+    """A rule that ranks units, and what a caller must know about it.
 
     def longest(scorer: Scorer, question: Question) -> Choice:
         sizes_U = (question.units.end - question.units.first).astype(float)
@@ -67,17 +86,21 @@ class Selector:
 
     call: Callable[[Scorer, Question], Choice]
     evaluates_every_unit: bool = False
-    """Whether its score of a unit is a difference of losses, for each unit."""
+    """Whether it evaluates each unit alone, so that all its scores are differences of losses."""
 
-    draws: int = 1  # how often a random rule is drawn
-    reads_states: bool = False  # whether it needs more of the model than losses
+    draws: int = 1
+    """How often a random rule is drawn."""
+
+    reads_states: bool = False
+    """Whether it needs more of the model than losses."""
 
     def __call__(self, scorer: Scorer, question: Question) -> Choice:
         return self.call(scorer, question)
 
 
 def find_selector(name: str, interpretation: Interpretation | None = None) -> Selector:
-    """Return a rule by its name. With an `interpretation`, reject a rule that it cannot serve."""
+    """Return a selector by its name; ConfigError if there is none. `interpretation`: of the distant
+    states; a selector that needs states is rejected where distant text is replaced."""
     replaces = interpretation is not None and interpretation.replaces
     if replaces and find_selector(name).reads_states:
         allowed = [other for other, rule in SELECTORS.items() if not rule.reads_states]
@@ -103,14 +126,12 @@ def find_selector(name: str, interpretation: Interpretation | None = None) -> Se
 
 @with_model_in_use
 def influence_map(scorer: Scorer, context: Context, units: Units) -> np.ndarray:
-    """Return I_UW in nats: L_short − L_set(unit) of every distant unit on every target of the
-    block.
-
-    One forward of [distant unit + local window + block] serves all W targets.
-    """
-    alone = [context.set_row(units.places(unit)) for unit in range(len(units))]
+    """Return I_UW in nats: the influence L_short − L({u}) of every distant unit u on every target
+    of the block."""
+    # One row of a distant unit, the local window and the block serves all W targets.
+    rows = [context.set_row(units.places(unit)) for unit in range(len(units))]
     (short_W,) = scorer.losses([context.set_row(NOTHING)])
-    return short_W[None] - np.stack(scorer.losses(alone))
+    return short_W[None] - np.stack(scorer.losses(rows))
 
 
 def add_one(scorer: Scorer, question: Question) -> Choice:
@@ -122,23 +143,24 @@ def add_one(scorer: Scorer, question: Question) -> Choice:
 def add_one_screened(scorer: Scorer, question: Question) -> Choice:
     """Run add_one on the max(16, 2k) candidates that a gradient ranks highest.
 
-    One forward and backward of the local window with all distant tokens, each nearly masked: its
-    column of attention scores has a log-gate of ln 0.1. The gradient of the loss with respect to
-    the gate predicts the effect of opening it.
+    The gradient takes one forward and backward pass of the local window with all distant tokens.
+    Each of these is nearly masked: its column of attention scores has a log-gate of ln 0.1. The
+    gradient of the loss with respect to the gate predicts the effect of opening it.
     """
-    return _exact(scorer, question, list(_screened(scorer, question)))
+    return _add_one_of_candidates(scorer, question, list(_screened_units(scorer, question)))
 
 
-def _screened(scorer: Scorer, question: Question) -> np.ndarray:
-    """Return the candidates of each target that a gradient ranks highest."""
+def _screened_units(scorer: Scorer, question: Question) -> np.ndarray:
+    """Return the units that a gradient ranks highest for each target."""
     gate_TU = question.units.total(gate_gradients(scorer, question.context, question.spans))
     return best_of(gate_TU, min(len(question.units), max(16, 2 * question.k))).unit_TK
 
 
-GROUPS = (256, 32, 4)
+GROUP_SIZES = (256, 32, 4)
 """How many neighbouring units `add_one_nested` evaluates as one, from step to step."""
 
-NUM_OPENED = 20  # how many of the best groups it opens, at least
+NUM_OPENED = 20
+"""How many of the best groups `add_one_nested` opens in a step, at least."""
 
 
 def add_one_nested(scorer: Scorer, question: Question) -> Choice:
@@ -151,51 +173,67 @@ def add_one_nested(scorer: Scorer, question: Question) -> Choice:
     units = question.units
     num_opened = max(NUM_OPENED, 2 * question.k)
     candidates = [np.arange(len(units))] * len(question.spans)  # of each target
-    for size in GROUPS:
+    for size in GROUP_SIZES:
         if size * num_opened >= len(units):
             continue  # no group would be dropped
-        # The groups of each target, by their first units, and the distant places of each group.
-        groups = [np.unique(target_units // size) * size for target_units in candidates]
-        sets = []
-        for firsts in groups:
-            ends = np.minimum(firsts + size, len(units))
-            bounds = zip(firsts.tolist(), ends.tolist(), strict=True)
-            sets.append([units.run(first, end) for first, end in bounds])
-        falls = loss_reductions(scorer, question, sets)
-        candidates = []
-        for firsts, fall in zip(groups, falls, strict=True):
-            best = firsts[np.argsort(-fall, kind="stable")[:num_opened]]
-            opened = (np.sort(best)[:, None] + np.arange(size)).ravel()
-            candidates.append(opened[opened < len(units)])
+        candidates = _units_of_best_groups(scorer, question, candidates, size, num_opened)
     if len(candidates[0]) < len(units):
-        # A gradient may find a unit whose group the loss hides.
-        screened = _screened(scorer, question)
+        # A gradient may find a unit whose effect is hidden by the rest of its group.
+        screened = _screened_units(scorer, question)
         candidates = [
             np.union1d(nested, gradient_best)
             for nested, gradient_best in zip(candidates, screened, strict=True)
         ]
-    return _exact(scorer, question, candidates)
+    return _add_one_of_candidates(scorer, question, candidates)
 
 
-GROUP = 64
-"""Tokens of the first groups of `halving`; twice as many from `MANY` distant tokens on."""
+def _units_of_best_groups(
+    scorer: Scorer,
+    question: Question,
+    candidates: Sequence[np.ndarray],
+    size: int,
+    num_opened: int,
+) -> list[np.ndarray]:
+    """Return the units of each target's best groups. Groups are runs of `size` units that hold a
+    candidate; the `num_opened` whose addition lowers the loss most are the best."""
+    units = question.units
+    # The first units of the groups of each target, and the distant places of each group.
+    groups = [np.unique(target_units // size) * size for target_units in candidates]
+    sets = []
+    for firsts in groups:
+        ends = np.minimum(firsts + size, len(units))
+        bounds = zip(firsts.tolist(), ends.tolist(), strict=True)
+        sets.append([units.run(first, end) for first, end in bounds])
+    falls = loss_reductions(scorer, question, sets)
 
-MANY = 1024
+    units_of_targets = []
+    for firsts, fall in zip(groups, falls, strict=True):
+        best_firsts = np.sort(firsts[np.argsort(-fall, kind="stable")[:num_opened]])
+        opened_units = (best_firsts[:, None] + np.arange(size)).ravel()
+        units_of_targets.append(opened_units[opened_units < len(units)])
+    return units_of_targets
+
+
+GROUP_TOKENS = 64
+"""Tokens of the first groups of `halving`; twice as many if there are more than `MANY_TOKENS`
+distant tokens."""
+
+MANY_TOKENS = 1024
 
 NUM_HALVED = 4
-"""How many of the best groups `halving` halves."""
+"""How many of the best groups `halving` halves in a step."""
 
 
 def first_groups(units: Units, num_distant: int) -> list[tuple[int, int]]:
-    """Cut the units into groups of about as many tokens, each from its first unit to one past its
-    last."""
-    num_tokens = GROUP if num_distant <= MANY else 2 * GROUP
+    """Cut the units into groups of about `GROUP_TOKENS` tokens. Return the first unit of each and
+    one past its last."""
+    num_tokens = GROUP_TOKENS if num_distant <= MANY_TOKENS else 2 * GROUP_TOKENS
     size = max(1, num_tokens * len(units) // num_distant)
     return [(first, min(first + size, len(units))) for first in range(0, len(units), size)]
 
 
 def halves_of(groups: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return both halves of each group of two units or more, in order."""
+    """Return both halves of each group, in order. A group of one unit has none."""
     halves = []
     for first, end in sorted(groups):
         if end - first > 1:
@@ -206,8 +244,11 @@ def halves_of(groups: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def halving(scorer: Scorer, question: Question) -> Choice:
     """Run add_one from coarse to fine by losses alone: on groups of 64 or 128 tokens, then on both
-    halves of the best 4, and so on to single units. A unit that was not evaluated alone ranks
-    behind those that were, by its share of the smallest group around it."""
+    halves of the best 4 groups, and so on to single units.
+
+    A unit that was not evaluated alone ranks behind those that were. Its score is its share of the
+    loss reduction by the smallest group around it.
+    """
     units = question.units
     num_targets = len(question.spans)
     all_groups = first_groups(units, question.context.block.num_distant)
@@ -231,15 +272,16 @@ def halving(scorer: Scorer, question: Question) -> Choice:
 
 
 NUM_FIRST = 9
-"""How many units `pairs` opens one by one, at least."""
+"""How many units `pairs` opens at first, one by one, at least."""
 
 NUM_AGAIN = 2
-"""How many it opens after these."""
+"""How many units `pairs` opens afterwards, among those of the best pairs."""
 
 NUM_PARTNERS = 4
-"""How many partners it tries for each."""
+"""How many partners `pairs` tries for each opened unit."""
 
-WEIGHT_OF_ALL = 16  # as many open distant tokens the nearly masked ones weigh together, at most
+WEIGHT_OF_CLOSED = 16
+"""All nearly masked distant tokens together weigh as much as so many open ones, at most."""
 
 
 def pairs(scorer: Scorer, question: Question) -> Choice:
@@ -250,7 +292,7 @@ def pairs(scorer: Scorer, question: Question) -> Choice:
     of thousands does by chance.
 
     1. Gates as in add_one_screened rank all units. They are closed further the more distant tokens
-       there are, so that all together weigh little. The first max(9, k) units are opened.
+       there are, so that all of them together weigh little. The first max(9, k) units are opened.
     2. With one unit opened, the gates of all others are evaluated again. The 4 of largest gradient
        are its partners, and these pairs are evaluated.
     3. The first 2 units of the best pairs that were not opened yet are opened, too: one of two
@@ -262,35 +304,39 @@ def pairs(scorer: Scorer, question: Question) -> Choice:
     spans = question.spans
     if len(units) == 1:
         return add_one(scorer, question)
-    gate = min(GATE, WEIGHT_OF_ALL / question.context.block.num_distant)
+    gate = min(GATE, WEIGHT_OF_CLOSED / question.context.block.num_distant)
     gate_TU = units.total(gate_gradients(scorer, question.context, spans, gate))
     falls: list[dict[tuple[int, int], float]] = [{} for _ in spans]
     first = best_of(gate_TU, max(NUM_FIRST, question.k)).unit_TK.tolist()
     _try_partners(scorer, question, first, falls, gate)
-    again = [
-        [unit for unit in _of_best_pairs(fall) if unit not in opened][:NUM_AGAIN]
-        for fall, opened in zip(falls, first, strict=True)
-    ]
+    again = []
+    for fall, opened in zip(falls, first, strict=True):
+        not_opened = [unit for unit in _units_by_best_pair(fall) if unit not in opened]
+        again.append(not_opened[:NUM_AGAIN])
     _try_partners(scorer, question, again, falls, gate)
+
     chosen = []
     score_TU = np.zeros((len(spans), len(units)))
     for span, score_U, fall in zip(spans, score_TU, falls, strict=True):
-        # Both units of a pair have one score: the one that does more alone is the first.
-        tried = _of_best_pairs(fall)[: question.k + 1]
         # The best pair is written last, so that a unit keeps the score of its best pair.
         for pair, nats in sorted(fall.items(), key=lambda item: item[1]):
             score_U[list(pair)] = nats / 2
-        of_target = replace(question, spans=[span])
-        (alone,) = loss_reductions(scorer, of_target, [[units.places(unit) for unit in tried]])
-        rank = dict(zip(tried, (-alone).tolist(), strict=True))
-        chosen.append(sorted(tried, key=lambda unit: (-score_U[unit], rank[unit]))[: question.k])
+        # Both units of a pair have one score, so the one that does more alone ranks first.
+        tried = _units_by_best_pair(fall)[: question.k + 1]
+        question_of_target = replace(question, spans=[span])
+        sets = [units.places(unit) for unit in tried]
+        (alone,) = loss_reductions(scorer, question_of_target, [sets])
+        fall_alone = dict(zip(tried, alone.tolist(), strict=True))
+        ranked = sorted(tried, key=lambda unit: (-score_U[unit], -fall_alone[unit]))
+        chosen.append(ranked[: question.k])
     return scored(np.array(chosen), score_TU)
 
 
-def _of_best_pairs(falls: dict[tuple[int, int], float]) -> list[int]:
-    """Return the units of all pairs, each once, those of the best pair first."""
-    ordered = sorted(falls, key=lambda pair: -falls[pair])
-    return list(dict.fromkeys(chain(*ordered)))
+def _units_by_best_pair(falls: dict[tuple[int, int], float]) -> list[int]:
+    """Return the units of all pairs, each once, those of the best pair first. `falls`: pair → loss
+    reduction."""
+    pairs_by_fall = sorted(falls, key=lambda pair: -falls[pair])
+    return list(dict.fromkeys(chain(*pairs_by_fall)))
 
 
 def _try_partners(
@@ -300,8 +346,9 @@ def _try_partners(
     falls: list[dict[tuple[int, int], float]],
     gate: float,
 ) -> None:
-    """Open each of a target's units, and add to its `falls` how far the loss falls with one and a
-    partner."""
+    """Open units one by one, and evaluate the pair of each with its best partners. `opened`: units
+    for each target. `falls`: pair → loss reduction for each target, to which the new pairs are
+    added."""
     units = question.units
     # One row of gates for each opened unit of each target.
     row_units: list[int] = []
@@ -322,14 +369,16 @@ def _try_partners(
             for partner in next(partners_of_rows):
                 new_pairs.add((min(unit, partner), max(unit, partner)))
         untried = sorted(new_pairs - fall.keys())
-        of_target = replace(question, spans=[span])
+        question_of_target = replace(question, spans=[span])
         sets = [units.places(*pair) for pair in untried]
-        (nats,) = loss_reductions(scorer, of_target, [sets])
+        (nats,) = loss_reductions(scorer, question_of_target, [sets])
         fall.update(zip(untried, nats.tolist(), strict=True))
 
 
-def _exact(scorer: Scorer, question: Question, candidates: Sequence[np.ndarray]) -> Choice:
-    """Run add_one on the candidates of each target, which are at least k."""
+def _add_one_of_candidates(
+    scorer: Scorer, question: Question, candidates: Sequence[np.ndarray]
+) -> Choice:
+    """Run add_one on the candidates of each target, of which there must be at least k."""
     sets = [[question.units.places(unit) for unit in units.tolist()] for units in candidates]
     chosen = []
     score_TU = np.zeros((len(candidates), len(question.units)))
@@ -343,7 +392,8 @@ def _exact(scorer: Scorer, question: Question, candidates: Sequence[np.ndarray])
 def loss_reductions(
     scorer: Scorer, question: Question, sets: Sequence[Sequence[np.ndarray]]
 ) -> list[np.ndarray]:
-    """Return the loss reduction of each target by each of its sets of distant places."""
+    """Return by how many nats the loss of each target falls when each of its sets of distant places
+    is added to the local window. `sets`: a list of sets for each target."""
     context = question.context
     rows = []
     for span, target_sets in zip(question.spans, sets, strict=True):
@@ -355,15 +405,16 @@ def loss_reductions(
 
 
 def falls_of_sets(scorer: Scorer, question: Question, kept_AU: np.ndarray) -> np.ndarray:
-    """Return fall_TA: how far the loss of each target falls when each set of units is added."""
+    """Return fall_TA: by how many nats the loss of each target falls when each set of units is
+    added. `kept_AU`: whether a set holds a unit."""
     units = question.units
     sets = [units.places(*np.flatnonzero(kept_U).tolist()) for kept_U in kept_AU]
     return np.stack(loss_reductions(scorer, question, [sets] * len(question.spans)))
 
 
 def gradient(scorer: Scorer, question: Question) -> Choice:
-    """Choose by gradient × input on the long window: the first-order rise in loss without the
-    embeddings of a unit."""
+    """Choose by gradient × input on the long window: to first order, the rise of the loss without
+    the embeddings of a unit."""
     saliency_TF = embedding_saliency(scorer, question.context, question.spans, loss)
     return best_of(question.units.total(saliency_TF), question.k)
 
@@ -382,8 +433,9 @@ def nearest(scorer: Scorer, question: Question) -> Choice:
 
 
 def random(scorer: Scorer, question: Question) -> Choice:
-    """Choose random distant units, as a control. The draw of a target does not depend on the other
-    targets."""
+    """Choose random distant units, as a control."""
+    # Numbers are drawn for all targets of the block, also those that are not asked for, so that the
+    # draw of one does not depend on which others are.
     shape = (question.context.block.num_targets, len(question.units))
     firsts = [first for first, _ in question.spans]
     return best_of(question.generator.random(shape)[firsts], question.k)
@@ -403,10 +455,10 @@ SELECTORS: dict[str, Selector] = {
 
 
 def best_of(influence_TU: np.ndarray, k: int) -> Choice:
-    """Choose the k largest of each row; ties in order of place."""
+    """Choose the k units with the largest scores for each target. Ties are in order of place."""
     return scored(np.argsort(-influence_TU, axis=1, kind="stable")[:, :k], influence_TU)
 
 
 def scored(unit_TK: np.ndarray, score_TU: np.ndarray) -> Choice:
-    """Return the choice of these units, with their scores."""
+    """Return a `Choice` of these units, with their scores."""
     return Choice(unit_TK, np.take_along_axis(score_TU, unit_TK, axis=1), score_TU)

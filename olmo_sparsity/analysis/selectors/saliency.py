@@ -1,4 +1,12 @@
-"""Read how much a prediction uses distant places from inside the model: gradients and attention.
+"""Read from inside the model how much a prediction uses distant places: by gradients and attention.
+
+    head_attention       attention weights of each head
+    embedding_saliency   gradient × embedding of the distant tokens, on the long window
+    gate_gradients       gradient of gates that nearly mask each distant place; `add_one_screened`
+                         ranks candidates by it
+
+Each takes a context and targets, and returns an array of targets × distant places. They take far
+fewer forwards than `add_one`, which needs one for each distant unit.
 
 Dimension key: B rows, L tokens of a row, D width, T targets, F distant places, H heads of all
 layers, K keys.
@@ -24,8 +32,8 @@ from olmo_sparsity.text.windows import NOTHING, Spans
 
 
 def head_attention(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray:
-    """Return attention_THF: of each head, from the places that predict the target to the distant
-    places."""
+    """Return attention_THF: the attention of each head from the places that predict the target to
+    the distant places, summed over the tokens of the target."""
     block = context.block
     states = context.states
     if states is None:
@@ -46,7 +54,7 @@ def head_attention(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray
 
 
 Objective = Callable[[Tensor, Tensor], Tensor]
-"""logits_NV and labels_N of targets → a sum over them, the smaller the better."""
+"""A function of logits_NV and labels_N that returns a sum over the N targets; smaller is better."""
 
 
 def loss(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
@@ -54,16 +62,16 @@ def loss(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(logits_NV, labels_N, reduction="sum")
 
 
-def _of_targets(
+def _sum_objective(
     scorer: Scorer, hidden_BLD: Tensor, context: Context, spans: Spans, objective: Objective
 ) -> Tensor:
-    """Return the sum over rows of the objective of the row's target. All rows end with the input
-    before the last target of the spans."""
-    last = max(end for _, end in spans)
+    """Return the objective, summed over rows. Row i of `hidden_BLD` is evaluated at the target
+    `spans[i]`. All rows end with the input that predicts the last token of all targets."""
+    last_end = max(end for _, end in spans)
     rows = np.repeat(np.arange(len(spans)), [end - first for first, end in spans])
     targets = np.concatenate([np.arange(first, end) for first, end in spans])
-    # Counted from the end: the last place of a row predicts the target before `last`.
-    places = targets - last
+    # Counted from the end: the last place of a row, −1, predicts the target `last_end` − 1.
+    places = targets - last_end
     rows_N, places_N, labels_N = to_device(
         (rows, places, context.block.targets_W[targets]), hidden_BLD.device
     )
@@ -75,13 +83,14 @@ def embedding_saliency(
     scorer: Scorer, context: Context, spans: Spans, objective: Objective
 ) -> np.ndarray:
     """Return saliency_TF: −gradient · embedding of the distant tokens, with the long window."""
-    of_batch = partial(_saliency_batch, scorer, context, objective)
-    return np.concatenate(scorer.in_batches(spans, len(context.block.tokens), of_batch))
+    saliency_of_batch = partial(_saliency_of_batch, scorer, context, objective)
+    return np.concatenate(scorer.in_batches(spans, len(context.block.tokens), saliency_of_batch))
 
 
 @contextmanager
 def _frozen(model: Any) -> Iterator[None]:
-    """Inside, no weight needs a gradient: for that, layers would keep all their inputs."""
+    """Switch the gradients of all weights off, and on again at the end. With them, layers would
+    keep all their inputs for the backward pass."""
     trainable = [weight for weight in model.parameters() if weight.requires_grad]
     try:
         for weight in trainable:
@@ -92,30 +101,32 @@ def _frozen(model: Any) -> Iterator[None]:
             weight.requires_grad_()
 
 
-def _saliency_batch(
+def _saliency_of_batch(
     scorer: Scorer, context: Context, objective: Objective, spans: Spans
 ) -> np.ndarray:
     """Return saliency_TF of a batch of targets, each in a row of its own."""
     model: Any = scorer.model
     row = context.dense_row(max(end for _, end in spans))
     tokens_BL, positions_BL = as_tensors([row] * len(spans), scorer.device)
-    num_passes = 3 + model.recomputes(tokens_BL.numel())  # a backward pass costs two forwards
+    # A forward, and a backward that costs two; one more if the model recomputes its activations.
+    num_passes = 3 + model.recomputes(tokens_BL.numel())
     scorer.token_forwards += num_passes * tokens_BL.numel()
-    kept: list[Tensor] = []
+    embeddings: list[Tensor] = []
 
-    def keep(module: Any, inputs: Any, output: Tensor) -> Tensor:
-        kept.append(output.detach().requires_grad_())
-        return kept[0]
+    def keep_embedding(module: Any, inputs: Any, output: Tensor) -> Tensor:
+        embeddings.append(output.detach().requires_grad_())
+        return embeddings[0]
 
-    hook = model.embedding.register_forward_hook(in_this_thread(keep))
+    hook = model.embedding.register_forward_hook(in_this_thread(keep_embedding))
     try:
         with _frozen(model), torch.enable_grad(), fast_kernels(scorer.device):
             hidden_BLD = model.hidden(tokens_BL, positions_BL)
-            total = _of_targets(scorer, hidden_BLD, context, spans, objective)
-            (gradient_BLD,) = torch.autograd.grad(total, kept)
+            total = _sum_objective(scorer, hidden_BLD, context, spans, objective)
+            (gradient_BLD,) = torch.autograd.grad(total, embeddings)
     finally:
         hook.remove()
-    saliency_BL = -(gradient_BLD * kept[0]).sum(-1)
+    # First-order rise of the loss if an embedding were 0: −gradient · embedding.
+    saliency_BL = -(gradient_BLD * embeddings[0]).sum(-1)
     first = context.block.num_prefix
     return saliency_BL[:, first : first + context.block.num_distant].detach().float().cpu().numpy()
 
@@ -123,13 +134,14 @@ def _saliency_batch(
 GATE = 0.1
 """How far the gate of a distant place is open: its factor of exp(attention score)."""
 
-SCORES = 2**13
+SCORES_PER_TOKEN = 2**13
 """How many attention scores of key-value heads, kept for the backward pass of the gates, count as
-one token. With the copies of keys and values that are kept, too, a batch on a CPU takes 2 GiB at
-most, if its context has up to 8,192 tokens and the model is as large as SmolLM2-135M."""
+one token of a batch. With the copies of keys and values that are kept, too, a batch on a CPU takes
+2 GiB at most, if its context has up to 8,192 tokens and the model is as large as SmolLM2-135M."""
 
 MANY_SCORES = 2**24
-"""From here on it takes less time to return their memory than to compute them, by far."""
+"""With so many scores, returning their memory to the system takes far less time than computing
+them."""
 
 
 def gate_gradients(
@@ -139,28 +151,33 @@ def gate_gradients(
     gate: float = GATE,
     opened: Sequence[np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Return gradient_TF of gates that nearly mask the distant places. `opened`: places for each
-    target with open gates. Only the window's places are computed, and attend to distant states, so
-    that there are S × F scores instead of all pairs."""
+    """Return gradient_TF: how much the loss of a target would fall, to first order, if the gate of
+    a distant place were opened.
+
+    A gate multiplies exp(attention score) of a distant place, in all layers and heads. All gates
+    are nearly closed (`gate`), except those of the places `opened` of each target. Only the places
+    of the local window are computed; they attend to the states of the distant places. So there are
+    scores of window × context, not of all pairs of tokens.
+    """
     block = context.block
     states = context.states
     if states is None:
         states = _states_alone(scorer, context)
     num_keys = states.num_places + len(block.local())
     num_scores = len(block.local()) * num_keys * states.num_heads * len(states.layers)
-    num_tokens = max(1, num_scores // SCORES)
+    num_tokens = max(1, num_scores // SCORES_PER_TOKEN)
     pairs = list(zip(spans, opened or [NOTHING] * len(spans), strict=True))
-    of_batch = partial(_gate_batch, scorer, context, states, gate)
-    gradient_TF = np.concatenate(scorer.in_batches(pairs, num_tokens, of_batch))
+    gradients_of_batch = partial(_gate_gradients_of_batch, scorer, context, states, gate)
+    gradient_TF = np.concatenate(scorer.in_batches(pairs, num_tokens, gradients_of_batch))
     if num_scores > MANY_SCORES and scorer.device.type == "cpu":
-        # Each document has another length, so the freed memory fits no later request.
+        # Each document has another length, so that the freed memory would fit no later request.
         release_freed_memory()
     return gradient_TF
 
 
 def _states_alone(scorer: Scorer, context: Context) -> DistantStates:
-    """Return states of the prefix, and of each distant token as if it followed the prefix
-    directly."""
+    """Return the states of the prefix, and those of each distant token alone: after the prefix,
+    without the distant tokens before it."""
     block = context.block
     rows = [
         Row(context, block.earlier(np.array([distant])), 0) for distant in range(block.num_distant)
@@ -175,14 +192,15 @@ def _states_alone(scorer: Scorer, context: Context) -> DistantStates:
     return DistantStates.behind_prefix(batches, block.num_prefix)
 
 
-def _gate_batch(
+def _gate_gradients_of_batch(
     scorer: Scorer,
     context: Context,
     states: DistantStates,
     gate: float,
     pairs: Sequence[tuple[tuple[int, int], np.ndarray]],
 ) -> np.ndarray:
-    """Return gradient_TF of a batch of targets and the places whose gates are open for each."""
+    """Return gradient_TF of a batch. `pairs`: targets, each with the places whose gates are
+    open."""
     block = context.block
     device = scorer.device
     spans = [span for span, _ in pairs]
@@ -196,6 +214,7 @@ def _gate_batch(
     kernels = fast_kernels(device, differentiate_bias=True)
     with _frozen(scorer.model), torch.enable_grad(), kernels:
         shape = (len(spans), block.num_distant)
+        # In logarithms, as a bias that is added to attention scores: an open gate is 0.
         gate_BF = torch.full(shape, float(np.log(gate)), dtype=torch.float, device=device)
         (opened_N,) = to_device([np.concatenate(opened)], device)
         gate_BF.view(-1).index_fill_(0, opened_N, 0.0)
@@ -204,6 +223,6 @@ def _gate_batch(
         earlier_BK = torch.nn.functional.pad(gate_BF, (block.num_prefix, 0))
         distant = states.expand(len(spans), earlier_BK)
         hidden_BLD = scorer.model.hidden(tokens_BL, positions_BL, distant=distant)
-        total = _of_targets(scorer, hidden_BLD, context, spans, loss)
+        total = _sum_objective(scorer, hidden_BLD, context, spans, loss)
         (gradient_BF,) = torch.autograd.grad(total, gate_BF)
     return (-gradient_BF).float().cpu().numpy()

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from olmo_sparsity import estimate_cost, explain
-from olmo_sparsity.analysis.explain.explanation import Explanation, count, to_json
+from olmo_sparsity.analysis.explain.explanation import Explanation, to_json
 from olmo_sparsity.analysis.explain.prompt import unrelated_documents
+from olmo_sparsity.analysis.explain.request import count
 from olmo_sparsity.analysis.scoring.scorer import context_losses
 from olmo_sparsity.analysis.selectors.influence import SELECTORS
 from olmo_sparsity.base.errors import ConfigError, DataError
@@ -230,7 +231,6 @@ def test_the_command_reads_the_text_from_a_pipe(
         ("--text TEXT --unrelated embedded", "--unrelated requires --check"),
         ("--text BINARY", "BINARY is not text in UTF-8 from byte 1 on"),
         ("--prompt w1\udcff", "prompt: '\\udcff', its character 3, is half of a surrogate pair"),
-        ("--prompt w1 --target=", "the target is empty"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -400,6 +400,11 @@ def test_more_units_than_there_are_cost_no_more_and_are_marked(model: Any) -> No
 def test_an_empty_text_is_named(model: Any) -> None:
     with pytest.raises(ConfigError, match="text is empty"):
         explain(model, text="")
+
+
+def test_an_empty_target_is_named(model: Any) -> None:
+    with pytest.raises(DataError, match="the target is empty"):
+        explain(model, make_tokenizer(), prompt="w1 w2", target="")
 
 
 def test_a_text_of_one_unit_has_nothing_to_rank(model: Any) -> None:

@@ -51,12 +51,12 @@ def test_token_forwards_are_counted_exactly(model: Any, settings: Settings) -> N
     )
     for number in plan.measured:
         before = plan.scorer.token_forwards
-        plan.scorer._last = None
+        plan.scorer._known_text = None
         plan.losses(number)
         blocks = sampled_blocks(plan.documents[number], plan.settings)
         assert losses_forwards(plan, number, blocks) == plan.scorer.token_forwards - before
     counting, before = _counting(plan), plan.scorer.token_forwards
-    plan.scorer._last = None
+    plan.scorer._known_text = None
     plan.recovery(1, targets)
     counting.recovery(1, targets)
     assert counting.scorer.token_forwards == plan.scorer.token_forwards - before > 0
@@ -116,7 +116,9 @@ def test_the_estimate_is_near_what_is_spent(
     settings = replace(settings, **changed)
     plan, tried = (Plan.of(loaded(model), texts, settings) for _ in range(2))
     text = str(estimate(tried))
-    again = str(estimate_cost(measure, loaded(model), texts, **settings.given, prefix="none"))
+    again = str(
+        estimate_cost(measure, loaded(model), texts, **settings.changed_options, prefix="none")
+    )
     assert again.splitlines()[1:5] == text.splitlines()[1:5]
     assert "1 too short" in text
     (spent,) = re.findall(r"token-forwards +about ([\d.e+]+)", text)

@@ -27,12 +27,12 @@ from olmo_sparsity.analysis.measurement.targets import (
     fit_threshold,
     given_targets,
     largest_gaps,
-    of_document,
     parse_at,
     places_of,
     sampled_blocks,
     targets_by_text,
     targets_fingerprint,
+    targets_of_document,
 )
 from olmo_sparsity.analysis.options import MIN_GAP, Settings, parse_share
 from olmo_sparsity.analysis.results.statistics import half_of
@@ -156,7 +156,7 @@ def test_targets_are_those_of_their_document_and_all_are_evaluated(tmp_path: Pat
     rows = [(0, 6, "document", "gap", 8), (0, 6, "document", "bigram", 8)]
     rows += [(0, 4, "placebo", "gap", 5), (1, 9, "document", "gap", 10)]
     targets = pd.DataFrame(rows, columns=[*COLUMNS, "end"])
-    found = of_document(targets, Document(np.arange(20), 0))
+    found = targets_of_document(targets, Document(np.arange(20), 0))
     assert {part: spans.tolist() for part, spans in found.items()} == {
         "document": [[6, 8]], "placebo": [[4, 5]],
     }  # fmt: skip

@@ -379,7 +379,8 @@ def test_what_cannot_be_drawn_is_refused(results: Results, tmp_path: Path) -> No
 
 
 def test_recovery_and_removal_are_those_of_the_first_selector(results: Results) -> None:
-    from olmo_sparsity.analysis.report.figures import curves_of, draw_headline
+    from olmo_sparsity.analysis.report.curves import curves_of
+    from olmo_sparsity.analysis.report.figures import draw_headline
 
     figure = draw_headline(curves_of([results], ["a model"]))
     rows = results.summary.query("target_set == 'gap' and selector == 'add_one'")
@@ -392,7 +393,8 @@ def test_recovery_and_removal_are_those_of_the_first_selector(results: Results) 
 
 
 def test_a_single_k_shows_its_controls_as_markers_with_error_bars(results: Results) -> None:
-    from olmo_sparsity.analysis.report.figures import curves_of, draw_headline
+    from olmo_sparsity.analysis.report.curves import curves_of
+    from olmo_sparsity.analysis.report.figures import draw_headline
 
     single = replace(results, summary=results.summary.query("k == 1 and units == 'tokens'"))
     (curve,) = curves_of([single], ["a model"])
@@ -405,7 +407,8 @@ def test_a_single_k_shows_its_controls_as_markers_with_error_bars(results: Resul
 
 
 def test_a_figure_warns_of_few_documents_and_of_a_missing_placebo(results: Results) -> None:
-    from olmo_sparsity.analysis.report.figures import curves_of, draw_headline
+    from olmo_sparsity.analysis.report.curves import curves_of
+    from olmo_sparsity.analysis.report.figures import draw_headline
 
     def title_of(**changed: int) -> str:
         drawn = replace(results, summary=results.summary.assign(**changed))
@@ -421,7 +424,8 @@ def test_a_figure_warns_of_few_documents_and_of_a_missing_placebo(results: Resul
 
 def test_a_run_is_drawn_by_length_and_by_step_too(results: Results, tmp_path: Path) -> None:
     """By k: the longest windows at the last step. Equal places are curves of their own."""
-    from olmo_sparsity.analysis.report.figures import curves_of, draw_figure2, draw_headline
+    from olmo_sparsity.analysis.report.curves import curves_of
+    from olmo_sparsity.analysis.report.figures import draw_figure2, draw_headline
 
     def at(run: str, long: int, step: int, recovery: float) -> Results:
         model = {"name": f"runs/{run}/checkpoints/step{step}", "trained": {"step": step}}
@@ -446,7 +450,8 @@ def test_a_run_is_drawn_by_length_and_by_step_too(results: Results, tmp_path: Pa
 def test_shares_of_a_gap_that_is_nearly_zero_are_cut_and_no_gap_has_no_control(
     results: Results,
 ) -> None:
-    from olmo_sparsity.analysis.report.figures import curves_of, draw_headline
+    from olmo_sparsity.analysis.report.curves import curves_of
+    from olmo_sparsity.analysis.report.figures import draw_headline
 
     without_gap = results.summary.assign(recovery=np.nan, placebo_recovery=40.0)
     nearly_without = results.summary.assign(recovery=30.0)
@@ -458,7 +463,8 @@ def test_shares_of_a_gap_that_is_nearly_zero_are_cut_and_no_gap_has_no_control(
 
 
 def test_four_panels_fill_two_rows_and_each_has_a_letter(results: Results) -> None:
-    from olmo_sparsity.analysis.report.figures import curves_of, draw_headline
+    from olmo_sparsity.analysis.report.curves import curves_of
+    from olmo_sparsity.analysis.report.figures import draw_headline
 
     lengths = [
         replace(results, meta=replace(META, windows=META.windows | {"long": long}))
@@ -470,7 +476,8 @@ def test_four_panels_fill_two_rows_and_each_has_a_letter(results: Results) -> No
 
 def test_placebo_targets_are_drawn_beside_own_ones(results: Results) -> None:
     """Recovery at targets that an unrelated text seemed to help, by units of that text."""
-    from olmo_sparsity.analysis.report.figures import curves_of, draw_headline
+    from olmo_sparsity.analysis.report.curves import curves_of
+    from olmo_sparsity.analysis.report.figures import draw_headline
 
     (curve,) = curves_of([results], ["a model"])
     losses = results.losses.set_index(["document", "target"])
@@ -491,7 +498,8 @@ def test_placebo_targets_are_drawn_beside_own_ones(results: Results) -> None:
 def test_the_gap_is_drawn_by_length_and_lengths_beyond_the_trained_one_are_shaded(
     results: Results,
 ) -> None:
-    from olmo_sparsity.analysis.report.figures import curves_of, draw_headline
+    from olmo_sparsity.analysis.report.curves import curves_of
+    from olmo_sparsity.analysis.report.figures import draw_headline
 
     trained = {"step": 9, "length": 32, "positions": "pose"}
     every = [
@@ -516,7 +524,8 @@ def test_the_gap_is_drawn_by_length_and_lengths_beyond_the_trained_one_are_shade
 
 
 def test_the_colour_belongs_to_the_scheme_not_to_the_order(results: Results) -> None:
-    from olmo_sparsity.analysis.report.figures import Missing, colors_of, curves_of
+    from olmo_sparsity.analysis.report.curves import curves_of
+    from olmo_sparsity.analysis.report.figures import Missing, colors_of
 
     def of(positions: str) -> Results:
         model = {"name": f"runs/{positions}", "trained": {"positions": positions}}
@@ -533,7 +542,8 @@ def test_the_colour_belongs_to_the_scheme_not_to_the_order(results: Results) -> 
 def test_measurements_that_differ_in_more_than_length_are_curves_of_their_own(
     results: Results, tmp_path: Path
 ) -> None:
-    from olmo_sparsity.analysis.report.figures import curves_of, draw_figure2
+    from olmo_sparsity.analysis.report.curves import curves_of
+    from olmo_sparsity.analysis.report.figures import draw_figure2
 
     every = [
         replace(results, meta=replace(META, windows=META.windows | {"long": long, "short": short}))

@@ -19,8 +19,8 @@ from olmo_sparsity.analysis.scoring.scorer import (
     Scorer,
     _distinct,
     bigrams,
+    check_finite,
     context_losses,
-    refuse_no_numbers,
 )
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.config.sections import ModelConfig
@@ -271,7 +271,7 @@ def test_rows_that_see_different_places_share_a_forward_if_these_are_few(
     assert groups() == [*apart[:2], ([2, 3], True, 10)]
     for num_parameters, expected in ((0, 8), (5e8, 2), (1e9, 1), (3e9, 1)):
         scorer.num_parameters = int(num_parameters)
-        assert scorer._tokens_at_once() == 16384 * expected
+        assert scorer._default_batch_tokens() == 16384 * expected
 
 
 def test_batches_are_halved_from_the_one_on_that_is_too_large(block: Block) -> None:
@@ -298,19 +298,21 @@ def test_batches_are_halved_from_the_one_on_that_is_too_large(block: Block) -> N
 def test_states_of_a_beginning_are_not_computed_again(document: np.ndarray) -> None:
     model = tiny("olmo")
     scorer, spent = Scorer(model, CPU), []
-    assert scorer.last_text == (None, None)
+    assert scorer.known_text is None
     for tokens in (document[:9], document[:5], document[:12], document[1:5], document[1:5]):
         assert scorer.states(tokens).num_places == len(tokens)
         spent.append(scorer.token_forwards)
     assert spent == [9, 9, 21, 25, 25]
-    tokens, states = scorer.last_text
+    known = scorer.known_text
+    assert known is not None
+    tokens, states = known.tokens, known.states
     assert tokens is not None
     assert tokens.tolist() == document[1:5].tolist()
     assert states is not None
     with torch.no_grad():
         next(model.parameters()).add_(1.0)
     with in_use(model):
-        assert scorer.last_text == (None, None)
+        assert scorer.known_text is None
     scorer.states(document[1:5])
     assert scorer.token_forwards == 29
 
@@ -325,9 +327,9 @@ def test_rows_without_what_no_layer_reaches_are_computed_once(block: Block) -> N
 
 
 def test_losses_that_are_no_numbers_are_refused() -> None:
-    refuse_no_numbers(np.array([[1.0, 2.0]]), "tests")
+    check_finite(np.array([[1.0, 2.0]]), "tests")
     with pytest.raises(DataError, match="2 of 3 losses of tests"):
-        refuse_no_numbers(np.array([1.0, np.nan, np.inf]), "tests")
+        check_finite(np.array([1.0, np.nan, np.inf]), "tests")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,318 @@
+"""Answer a call of `explain`: read model and text, choose targets, and evaluate them.
+
+    ExplainRequest → `_prepared` → Prepared, and the targets → `_answer` → Explanation
+
+`explain` and `count_cost` are the entry points. `count_cost` does the same with a model that
+computes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import pandas as pd
+
+from olmo_sparsity.analysis.explain.check import check
+from olmo_sparsity.analysis.explain.explanation import Explanation
+from olmo_sparsity.analysis.explain.prompt import Prepared, Prompt, read_text
+from olmo_sparsity.analysis.measurement.plan import SMALLER_UNITS, load
+from olmo_sparsity.analysis.measurement.recovery import DOCUMENT
+from olmo_sparsity.analysis.measurement.targets import At, first_place, largest_gaps
+from olmo_sparsity.analysis.options import ExplainSettings, ModelOptions, Request
+from olmo_sparsity.analysis.scoring.cost import Cost, counting
+from olmo_sparsity.analysis.scoring.induction import losses_of_repetition
+from olmo_sparsity.analysis.scoring.scorer import Scorer, check_finite, context_losses
+from olmo_sparsity.analysis.scoring.sink import sink_check
+from olmo_sparsity.analysis.selectors.influence import find_selector
+from olmo_sparsity.base.errors import ConfigError, DataError, check_encodable
+from olmo_sparsity.base.progress import Progress, say
+from olmo_sparsity.models.loaded import using
+from olmo_sparsity.models.use import in_use
+from olmo_sparsity.text.documents import Document
+from olmo_sparsity.text.windows import Spans, Windows
+
+DECODE = "decode token IDs first, with tokenizer.decode(ids)"
+"""What an error tells a user to do who has passed token IDs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainRequest(Request):
+    """A call of `explain`, or of its command."""
+
+    model: Any
+    tokenizer: Any = None
+    text: str | Path | None = None
+    at: At | None = None
+    prompt: str | None = None
+    target: str | None = None
+    unrelated: Any = "builtin:embedded"
+    settings: ExplainSettings = field(default_factory=ExplainSettings)
+    loading: ModelOptions = field(default_factory=ModelOptions)
+
+    def checked(self) -> Self:
+        """Return the request if its options are right and go together."""
+        settings = self.settings
+        settings.check()
+        find_selector(settings.selector, settings.interpretation)
+        self._check_text_or_prompt()
+        self._check_strings()
+        if settings.chat and self.loading.prefix != "auto":
+            raise ConfigError(f"prefix={self.loading.prefix} cannot be combined with chat=True")
+        return self
+
+    def _check_text_or_prompt(self) -> None:
+        """Raise ConfigError unless there is either a text or a prompt, with no options of the
+        other."""
+        if (self.text is None) == (self.prompt is None):
+            raise ConfigError("pass either text= or prompt=, not both and not neither")
+        if self.text == "":
+            raise ConfigError("text is empty; pass a text with distant tokens and a target")
+        has_options_of_text = self.at is not None
+        has_options_of_prompt = self.target is not None or self.settings.chat
+        if (self.text is None and has_options_of_text) or (
+            self.prompt is None and has_options_of_prompt
+        ):
+            raise ConfigError("`at` names places of a text; `target` and `chat` belong to a prompt")
+        generates = self.prompt is not None and self.target is None
+        if self.settings.max_new_tokens is not None and not generates:
+            raise ConfigError("max_new_tokens limits a generated answer, and none is generated")
+
+    def _check_strings(self) -> None:
+        """Raise ConfigError if a text is not a string, or is the name of a file."""
+        for name, value in (("prompt", self.prompt), ("target", self.target)):
+            if value is not None and not isinstance(value, str):
+                raise ConfigError(f"{name}={value!r:.80} must be a string; {DECODE}")
+        text = self.text
+        if text is not None and not isinstance(text, str | Path):
+            raise ConfigError(f"text={text!r:.80} must be a string, or a Path to a file; {DECODE}")
+        for name, words in (("text", text), ("prompt", self.prompt), ("target", self.target)):
+            if isinstance(words, str):
+                check_encodable(words, name)
+        if isinstance(text, str) and os.path.isfile(text):
+            raise ConfigError(f"text={text} is a file name; pass Path('{text}') or its text")
+
+
+LOSSES = ["loss_short", "loss_long"]
+
+MANY_DISTANT = 4096
+"""With more distant tokens, a cheaper selector is recommended."""
+
+
+def explain(request: ExplainRequest) -> Explanation:
+    """Answer a request: return the targets with their distant units."""
+    with in_use(request.model), _prepared(request) as (prepared, spans):
+        return _answer(prepared, spans, request.unrelated)
+
+
+def count_cost(request: ExplainRequest, with_check: bool = False) -> Cost:
+    """Return what answering a request costs. `with_check`: include the cost of checking the
+    answer."""
+    with _prepared(request) as (prepared, spans):
+        cost = count(prepared, spans, request.unrelated if with_check else None)
+        return replace(cost, seconds=_seconds(prepared, cost))
+
+
+TRIED_TOKENS = 64
+"""Tokens of the passage with which the speed of the model is tried."""
+
+
+def _seconds(prepared: Prepared, cost: Cost) -> float | None:
+    """Return about how many seconds the counted token-forwards take on this machine, by the time of
+    a passage and its repetition. None for distant_states="replaced"."""
+    # Where text is replaced, the model may compute elsewhere.
+    if prepared.settings.interpretation.replaces:
+        return None
+    passage = prepared.document.tokens[:TRIED_TOKENS]
+    for _ in range(2):  # the first forward is slower
+        forwards_before = prepared.scorer.token_forwards
+        began = time.perf_counter()
+        losses_of_repetition(prepared.scorer, [passage])
+        seconds = time.perf_counter() - began
+    num_forwards = prepared.scorer.token_forwards - forwards_before
+    return cost.token_forwards * seconds / num_forwards
+
+
+@contextmanager
+def _prepared(request: ExplainRequest) -> Iterator[tuple[Prepared, Spans]]:
+    """Read the model and the text, and yield what is prepared for an explanation, and its targets.
+    The model stays in use until the caller is done."""
+    settings = request.settings
+    loading = request.loading
+    text = request.text
+    if isinstance(text, Path):
+        text = read_text(str(text))
+    replaces = settings.interpretation.replaces
+    loaded = load(request.model, request.tokenizer, loading, is_read=True, whole_prompts=replaces)
+    with using(loaded):
+        if text is not None:
+            prompt = Prompt.of_text(loaded, text, loading.prefix)
+        else:
+            prompt = Prompt.with_answer(
+                loaded, str(request.prompt), request.target, loading.prefix, settings
+            )
+        prepared = Prepared.of(
+            loaded,
+            prompt,
+            request.at,
+            settings,
+            unrelated=request.unrelated,
+            batch_tokens=loading.batch_tokens,
+        )
+        yield prepared, _targets_with_distant_part(prepared)
+
+
+def _targets_with_distant_part(prepared: Prepared) -> Spans:
+    """Return the targets that have distant units: those that were named, or else those with the
+    largest gaps."""
+    document = prepared.document
+    windows = prepared.windows
+    units = prepared.settings.units
+    first = first_place(windows, units)
+    spans = prepared.spans
+    if spans is None:
+        blocks = prepared.blocks_to_select()
+        losses = context_losses(prepared.scorer, document, windows, blocks=blocks)
+        check_finite(losses[LOSSES].to_numpy(), "targets")
+        spans = largest_gaps(losses[losses.target >= first])
+
+    # Tables tell targets apart by their first tokens, so of spans with one first token the longest
+    # is kept: a dict of the sorted spans keeps the last end of each.
+    longest_end = dict(sorted(spans))
+    spans = list(longest_end.items())
+    with_distant = [span for span in spans if span[0] >= first]
+    if not with_distant:
+        raise DataError(
+            f"no target has distant {units}, which begin at token {first:,} of "
+            f"{len(document.tokens):,}; lower short={windows.short}"
+        )
+    num_units = prepared.max_num_units(with_distant)
+    if num_units == 1:
+        raise DataError(
+            f"units={units}: the distant text is one of them, so there is nothing to rank; "
+            f"{SMALLER_UNITS}"
+        )
+    if prepared.settings.k > num_units:
+        say(
+            f"k={prepared.settings.k:,} is more than the {num_units:,} distant {units}, "
+            "which are all shown"
+        )
+    if len(with_distant) < len(spans):
+        say(
+            f"{len(spans) - len(with_distant)} of {len(spans)} targets precede token {first:,} and "
+            f"have no distant {units}: left out"
+        )
+    return with_distant
+
+
+def count(prepared: Prepared, spans: Spans, unrelated: Any = None) -> Cost:
+    """Count what evaluating the targets costs. `unrelated`: texts on which they are checked, which
+    is then counted, too."""
+    scorer = counting(prepared.scorer)
+    counted = replace(prepared, scorer=scorer)
+    with in_use(scorer.model):
+        evaluated = _evaluate(counted, spans)
+        if unrelated is not None:
+            check(counted, evaluated.targets, unrelated)
+    return Cost(scorer.token_forwards, prepared.model.num_parameters)
+
+
+def _answer(prepared: Prepared, spans: Spans, unrelated: Any) -> Explanation:
+    """Evaluate the targets, show progress, and check whether the model needs a prefix."""
+    settings = prepared.settings
+    windows = prepared.windows
+    num_distant = windows.tokens_before(max(first for first, _ in spans)) - windows.short
+    evaluates_every = find_selector(settings.selector).evaluates_every_unit
+    if evaluates_every and num_distant > MANY_DISTANT:
+        say(
+            f"selector={settings.selector} evaluates {num_distant:,} distant tokens; "
+            "add_one_nested a few hundred"
+        )
+
+    scorer = prepared.scorer
+    forwards_before = scorer.token_forwards
+    # The total is unknown for rules that evaluate few units: which ones depends on losses, and the
+    # count has none.
+    total = count(prepared, spans).token_forwards if evaluates_every else None
+    with Progress("explaining", total, "token-forwards") as progress:
+        scorer.after_batch = lambda: progress.update(scorer.token_forwards - forwards_before)
+        evaluated = _evaluate(prepared, spans)
+    scorer.after_batch = lambda: None
+    check_finite(evaluated.targets[LOSSES].to_numpy(), "targets")
+    token_forwards = scorer.token_forwards  # without those of the sink check
+
+    sink: dict[str, Any] = {}
+    if not windows.prefix and settings.interpretation.keeps_states:
+        line_break = prepared.model.encode(["\n"])[0]
+        sink = sink_check(scorer, [prepared.document], (), line_break)
+    return Explanation(
+        prepared=prepared,
+        targets=evaluated.targets,
+        distant=evaluated.distant,
+        tables=evaluated.tables,
+        unrelated=unrelated,
+        sink=sink,
+        token_forwards=token_forwards,
+    )
+
+
+class _Evaluated(NamedTuple):
+    """Tables of an `Explanation`, which says what they hold."""
+
+    targets: pd.DataFrame
+    distant: pd.DataFrame
+    tables: dict[str, pd.DataFrame]
+
+
+def _evaluate(prepared: Prepared, spans: Spans) -> _Evaluated:
+    """Rank the distant units of the targets, and compute all their losses."""
+    windows = prepared.windows
+    document = prepared.document
+    tables = prepared.recover({DOCUMENT: np.array(spans)})
+    rows = tables["recovery"]
+    rows = rows[rows.draw == 0].set_index(["target", "k"])[["loss_set", "loss_without"]]
+
+    targets = pd.DataFrame(spans, columns=["target", "end"])
+    targets["text"] = ["".join(document.texts[first:end]) for first, end in spans]
+    # With 0 units the set is the local window alone, and all but the set the long window.
+    no_units = rows.xs(0, level="k").loc[targets.target]
+    targets["loss_short"] = no_units.loss_set.to_numpy()
+    targets["loss_long"] = no_units.loss_without.to_numpy(float)
+    targets["gap"] = targets.loss_short - targets.loss_long
+
+    distant = tables["influence"].rename(columns=lambda name: name.removeprefix("distant_"))
+    distant = distant[["target", "rank", "first", "end", "text"]]
+    distant["nats"] = _falls_alone(prepared.scorer, document, windows, targets, distant)
+    # The loss with k units belongs to the unit of rank k.
+    losses_by_rank = rows.rename_axis(index={"k": "rank"}).reset_index()
+    distant = distant.merge(losses_by_rank, on=["target", "rank"])
+    return _Evaluated(targets, distant, tables)
+
+
+def _falls_alone(
+    scorer: Scorer,
+    document: Document,
+    windows: Windows,
+    targets: pd.DataFrame,
+    distant: pd.DataFrame,
+) -> pd.Series:
+    """Return by how many nats the loss falls when each distant unit alone is added to the local
+    window. A selector's score may be something else."""
+    nats = pd.Series(0.0, distant.index)
+    for target in targets.itertuples():
+        block = windows.block(document.tokens, target.target, target.end)
+        context = scorer.context(block)
+        units = distant[distant.target == target.target]
+        rows = [
+            context.set_row(np.arange(first, end) - block.first)
+            for first, end in zip(units["first"], units["end"], strict=True)
+        ]
+        losses = np.array([loss_W.sum() for loss_W in scorer.losses(rows)])
+        nats[units.index] = target.loss_short - losses
+    return nats

@@ -1,0 +1,223 @@
+"""Sort measurements into the curves of Figure 2.
+
+    results → grouped by label and run, then by conditions → one Curve for each group
+
+Results of one run that differ in the length of the long window or in the step alone are points of
+one curve. Results that differ in anything else, such as the local window, get curves of their own,
+whose labels say what differs. figures.py draws the curves. Never imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import pandas as pd
+
+from olmo_sparsity.analysis.results.meta import Meta, main_set
+from olmo_sparsity.analysis.results.statistics import mean_gap
+from olmo_sparsity.analysis.results.view import spell
+from olmo_sparsity.config.windows import long_window
+
+
+class Drawn(Protocol):
+    """What a figure reads of `Results`. It is a protocol, as `Results.plot` imports figures.py, and
+    imports go one way."""
+
+    @property
+    def summary(self) -> pd.DataFrame: ...
+    @property
+    def targets(self) -> pd.DataFrame: ...
+    @property
+    def losses(self) -> pd.DataFrame: ...
+    @property
+    def recovery(self) -> pd.DataFrame: ...
+    @property
+    def reported(self) -> pd.DataFrame: ...
+    @property
+    def meta(self) -> Meta: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """One run in the figure: rows of the summary, of its main target set and one selector."""
+
+    label: str
+    """Name of its scheme, such as RoPE. Curves of one label share their colour."""
+
+    rows: pd.DataFrame
+    """Rows by k, of the measurement at the last step and the longest window. They have the columns
+    of the summary, and length, step and windows of the measurement."""
+
+    rows_of_run: pd.DataFrame
+    """Rows with the smallest k, of all measurements of the run."""
+
+    gaps: pd.DataFrame
+    """Mean L_short − L_long of all tokens, a row for each measurement of the run: length, step,
+    gap, gap_low, gap_high."""
+
+    trained: Mapping[str, Any]
+    """How the model was trained: positions, length, …; empty if unknown."""
+
+    transferred: pd.DataFrame
+    """Recovery by units that another model chose, by k."""
+
+    is_transfer: bool = False
+    """Whether another model chose the units of the curve itself, which then needs no placebo."""
+
+    @property
+    def selector(self) -> str:
+        """Return the readable name of the selector."""
+        return spell(self.rows.selector.iloc[0])
+
+    def along(self, axis: str) -> pd.DataFrame:
+        """Return the rows that differ in `axis` alone, in its order. `axis`: k, length or step."""
+        if axis == "k":
+            return self.rows.sort_values(axis)
+        fixed = "step" if axis == "length" else "length"
+        rows = self.rows_of_run.sort_values(axis)
+        return rows[rows[fixed] == self.rows[fixed].iloc[0]]
+
+
+def curves_of(results: Sequence[Drawn], names: Sequence[str]) -> list[Curve]:
+    """Return the curves of measurements, each of the first selector at the main target set.
+
+    Measurements of one name and one run are points of one curve if they differ in length and step
+    alone. Otherwise there is a curve for each, whose label says what differs.
+    """
+    named_results = list(zip(results, names, strict=True))
+    # A measurement that evaluated units of another model is drawn as points beside the curve of its
+    # name. It is a curve itself only if that name has no other.
+    with_own_choices = {name for result, name in named_results if not _is_transfer(result)}
+    transferred: dict[str, list[pd.DataFrame]] = {}
+    groups: dict[tuple[str, str], list[Drawn]] = {}
+    for result, name in named_results:
+        if _is_transfer(result) and name in with_own_choices:
+            transferred.setdefault(name, []).append(_rows_of(result))
+        else:
+            groups.setdefault((name, run_of(result)), []).append(result)
+
+    curves = []
+    for (name, _), group in groups.items():
+        by_conditions: dict[str, list[Drawn]] = {}
+        for result in group:
+            by_conditions.setdefault(repr(_conditions(result)), []).append(result)
+        examples = [results_alike[0] for results_alike in by_conditions.values()]
+        for results_alike in by_conditions.values():
+            label = ", ".join([name, *_differing_conditions(results_alike[0], examples)])
+            curves += _curves_of_alike(label, results_alike, transferred.pop(name, []))
+    return curves
+
+
+class _Point(NamedTuple):
+    """A measurement, and its rows of the summary that are drawn."""
+
+    result: Drawn
+    rows: pd.DataFrame
+
+
+def _curves_of_alike(
+    label: str, results: list[Drawn], transferred: list[pd.DataFrame]
+) -> list[Curve]:
+    """Return one curve of results that are alike but for length and step. If two of them are of one
+    length and step, such as two seeds, return a curve for each."""
+    points = [_Point(result, _rows_of(result)) for result in results]
+    points = [point for point in points if len(point.rows)]
+    if not points:
+        return []
+    point_of_place = {}
+    for point in points:
+        place = tuple(point.rows[["step", "length"]].iloc[0])
+        point_of_place[place] = point
+    is_one_curve = len(point_of_place) == len(points) > 1
+    if is_one_curve:
+        # By k, a run is drawn at its last step and its longest windows.
+        main_point = point_of_place[max(point_of_place)]
+        return [_curve(label, main_point, points, transferred)]
+
+    curves = []
+    for point in points:
+        curves.append(_curve(label, point, [point], transferred))
+        transferred = []  # they are drawn once
+    return curves
+
+
+def _curve(
+    label: str,
+    main_point: _Point,
+    points: Sequence[_Point],
+    transferred: list[pd.DataFrame],
+) -> Curve:
+    """Return a curve of `points`, which is drawn at `main_point` where the axis is k."""
+    joined = pd.concat([point.rows for point in points])
+    return Curve(
+        label=label,
+        rows=main_point.rows,
+        rows_of_run=joined[joined.k == joined.k.min()],
+        gaps=pd.DataFrame([_gap_of(point) for point in points]),
+        trained=main_point.result.meta.model.get("trained") or {},
+        transferred=pd.concat(transferred) if transferred else main_point.rows[:0],
+        is_transfer=_is_transfer(main_point.result),
+    )
+
+
+def _is_transfer(result: Drawn) -> bool:
+    """Return whether a measurement evaluated units that another model chose."""
+    return "choices" in result.meta.targets
+
+
+def _conditions(result: Drawn) -> dict[str, Any]:
+    """Return the settings that measurements of one curve share."""
+    # The sampled share of blocks is not one of them: --blocks N makes it depend on the window, and
+    # it decides how exact a point is, not what it means.
+    windows = result.meta.windows
+    conditions = {name: windows.get(name) for name in ("short", "stride", "distant_states")}
+    conditions["text"] = str(result.meta.data.get("fingerprint"))[:8]
+    conditions["selector"] = result.meta.selectors[0] if result.meta.selectors else ""
+    return conditions
+
+
+def _differing_conditions(result: Drawn, others: Sequence[Drawn]) -> list[str]:
+    """Return the conditions of a measurement, as NAME=VALUE, in which some of the others differ."""
+    conditions = [_conditions(other) for other in others]
+    return [
+        f"{name}={value}"
+        for name, value in _conditions(result).items()
+        if any(other[name] != value for other in conditions)
+    ]
+
+
+def _rows_of(result: Drawn) -> pd.DataFrame:
+    """Return the rows of the summary that are drawn: of the main target set and the first selector.
+    The columns windows, length and step are added."""
+    target_set = main_set(result.targets.target_set)
+    rows = result.summary[result.summary.target_set == target_set]
+    if not len(rows):
+        return rows
+    rows = rows[rows.selector == rows.selector.iloc[0]]
+    long = result.meta.windows["long"]
+    short = result.meta.windows["short"]
+    trained = result.meta.model.get("trained") or {}
+    return rows.assign(
+        windows=f"{long} / {short}",
+        length=long_window(long).length,
+        step=trained.get("step") or 0,
+    )
+
+
+def _gap_of(point: _Point) -> dict[str, float]:
+    """Return the mean gap of all tokens with its interval, and the length and step of the point."""
+    mean = mean_gap(point.result.reported)
+    return {
+        "length": float(point.rows.length.iloc[0]),
+        "step": float(point.rows.step.iloc[0]),
+        "gap": mean.value,
+        "gap_low": mean.low,
+        "gap_high": mean.high,
+    }
+
+
+def run_of(result: Drawn) -> str:
+    """Return the run that a checkpoint is of, or the model's name."""
+    return str(result.meta.model["name"]).partition("/checkpoints/")[0]
