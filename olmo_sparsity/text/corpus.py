@@ -1,13 +1,17 @@
 """Read text from one of six sources, as a stream of records in a fixed order.
 
-Place in the flow: first. `data/tokens.py` turns the documents into token shards, `inputs` into the
-documents of a measurement.
+    config = CorpusConfig("files", path="my_texts")
+    for document in read_documents(config):  # the good ones
+        side = "held out" if is_heldout(document, 0.05) else "trained on"
 
 A source yields a `TextRecord`, a `BadRecord` or a `LeftOut` for each record, so that all records
-are counted. The side of the split is a function of the document's group alone (`is_heldout`): equal
-documents fall on the same side, in any order and on any machine, without remembering any. Exact
-repeats *within* one side are dropped in the finite sources `embedded` and `python` alone, as
-finding them in a stream would need unbounded memory.
+are counted (`Tally`). The side of the split is a function of the document's group alone
+(`is_heldout`): equal documents fall on the same side, in any order and on any machine, without
+remembering any. Exact repeats *within* one side are dropped in the finite sources `embedded` and
+`python` alone, as finding them in a stream would need unbounded memory.
+
+Place in the flow: first. `data/tokens.py` turns the documents into token shards, `inputs` into the
+documents of a measurement.
 """
 
 from __future__ import annotations
@@ -59,7 +63,7 @@ class Tally:
     """For each kind of bad record, how many there are."""
 
     first: dict[str, str] = option({})
-    """For each kind, the place of the first one."""
+    """For each kind, the place of the first one. (The name is a key of stored manifests.)"""
 
     left_out: dict[str, int] = option({})
     """For each reason to leave out a valid record, how many there are."""
@@ -111,7 +115,7 @@ def read_records(config: CorpusConfig, skip: int = 0) -> Iterator[Record]:
     num_documents = 0
     if config.max_documents == 0:
         return
-    for record in _READERS[config.source](config, skip):
+    for record in _SOURCES[config.source](config, skip):
         yield record
         if isinstance(record, TextRecord):
             num_documents += 1
@@ -149,7 +153,7 @@ def list_inputs(config: CorpusConfig) -> list[Path]:
     if config.source in ("c4_files", "files", "text"):
         return _list_files(config)
     if config.source == "python":
-        return [path for _, path in list_python_files()]
+        return [file.path for file in list_python_files()]
     return []
 
 
@@ -240,6 +244,8 @@ def _list_files(config: CorpusConfig) -> list[Path]:
 
 
 def _read_files(config: CorpusConfig, skip: int) -> Iterator[Record]:
+    """Yield the records of all files after the first `skip`, which are read all the same: how many
+    records a file has is known at its end."""
     return islice(_read_files_from_start(config), skip, None)
 
 
@@ -266,40 +272,38 @@ def _read_files_from_start(config: CorpusConfig) -> Iterator[Record]:
             yield LeftOut(DAMAGED, f"{path}:{number + 1}")
 
 
-def _list_folder(path: Path, with_records: bool) -> list[Path]:
+def _list_folder(folder: Path, with_records: bool) -> list[Path]:
     """Return the files of plain text in a folder; or, with records, the files of records and none
     of those about the data."""
     files = [
         file
-        for file in sorted(path.rglob("*"))
-        if not _is_hidden(file.relative_to(path))
+        for file in sorted(folder.rglob("*"))
+        if not _is_hidden(file.relative_to(folder))
         if file.is_file()
     ]
-    others = [file for file in files if file.suffix.lower() in OTHER_DOCUMENTS]
-    if others:
-        names = ", ".join(str(file.relative_to(path)) for file in others[:5])
-        _say_once(
-            f"{path}: skipped {len(others)} files that are not plain text, such as {names}; "
-            "convert them, for example with pdftotext or pandoc"
-        )
+    _name_skipped_files(folder, files)
     texts = [file for file in files if is_text(file)]
     tables = [file for file in files if is_records(file)] if with_records else []
-    if not tables:
-        if not texts:
-            kinds = "text files or records" if with_records else "text files"
-            raise DataError(
-                f"{path} holds no {kinds}; pass other files as a glob, such as '{path}/*.jsonl'"
-            )
+    if tables:
+        _check_one_kind(folder, tables, texts)
+        return [file for file in tables if not _is_about_data(file)] or tables
+    if texts:
         return texts
-    stray_texts = [file for file in texts if not _is_about_data(file)]
-    if stray_texts:
-        table = tables[0].relative_to(path)
-        text = stray_texts[0].relative_to(path)
-        raise DataError(
-            f"{path} holds records and plain text ({table} and {text}); pass a glob of one of "
-            f"them, such as '{path}/*{table.suffix}'"
+    kinds = "text files or records" if with_records else "text files"
+    raise DataError(
+        f"{folder} holds no {kinds}; pass other files as a glob, such as '{folder}/*.jsonl'"
+    )
+
+
+def _name_skipped_files(folder: Path, files: list[Path]) -> None:
+    """Print the names of some files that a user may take for text, and that are not read."""
+    skipped = [file for file in files if file.suffix.lower() in OTHER_DOCUMENTS]
+    if skipped:
+        names = ", ".join(str(file.relative_to(folder)) for file in skipped[:5])
+        _say_once(
+            f"{folder}: skipped {len(skipped)} files that are not plain text, such as {names}; "
+            "convert them, for example with pdftotext or pandoc"
         )
-    return [file for file in tables if not _is_about_data(file)] or tables
 
 
 @cache
@@ -308,7 +312,20 @@ def _say_once(message: str) -> None:
     say(message)
 
 
+def _check_one_kind(folder: Path, tables: list[Path], texts: list[Path]) -> None:
+    """Raise DataError for a folder of records that also has plain text, other than a README."""
+    stray_texts = [file for file in texts if not _is_about_data(file)]
+    if stray_texts:
+        table = tables[0].relative_to(folder)
+        text = stray_texts[0].relative_to(folder)
+        raise DataError(
+            f"{folder} holds records and plain text ({table} and {text}); pass a glob of one of "
+            f"them, such as '{folder}/*{table.suffix}'"
+        )
+
+
 def _is_hidden(path: Path) -> bool:
+    """Return whether a file, or a folder that it is in, was written by a program for itself."""
     return any(part.startswith((".", "__pycache__")) for part in path.parts)
 
 
@@ -324,15 +341,15 @@ def _read_python(config: CorpusConfig, skip: int) -> Iterator[Record]:
     """Yield the sources of Python. They are held out by package, because files of one package share
     names."""
     repeats = Repeats()
-    for place, (package, path) in enumerate(list_python_files()):
-        (record,) = read_file(path, config)
+    for number, file in enumerate(list_python_files()):
+        (record,) = read_file(file.path, config)
         if isinstance(record, TextRecord):
             reason = _reason_to_omit(record.text, repeats)
             if reason is None:
-                record = replace(record, group=package)
+                record = replace(record, group=file.package)
             else:
-                record = LeftOut(reason, str(path))
-        if place >= skip:  # Skipped here, as repeats depend on all earlier files.
+                record = LeftOut(reason, str(file.path))
+        if number >= skip:  # Skipped here, as repeats depend on all earlier files.
             yield record
 
 
@@ -345,7 +362,7 @@ def _reason_to_omit(text: str, repeats: Repeats) -> str | None:
     return repeats.find(text)
 
 
-_READERS = {
+_SOURCES = {
     "embedded": _read_embedded,
     "c4": _read_c4,
     "c4_files": _read_files,

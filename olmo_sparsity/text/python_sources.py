@@ -11,6 +11,7 @@ import os
 import sysconfig
 import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 from olmo_sparsity.base.errors import DataError
 
@@ -32,23 +33,37 @@ _OURS = ("olmo_sparsity", "analysis", "__editable__")
 """This project is left out, so that the text does not depend on whether it is installed."""
 
 
-def list_python_files() -> list[tuple[str, Path]]:
-    """Return each file with its package, the first part of its name: `json` for the standard
-    library's json/decoder.py. They are sorted by package, then by name: the same order wherever
-    they are installed."""
+class PythonFile(NamedTuple):
+    """A file that this interpreter can import."""
+
+    package: str
+    """The first part of its name: `json` for the standard library's json/decoder.py."""
+
+    root_number: int
+    """Place of the folder that it is below, in `find_roots`."""
+
+    name_parts: tuple[str, ...]
+    """Its path below that folder, without the suffix."""
+
+    path: Path
+
+
+def list_python_files() -> list[PythonFile]:
+    """Return all files, sorted by package, then by name: the same order wherever they are
+    installed."""
     files = []
     for root_number, root in enumerate(find_roots()):
         for path in _walk(root):
             parts = path.relative_to(root).with_suffix("").parts
             package = parts[0]
             if not package.startswith(_OURS):
-                files.append((package, root_number, parts, path))
+                files.append(PythonFile(package, root_number, parts, path))
     if not files:
         raise DataError(
             "data.corpus.source=python: this interpreter's library holds no .py file; use another "
             "source, such as files"
         )
-    return [(package, path) for package, _, _, path in sorted(files)]
+    return sorted(files)
 
 
 def find_roots() -> list[Path]:
@@ -61,12 +76,12 @@ def find_roots() -> list[Path]:
 def _walk(root: Path) -> list[Path]:
     """Return all Python files below a folder."""
 
-    def refuse(error: OSError) -> None:
+    def fail(error: OSError) -> None:
         # By default os.walk skips a folder that it cannot read: documents would be missing.
         raise DataError(f"{error.filename}: {error.strerror}; make it readable") from None
 
     paths = []
-    for folder, folders_inside, names in os.walk(root, onerror=refuse):
+    for folder, folders_inside, names in os.walk(root, onerror=fail):
         # A site-packages inside the standard library's folder is a root itself, or, in a virtual
         # environment the base interpreter's, which cannot be imported. os.walk enters the folders
         # that are left in its list.
@@ -81,7 +96,8 @@ class Repeats:
     """Detect files that repeat earlier ones, of any package."""
 
     def __init__(self) -> None:
-        self.texts: set[bytes] = set()
+        self.hashes_of_texts: set[bytes] = set()
+        # Bit n is set if a line with the hash n was there: a Bloom filter with one hash function.
         self.table = bytearray(2**TABLE_BITS // 8)
 
     def find(self, text: str) -> str | None:
@@ -91,7 +107,7 @@ class Repeats:
         the files and their order, in linear time. Only earlier files count: a short file inside a
         later long one stays, and so does the long one if it is mostly new."""
         digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
-        if digest in self.texts:
+        if digest in self.hashes_of_texts:
             return "exact repeat"
         lines = {line.strip() for line in text.splitlines()}
         bits = [
@@ -102,7 +118,7 @@ class Repeats:
         num_known = sum(self.table[bit >> 3] >> (bit & 7) & 1 for bit in bits)
         if 2 * num_known > len(bits):
             return "near repeat"
-        self.texts.add(digest)
+        self.hashes_of_texts.add(digest)
         for bit in bits:
             self.table[bit >> 3] |= 1 << (bit & 7)
         return None

@@ -1,10 +1,12 @@
 """Parse files into records: JSON lines, Parquet or plain text, compressed or not.
 
-Place in the flow: below `corpus`, which lists the files.
+    bytes of a file → lines, rows or whole texts (formats) → fields (values) → records
 
 Every text, line or row becomes a `TextRecord`, a `BadRecord` or a `LeftOut`, so that all are
 counted. After a bad record the rest is read. A damaged file raises, because nobody knows how many
 records it held.
+
+Place in the flow: below `corpus`, which lists the files.
 """
 
 from __future__ import annotations
@@ -100,6 +102,7 @@ class LeftOut:
 Record = TextRecord | BadRecord | LeftOut
 
 TOO_LONG = BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", "")
+"""Without its place, which `read_file` adds."""
 
 
 class DamagedFile(DataError):
@@ -130,6 +133,7 @@ def parse_row(row: Any, where: str, config: CorpusConfig) -> Record:
 
 
 _MISSING = object()
+"""What `_value` returns for a field that is not there; None is a value in JSON."""
 
 
 def _value(row: Any, name: str) -> Any:
@@ -195,9 +199,9 @@ def read_file(path: Path, config: CorpusConfig) -> Iterator[Record]:
         raise ConfigError(
             f"path={path} is not plain text; convert it, for example with pdftotext or pandoc"
         )
-    read_rows = None if config.source in ("text", "python") else _READERS.get(suffix)
+    read_rows = None if config.source in ("text", "python") else _READERS_OF_ROWS.get(suffix)
     if read_rows is None:
-        _refuse_fields(path, config)
+        _check_no_fields(path, config)
     elif config.split_at != "whole":
         raise ConfigError(
             f"split_at={config.split_at} cuts plain text, and {path} is none; leave it out"
@@ -229,7 +233,8 @@ def read_file(path: Path, config: CorpusConfig) -> Iterator[Record]:
         ) from None
 
 
-def _refuse_fields(path: Path, config: CorpusConfig) -> None:
+def _check_no_fields(path: Path, config: CorpusConfig) -> None:
+    """Raise ConfigError for an option that names a field of plain text."""
     for name, default in (("field", "text"), ("group_field", None), ("prompt_field", None)):
         value = getattr(config, name)
         if value != default:
@@ -241,6 +246,7 @@ Rows = Iterator[Any]
 
 
 def _read_whole(path: Path, fields: list[str]) -> Rows:
+    """Yield the text of a file."""
     with _open(path) as stream:
         yield stream.read(LARGEST_DOCUMENT + 1)  # one more, by which `parse_text` sees it
 
@@ -261,22 +267,8 @@ def _read_parts(path: Path, fields: list[str]) -> Rows:
 def _read_json(path: Path, fields: list[str]) -> Rows:
     """Yield one object a line."""
     for number, line in enumerate(_read_lines(path)):
-        if number == 0 and line.lstrip().startswith(b"["):
-            lines = Path(re.sub(r"\.(gz|zst)$", "", path.name)).with_suffix(".jsonl")
-            raise ConfigError(
-                f"path={path} is a JSON array, and one object a line is read; convert it with "
-                f"jq -c '.[]' {path} > {lines}"
-            )
-        if number == 0 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise ConfigError(
-                f"path={path} is UTF-16, and UTF-8 is read; convert it with "
-                f"iconv -f UTF-16 -t UTF-8 {path}"
-            )
-        if number == 0 and line.removeprefix(codecs.BOM_UTF8).strip() == b"{":
-            raise ConfigError(
-                f"path={path} has a JSON object over several lines, and one object a line is "
-                f"read; convert it with jq -c . {path}"
-            )
+        if number == 0:
+            _check_is_json_lines(path, line)
         if len(line) > LARGEST_DOCUMENT:
             yield TOO_LONG
         elif not line.strip():  # as many files end
@@ -285,7 +277,29 @@ def _read_json(path: Path, fields: list[str]) -> Rows:
             yield _parse_line(line)
 
 
+def _check_is_json_lines(path: Path, first_line: bytes) -> None:
+    """Raise ConfigError for other JSON, and say how to convert it: each of its lines would be a bad
+    record."""
+    if first_line.lstrip().startswith(b"["):
+        converted = Path(re.sub(r"\.(gz|zst)$", "", path.name)).with_suffix(".jsonl")
+        raise ConfigError(
+            f"path={path} is a JSON array, and one object a line is read; convert it with "
+            f"jq -c '.[]' {path} > {converted}"
+        )
+    if first_line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ConfigError(
+            f"path={path} is UTF-16, and UTF-8 is read; convert it with "
+            f"iconv -f UTF-16 -t UTF-8 {path}"
+        )
+    if first_line.removeprefix(codecs.BOM_UTF8).strip() == b"{":
+        raise ConfigError(
+            f"path={path} has a JSON object over several lines, and one object a line is "
+            f"read; convert it with jq -c . {path}"
+        )
+
+
 def _parse_line(line: bytes) -> Any:
+    """Return the object of a line, or a bad record; raise ValueError if the line is cut off."""
     try:
         return json.loads(line.decode("utf-8-sig"), object_pairs_hook=unique)
     except UnicodeDecodeError:
@@ -304,16 +318,19 @@ def _read_parquet(path: Path, fields: list[str]) -> Rows:
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as file:
-        known = file.schema_arrow.names
+        all_columns = file.schema_arrow.names
         # The field `a.b` is in the column `a`, unless a column has that name.
-        columns = [name if name in known else name.partition(".")[0] for name in fields]
-        if not set(columns) <= set(known):
-            columns = known  # so that the bad record names the fields that there are
-        for batch in file.iter_batches(16, columns=columns):
+        columns = [name if name in all_columns else name.partition(".")[0] for name in fields]
+        if not set(columns) <= set(all_columns):
+            columns = all_columns  # so that the bad record names the fields that there are
+        for batch in file.iter_batches(_ROWS_OF_BATCH, columns=columns):
             yield from batch.to_pylist()
 
 
-_READERS: dict[str, Callable[[Path, list[str]], Rows]] = {
+_ROWS_OF_BATCH = 16
+"""Rows of Parquet that are in memory as Python objects at once: each may be a whole novel."""
+
+_READERS_OF_ROWS: dict[str, Callable[[Path, list[str]], Rows]] = {
     ".json": _read_json,
     ".jsonl": _read_json,
     ".parquet": _read_parquet,
@@ -327,14 +344,15 @@ def suffix_of(path: Path) -> str:
 
 
 def is_records(path: Path) -> bool:
-    return suffix_of(path) in _READERS
+    """Return whether a file holds records, by its suffix."""
+    return suffix_of(path) in _READERS_OF_ROWS
 
 
 def is_text(path: Path) -> bool:
     """Return whether a file is plain text, by its suffix, or else by having no zero bytes at its
     start."""
     suffix = suffix_of(path)
-    if suffix in _READERS or suffix in OTHER_DOCUMENTS:
+    if suffix in _READERS_OF_ROWS or suffix in OTHER_DOCUMENTS:
         return False
     if suffix in (".txt", ".md"):
         return True

@@ -2,6 +2,8 @@
 
 The tool imports no training code: an installed package offers a `RunLoader` as an entry point of
 the group `olmo_sparsity.runs`, as this package does for its own runs.
+
+    RunLoader.load(folder) → TrainedModel → its text → PreparedText, the documents it held out
 """
 
 from __future__ import annotations
@@ -105,7 +107,7 @@ def run_loaders() -> tuple[RunLoader, ...]:
 
 
 def spread_evenly(numbers: Sequence[int], limit: int) -> list[int]:
-    """Choose no more than `limit` of the numbers, evenly over all: neighbours in a prepared folder
-    are often of one package or day."""
-    num = min(len(numbers), limit)
-    return [numbers[place * len(numbers) // num] for place in range(num)]
+    """Return no more than `limit` of the numbers, evenly spread over all, as neighbours in a
+    prepared folder are often of one package or day."""
+    num_chosen = min(len(numbers), limit)
+    return [numbers[place * len(numbers) // num_chosen] for place in range(num_chosen)]

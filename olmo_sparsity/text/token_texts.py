@@ -1,6 +1,14 @@
-"""Cut the text of a document into the text of each of its tokens. Never imports torch.
+"""Cut the text of a document into the text of each of its tokens.
 
-Place in the flow: below documents, which it gives words, sentences and what a page shows.
+    tokens   "na", "ï"[first byte], "ï"[second byte], "ve"
+    texts    "na", "",              "ï",              "ve"      joined they are "naïve"
+
+A tokenizer decodes whole texts, and no library returns the text of one token within them: bytes of
+one character may be spread over tokens, and a decoder may drop the first space. So tokens are
+sorted into groups that have whole characters, and each group is decoded after what precedes it.
+
+Place in the flow: below documents, which it gives words, sentences and what a page shows. Never
+imports torch.
 """
 
 from __future__ import annotations
@@ -9,7 +17,8 @@ import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -19,13 +28,18 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _UNKNOWN = "\ufffd"
 """What bytes that are not a character are decoded as."""
 
-_MOST_CONTEXT = 8
-"""Tokens without text that a group is decoded after. More in a row are unknown; without a limit the
-time would be quadratic in their number."""
+_MAX_CONTEXT = 8
+"""Tokens without text that a group is decoded after. No tokenizer is known to have more in a row;
+without a limit the time would be quadratic in their number."""
 
-Group = tuple[list[int], list[str] | None]
-"""Places of tokens that may have parts of one character, and the text of each by its bytes; None if
-the tokens have whole characters."""
+
+@dataclass(frozen=True)
+class Group:
+    """Tokens that may have parts of one character, so that they are decoded as one."""
+
+    places: list[int]
+    texts_by_bytes: list[str] | None = None
+    """The text of each token by its bytes; None if the tokens have whole characters."""
 
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
@@ -41,9 +55,10 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     kinds = _kinds_of_decoder(tokenizer)
     groups: Iterable[Group]
     if "ByteLevel" in kinds:
-        texts, groups = _by_bytes(names)
-        if "".join(texts) == text:
-            return texts
+        cut = _cut_by_bytes([_bytes_of(name) for name in names])
+        if "".join(cut.texts) == text:
+            return cut.texts
+        groups = _groups_of(cut)
         # Another step of the decoder has changed the text, such as one that drops the first space.
     else:
         groups = _by_byte_tokens(names, has_byte_tokens="ByteFallback" in kinds)
@@ -53,24 +68,25 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     # The text of a group depends on what precedes it: a space is dropped at the start, for example.
     # So each is decoded after a context, the last group that has text and those without text after
     # it. Decoding all tokens before it would take quadratic time.
-    context: list[int] = []
+    context_ids: list[int] = []
     context_length = 0
-    for places, pieces in groups:
-        group = [ids[place] for place in places]
-        decoded = tokenizer.decode([*context, *group], skip_special_tokens=False)
-        new = decoded[context_length:]
+    for group in groups:
+        group_ids = [ids[place] for place in group.places]
+        decoded = tokenizer.decode([*context_ids, *group_ids], skip_special_tokens=False)
+        group_text = decoded[context_length:]
         # A decoder that treats the last token in another way writes other characters here than in
         # the whole text.
-        while not text.startswith(new, num_characters):
-            new = new[:-1]
-        if pieces is not None and "".join(pieces) == new:
-            for place, piece in zip(places, pieces, strict=True):
-                texts[place] = piece
+        while not text.startswith(group_text, num_characters):
+            group_text = group_text[:-1]
+        if group.texts_by_bytes is not None and "".join(group.texts_by_bytes) == group_text:
+            for place, token_text in zip(group.places, group.texts_by_bytes, strict=True):
+                texts[place] = token_text
         else:
-            texts[places[-1]] = new
-        num_characters += len(new)
-        context = group if new else [*context, *group][-_MOST_CONTEXT:]
-        context_length = len(tokenizer.decode(context, skip_special_tokens=False))
+            texts[group.places[-1]] = group_text
+        num_characters += len(group_text)
+        # A group with text is context enough; those without text need the one before them.
+        context_ids = group_ids if group_text else [*context_ids, *group_ids][-_MAX_CONTEXT:]
+        context_length = len(tokenizer.decode(context_ids, skip_special_tokens=False))
     if ids:
         texts[-1] += text[num_characters:]
     return texts
@@ -103,12 +119,12 @@ def _by_byte_tokens(names: Sequence[str | None], has_byte_tokens: bool) -> Itera
             content += bytes.fromhex(byte[1])
             continue
         if run:
-            yield run, _texts_of_run(content)
+            yield Group(run, _texts_of_run(content))
             run = []
             content = b""
-        yield [place], None
+        yield Group([place])
     if run:
-        yield run, _texts_of_run(content)
+        yield Group(run, _texts_of_run(content))
 
 
 def _texts_of_run(content: bytes) -> list[str]:
@@ -118,24 +134,7 @@ def _texts_of_run(content: bytes) -> list[str]:
         content.decode()
     except UnicodeDecodeError:
         return [_UNKNOWN] * len(content)
-    texts, _ = _characters_of([bytes([byte]) for byte in content])
-    return texts
-
-
-def _by_bytes(names: Sequence[str | None]) -> tuple[list[str], list[Group]]:
-    """Return the text of each token of a `ByteLevel` decoder, and the groups of tokens that share
-    characters. Tokens without bytes are in no group."""
-    contents = [_bytes_of(name) for name in names]
-    texts, is_complete = _characters_of(contents)
-    groups: list[Group] = []
-    places: list[int] = []
-    for place, content in enumerate(contents):
-        if content:
-            places.append(place)
-        if places and (is_complete[place] or place == len(contents) - 1):
-            groups.append((places, [texts[place] for place in places]))
-            places = []
-    return texts, groups
+    return _cut_by_bytes([bytes([byte]) for byte in content]).texts
 
 
 def _bytes_of(name: str | None) -> bytes:
@@ -160,24 +159,49 @@ def _byte_of_letter() -> dict[str, int]:
 _BYTE_OF_LETTER = _byte_of_letter()
 
 
-def _characters_of(contents: Sequence[bytes]) -> tuple[list[str], list[bool]]:
-    """Return the characters that each part of some UTF-8 completes, and whether the bytes up to its
-    end are whole characters. U+FFFD belongs to the part in which its bytes begin."""
+class _CutText(NamedTuple):
+    """A text in UTF-8 that was cut into parts anywhere, also within a character."""
+
+    parts: Sequence[bytes]
+    texts: list[str]
+    """The characters that each part completes. U+FFFD belongs to the part in which its bytes
+    begin."""
+
+    is_complete: list[bool]
+    """Whether the bytes up to the end of each part are whole characters."""
+
+
+def _groups_of(cut: _CutText) -> list[Group]:
+    """Return the groups of tokens that share characters. Tokens without bytes are in no group."""
+    groups: list[Group] = []
+    places: list[int] = []
+    for place, content in enumerate(cut.parts):
+        if content:
+            places.append(place)
+        is_end = cut.is_complete[place] or place == len(cut.parts) - 1
+        if places and is_end:
+            groups.append(Group(places, [cut.texts[place] for place in places]))
+            places = []
+    return groups
+
+
+def _cut_by_bytes(contents: Sequence[bytes]) -> _CutText:
+    """Decode parts of a text, which may begin or end within a character."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts = [""] * len(contents)
     is_complete = []
     pending = b""  # the beginning of a character that no part has completed
-    first = 0  # the part in which it begins
+    pending_number = 0  # the part in which it begins
     for number, content in enumerate(contents):
         characters = decoder.decode(content)
         if pending and characters.startswith(_UNKNOWN):
-            texts[first] += _UNKNOWN
+            texts[pending_number] += _UNKNOWN
             characters = characters[1:]
         texts[number] += characters
         pending, _ = decoder.getstate()
-        if len(pending) <= len(content):
-            first = number
+        if len(pending) <= len(content):  # what is pending begins in this part
+            pending_number = number
         is_complete.append(not pending)
     if pending:
-        texts[first] += decoder.decode(b"", final=True)
-    return texts, is_complete
+        texts[pending_number] += decoder.decode(b"", final=True)
+    return _CutText(contents, texts, is_complete)
