@@ -1,7 +1,10 @@
-"""The windows of a target: how much of the text before it is long context, and how much is local.
+"""Say how much of the text before a target is long context, and how much of that is local.
 
-Place in the flow: ground. The options, the windows of a text, reports and experiments ask here what
-a long window is. Imports no large package, because `--help` reads it.
+    FixedWindow(8)      . . . . |d d d d d l l l| target      5 distant tokens, 3 local ones
+    AllEarlierText()   |d d d d  d d d d d l l l| target      all but 3 are distant
+
+Place in the flow: below all settings. The options, the windows of a text, reports and experiments
+ask here what a long window is. Imports no large package, because `--help` reads it.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import Any, Literal
 Long = int | Literal["all"]
 """What a user passes as `long`: a number of tokens, or all earlier text."""
 
-# The local window of many documents and that of one prediction differ on purpose. Of documents each
+# The local window of many documents and that of one prediction differ on purpose. In documents each
 # target is evaluated many times over, and all targets of a block share the window, so that it is as
 # long as what is local to most tokens: the 96 tokens before a token are enough for 75 to 80% of
 # them (arXiv 2512.08082), and each token more makes every row of a target dearer. One prediction is
@@ -22,13 +25,13 @@ LOCAL_OF_DOCUMENTS = 128
 LOCAL_OF_ONE_PREDICTION = 32
 
 
-def default_local(usual: int, num_tokens: int | None) -> int:
-    """Return the tokens of the local window where a user passes none: `usual`, or a quarter of a
-    long window of `num_tokens` that is short, so that most of it is distant. None: it has no fixed
-    length."""
-    if num_tokens is None:
-        return usual
-    return max(1, min(usual, num_tokens // 4))
+def default_local(usual_local: int, num_long: int | None) -> int:
+    """Return the tokens of the local window where a user passes none: `usual_local`, or a quarter
+    of a short long window, so that most of it is distant. `num_long`: tokens of the long window;
+    None: it has no fixed length."""
+    if num_long is None:
+        return usual_local
+    return max(1, min(usual_local, num_long // 4))
 
 
 @dataclass(frozen=True)
@@ -71,16 +74,19 @@ class FixedWindow:
 
 @dataclass(frozen=True)
 class AllEarlierText:
-    """All tokens before a target; of a long text the last `most`. Targets begin where `least`
-    tokens are distant. The methods are those of `FixedWindow`."""
+    """All tokens before a target. The methods are those of `FixedWindow`."""
 
-    most: int | None = None
-    least: int = 1
+    max_tokens: int | None = None
+    """In a long text, the window has the last so many tokens; None: no limit."""
+
+    min_distant: int = 1
+    """Targets begin where so many tokens are distant."""
+
     is_all = True
 
     @property
     def longest(self) -> int | None:
-        return self.most
+        return self.max_tokens
 
     @property
     def length(self) -> float:
@@ -91,24 +97,26 @@ class AllEarlierText:
         return "of all tokens before a target"
 
     def tokens_before(self, start: int) -> int:
-        return start if self.most is None else min(start, self.most)
+        return start if self.max_tokens is None else min(start, self.max_tokens)
 
     def begin(self, start: Any) -> Any:
-        if self.most is None:
+        if self.max_tokens is None:
             return 0 * start  # a number or an array, as `start`
-        return (start - self.most) * (start > self.most)
+        # The larger of 0 and the difference, for a number and for an array.
+        return (start - self.max_tokens) * (start > self.max_tokens)
 
     def first_target(self, local: int) -> int:
-        return local + self.least
+        return local + self.min_distant
 
     def least_distant(self, local: int) -> int:
-        return self.least
+        return self.min_distant
 
 
 def long_window(
-    long: Long, most: int | None = None, least: int = 1
+    long: Long, max_tokens: int | None = None, min_distant: int = 1
 ) -> FixedWindow | AllEarlierText:
-    """Return the long window that a user asks for. `most` and `least` are of all earlier text."""
+    """Return the long window that a user asks for. `max_tokens` and `min_distant` hold for all
+    earlier text alone: a fixed window says both by its length."""
     if long == "all":
-        return AllEarlierText(most, least)
+        return AllEarlierText(max_tokens, min_distant)
     return FixedWindow(long)

@@ -1,16 +1,21 @@
 """Find where sentences begin, in text of any language and in Markdown.
 
-Place in the flow: text → **beginnings of sentences** → units and statements.
+    sentence_starts("Dr. Smith came. He left.")   # [0, 16]
+
+    text → blocks (`_blocks`) → marks within each (`_END`) → those that end a sentence (`_is_end`)
 
 A block is a paragraph, list item, heading, table row or fenced code, and begins a sentence. Within
 paragraphs and list items, a sentence also begins after a mark that ends one. These are rules of our
 own because no library splits Markdown; docs/development.md compares them with five libraries.
+
+Place in the flow: text → **beginnings of sentences** → units and statements.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 _OPENING = r"\"'“‘„«‹»(\[*_~¿¡>「『（《【"
 _CLOSING = r"\"'”’“‘»›«‹)\]*_~」』）》】"
@@ -119,11 +124,11 @@ def sentence_starts(text: str) -> list[int]:
     # In text without capitals, a small letter does not say that a sentence goes on.
     has_no_case = text.lower() == text
     starts: list[int] = []
-    for block_start, words_start, end in _blocks(text):
-        starts.append(block_start)
-        for match in _END.finditer(masked, words_start, end):
-            is_inside = match.end() < end
-            if is_inside and _is_end(masked, match, words_start, starts[-1], has_no_case):
+    for block in _blocks(text):
+        starts.append(block.start)
+        for match in _END.finditer(masked, block.words_start, block.end):
+            is_inside = match.end() < block.end
+            if is_inside and _is_end(masked, match, block.words_start, starts[-1], has_no_case):
                 starts.append(match.end())
     return starts
 
@@ -141,29 +146,44 @@ def _is_end(
     next_word = following["word"]
     if not next_word and not _LETTER_AHEAD.match(text, next_start):
         return False  # no words follow on this line
-    is_short = next_start - sentence_start < 12
+    # “1.” of a list that `_blocks` did not take for one would be a sentence by itself.
+    is_short = next_start - sentence_start < _LONGEST_MARKER
     if is_short and _MARKER_ALONE.fullmatch(text, sentence_start, next_start):
         return False
     if _REMARK.match(text, next_start):
         return False
+
     word = _word_before(text, words_start, match.start())
     if match["joined"]:
         # “the end.Next comes”, but not “Node.Js” or “A.Py”.
         before_joined = r"[a-z]+|\d+" if match["joined"] == "." else r"\w+"
         return re.fullmatch(before_joined, word) is not None
     mark = match["mark"]
-    if mark is None:  # a mark of another script, or an emoji
-        recent = text[max(words_start, next_start - 80) : next_start]
-        is_in_title = recent.rfind("《") > recent.rfind("》")
-        is_quoted_speech = bool(match["quoted"]) and _SPEAKER.match(text, next_start) is not None
-        return not is_in_title and not is_quoted_speech
-    goes_on = next_word[:1].islower() and not has_no_case
+    if mark is None:
+        return _other_mark_is_end(text, match, words_start)
+
+    continues_in_small_letters = next_word[:1].islower() and not has_no_case
     # A small letter goes on with the sentence, unless a full stop ended the line before.
-    if goes_on and (mark != "." or "\n" not in match[0]):
+    is_at_line_end = mark == "." and "\n" in match[0]
+    if continues_in_small_letters and not is_at_line_end:
         return False
     if mark != ".":
         return True
     return _dot_is_full_stop(word, next_word, following["behind"])
+
+
+_LONGEST_MARKER = 12
+"""Characters of a marker of a list, with spaces and stars around it."""
+
+
+def _other_mark_is_end(text: str, match: re.Match[str], words_start: int) -> bool:
+    """Return whether a mark of another script, or an emoji, ends a sentence: not within a title
+    (《…》), nor where “he said” follows a quotation."""
+    next_start = match.end()
+    recent = text[max(words_start, next_start - 80) : next_start]
+    is_in_title = recent.rfind("《") > recent.rfind("》")
+    is_quoted_speech = bool(match["quoted"]) and _SPEAKER.match(text, next_start) is not None
+    return not is_in_title and not is_quoted_speech
 
 
 def _word_before(text: str, words_start: int, mark_start: int) -> str:
@@ -198,11 +218,24 @@ def _item_marker(line: str, may_be_number: bool) -> re.Match[str] | None:
     return _NUMBER.match(line)
 
 
-def _blocks(text: str) -> Iterator[tuple[int, int, int]]:
-    """Yield the first character of each block, where its sentences are looked for, and its end."""
+@dataclass(frozen=True)
+class _Block:
+    """A stretch of text that begins a sentence, in characters."""
+
+    start: int
+    words_start: int
+    """Where marks that end sentences are looked for: behind the marker of a list item. At the end
+    of the block, there is one sentence."""
+
+    end: int
+
+
+def _blocks(text: str) -> Iterator[_Block]:
+    """Yield the blocks of a text, in order."""
+    # The block that the lines so far belong to, while `is_open`.
     block_start = 0
     words_start = 0
-    is_open = False  # whether the block may go on in the next line
+    is_open = False  # whether it may go on in the next line
     is_item = False  # whether it is a list item
     fence = ""  # the beginning of the line that closes fenced code, inside of it
     line_above = ""
@@ -213,13 +246,13 @@ def _blocks(text: str) -> Iterator[tuple[int, int, int]]:
         content = line.strip()
         if fence:
             if content.startswith(fence):
-                yield block_start, line_end, line_end  # no sentence begins inside of code
+                yield _Block(block_start, line_end, line_end)  # no sentence begins inside of code
                 is_open = False
                 fence = ""
             continue
         if not content or _RULE.fullmatch(content):
             if is_open:
-                yield block_start, words_start, line_start
+                yield _Block(block_start, words_start, line_start)
             is_open = False
             line_above = content
             continue
@@ -237,13 +270,13 @@ def _blocks(text: str) -> Iterator[tuple[int, int, int]]:
             begins_block = True
         if begins_block or marker:
             if is_open:
-                yield block_start, words_start, line_start
+                yield _Block(block_start, words_start, line_start)
             block_start = line_start + len(line) - len(line.lstrip())
             words_start = line_start + marker.end() if marker else line_start
             is_item = marker is not None
             is_open = not is_whole
             if is_whole:
-                yield block_start, line_end, line_end
+                yield _Block(block_start, line_end, line_end)
         line_above = content
     if is_open:
-        yield block_start, line_end if fence else words_start, line_end
+        yield _Block(block_start, line_end if fence else words_start, line_end)

@@ -1,12 +1,21 @@
-"""Which tokens a target may see: the long window, the short one, and the distant units between.
+"""Cut documents into blocks of targets, and say which tokens each target may see.
+
+A block is W consecutive targets that share their windows. Here P = 1, F = 5, S = 3 and W = 2:
+
+    tokens of the block   p | d d d d d | l l l | t t
+    position ID           0   1 2 3 4 5   6 7 8   9 10
+    long window           prefix, distant and local tokens        N = F + S
+    short window          prefix and local tokens                 S
+
+With the block starting at b, target b + i sees the N + i tokens before it (long) or the last S + i
+of them (short), as earlier targets are inputs, too; W = 1 is an exact window for each target. With
+`long="all"`, N is b: a target sees everything before it. Both windows begin with the same P prefix
+tokens, such as a beginning-of-text token. The position ID of a token is its place in the long
+window, prefix included, whichever other tokens are left out.
+
+Distant tokens are ranked, added and dropped as units, such as words (`Units`).
 
 Place in the flow: documents → **blocks of targets** → losses. Pure arithmetic; no torch.
-
-A block is W consecutive targets that share their windows. With the block starting at b, target b +
-i sees the N + i tokens before it (long) or the last S + i of them (short); W = 1 is an exact window
-for each target. With `long="all"`, N is b: a target sees everything before it. Both windows begin
-with the same P prefix tokens, such as a beginning-of-text token. The position ID of a token is its
-place in the long window, prefix included, whichever other tokens are left out.
 
 Dimension key: N long, S short, P prefix, W stride (targets of a block), F = N − S distant places, U
 distant units, T targets, A random halves.
@@ -83,7 +92,7 @@ class Windows:
         return self.long_window.first_target(self.short)
 
     def check(self) -> None:
-        """Reject lengths that do not form windows."""
+        """Raise ConfigError for lengths that do not form windows."""
         if self.short < 1 or self.stride < 1:
             raise ConfigError(f"short={self.short} and stride={self.stride} must be at least 1")
         longest = self.long_window.longest
@@ -93,12 +102,12 @@ class Windows:
                 "those of the long window outside the local one; lower short, or raise long"
             )
 
-    def num_positions(self, longest: int = 0) -> int:
-        """Return one more than the largest position ID of a forward. `longest`: tokens of the
-        longest document, needed with `long="all"`."""
+    def num_positions(self, longest_document: int = 0) -> int:
+        """Return one more than the largest position ID of a forward. `longest_document`: its
+        tokens, needed with `long="all"`."""
         # The longest window is that of a full block at the document's end.
-        long = self.tokens_before(longest - self.stride)
-        return len(self.prefix) + long + self.stride - 1  # the last target is no input
+        num_long = self.tokens_before(longest_document - self.stride)
+        return len(self.prefix) + num_long + self.stride - 1  # the last target is no input
 
     def tokens_before(self, start: int) -> int:
         """Return the number of tokens in the long window of a target at `start`."""
@@ -121,10 +130,11 @@ class Windows:
 
     def block(self, tokens: np.ndarray, start: int, end: int) -> Block:
         """Return the targets start … end − 1 as one block."""
-        long = self.tokens_before(start)
+        num_long = self.tokens_before(start)
         prefix = np.array(self.prefix, dtype=tokens.dtype)
-        windows = replace(self, long=long, stride=end - start)
-        return Block(windows, start, np.concatenate([prefix, tokens[start - long : end]]))
+        # The block's windows have fixed lengths, also with `long="all"`.
+        windows = replace(self, long=num_long, stride=end - start)
+        return Block(windows, start, np.concatenate([prefix, tokens[start - num_long : end]]))
 
 
 @dataclass(frozen=True)
@@ -168,8 +178,10 @@ class Block:
 
     @cached_property
     def distant_F(self) -> np.ndarray:
+        """Return the distant tokens."""
         return self.tokens[self.num_prefix : self.num_prefix + self.num_distant]
 
+    # Selectors of users may have been written for the last release.
     num_far = OldAttribute("num_distant")
     far_F = OldAttribute("distant_F")
     near = OldAttribute("local")
@@ -186,12 +198,14 @@ class Block:
         distant tokens, rising)."""
         return np.concatenate([np.arange(self.num_prefix), self.num_prefix + distant])
 
-    def local(self, last: int | None = None) -> np.ndarray:
+    def local(self, num_targets: int | None = None) -> np.ndarray:
         """Return the position IDs of the local window and of the targets that are inputs for the
-        first `last` targets (all by default)."""
-        if last is None:
-            last = self.num_targets
-        return np.arange(self.num_prefix + self.num_distant, self.num_before + last - 1)
+        first `num_targets` targets (all by default)."""
+        if num_targets is None:
+            num_targets = self.num_targets
+        first_local = self.num_prefix + self.num_distant
+        # A target is an input for the next one, so the last is none.
+        return np.arange(first_local, self.num_before + num_targets - 1)
 
 
 # --- units ----------------------------------------------------------------------------------------
@@ -202,13 +216,14 @@ class Units:
     """Runs of distant places, such as words. Each is ranked, added, dropped and counted as one."""
 
     first: np.ndarray
-    """The first place of each."""
+    """The first place of each unit."""
 
     end: np.ndarray
-    """One past the last place of each."""
+    """One past the last place of each unit."""
 
     @staticmethod
     def of_tokens(num_distant: int) -> Units:
+        """Return a unit for each place."""
         return Units.of_spans(num_distant, 1)
 
     @staticmethod
@@ -240,14 +255,14 @@ class Units:
         return np.arange(self.first[first], self.end[end - 1])
 
     def halves(self, num_halves: int, generator: np.random.Generator) -> np.ndarray:
-        """Return kept_AU: random halves, all with the same number of units. Of spans, which
-        overlap, only adjacent ones are drawn, so that no place is in two."""
+        """Return kept_AU, which units are in each random half; all halves have the same number of
+        units. Spans overlap, so only adjacent ones are drawn: no two have a place in common."""
         drawable = []
-        end = 0
+        end_of_last = 0
         for unit in range(len(self)):
-            if self.first[unit] >= end:
+            if self.first[unit] >= end_of_last:
                 drawable.append(unit)
-                end = self.end[unit]
+                end_of_last = self.end[unit]
         kept_AU = np.zeros((num_halves, len(self)), dtype=bool)
         for kept_U in kept_AU:
             kept_U[generator.choice(drawable, len(drawable) // 2, replace=False)] = True

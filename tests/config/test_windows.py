@@ -15,7 +15,7 @@ from olmo_sparsity.config.windows import (
 
 def test_a_number_is_a_fixed_window_and_all_is_all_earlier_text() -> None:
     assert long_window(96) == FixedWindow(96)
-    assert long_window("all", most=512, least=8) == AllEarlierText(512, 8)
+    assert long_window("all", max_tokens=512, min_distant=8) == AllEarlierText(512, 8)
     assert sorted(map(long_window, (96, "all", 24)), key=lambda window: window.length) == [
         FixedWindow(24),
         FixedWindow(96),
@@ -28,7 +28,7 @@ def test_a_number_is_a_fixed_window_and_all_is_all_earlier_text() -> None:
     [
         (FixedWindow(8), [8, 8], [2, 32]),
         (AllEarlierText(), [10, 40], [0, 0]),
-        (AllEarlierText(most=12), [10, 12], [0, 28]),
+        (AllEarlierText(max_tokens=12), [10, 12], [0, 28]),
     ],
 )
 def test_a_window_ends_before_its_target(
@@ -43,8 +43,8 @@ def test_a_window_ends_before_its_target(
 def test_targets_begin_where_enough_tokens_are_distant() -> None:
     assert FixedWindow(8).first_target(local=3) == 8
     assert FixedWindow(8).least_distant(local=3) == 5
-    assert AllEarlierText(least=2).first_target(local=3) == 5
-    assert AllEarlierText(least=2).least_distant(local=3) == 2
+    assert AllEarlierText(min_distant=2).first_target(local=3) == 5
+    assert AllEarlierText(min_distant=2).least_distant(local=3) == 2
 
 
 def test_the_local_window_is_at_most_a_quarter_of_a_short_text() -> None:
