@@ -453,11 +453,12 @@ class EngineConfig:
     """Seconds that processes wait until all of them are there."""
 
     step_timeout_s: int = option(300, least=1)
-    """Seconds of an optimizer step after the first, until all processes write their stacks and end,
-    with the exit code 76: the same command goes on."""
+    """Seconds of an optimizer step after the first (of the run, and of a stage), until all
+    processes write their stacks and end, with the exit code 76: the same command goes on."""
 
     work_timeout_s: int = option(1800, least=1)
-    """The same, of the start with the first step, an evaluation, and a checkpoint."""
+    """The same, of the start with the first step, the first step of a stage, an evaluation, and a
+    checkpoint."""
 
 
 @dataclass

@@ -185,7 +185,18 @@ def needed_bytes(config: RunConfig, hardware: Hardware, micro_batch_size: int) -
     """Return the peak on a device, of the start and of the steps."""
     step = state_of(config, hardware, micro_batch_size)
     activations = activation_bytes(config.model, config.training, micro_batch_size, hardware.kind)
-    return max(step + activations, start_of(config, hardware))
+    evaluation = evaluation_of(config, hardware)
+    return max(step + activations, start_of(config, hardware), evaluation)
+
+
+def evaluation_of(config: RunConfig, hardware: Hardware) -> int:
+    """Return the bytes on each device while tasks of lm_eval are measured, without activations; 0
+    without tasks. Every process then has a whole copy of the model in fp32 beside its state."""
+    if not config.evaluation.lm_eval:
+        return 0
+    # Whole gradients, which `fsdp` adds up over micro-batches, are gone by then.
+    state = state_of(config, hardware, config.training.batch_size // hardware.count)
+    return state + copied_for_tasks(config)
 
 
 def start_of(config: RunConfig, hardware: Hardware) -> int:
@@ -247,6 +258,9 @@ class Cost:
     start: float
     """Bytes on each device at the peak of the start, before the first step."""
 
+    evaluation: float
+    """Bytes on each device while tasks of lm_eval are measured; 0 without."""
+
     context: float
     """Bytes on each device that CUDA holds for itself."""
 
@@ -262,7 +276,7 @@ class Cost:
 
     @property
     def peak(self) -> float:
-        return max(self.state + self.activations, self.start) + self.context
+        return max(self.state + self.activations, self.start, self.evaluation) + self.context
 
 
 def cost_with(config: RunConfig, hardware: Hardware) -> Cost:
@@ -281,6 +295,7 @@ def cost_with(config: RunConfig, hardware: Hardware) -> Cost:
             config.model, config.training, micro_batch_size, hardware.kind
         ),
         start=start_of(config, hardware),
+        evaluation=evaluation_of(config, hardware),
         context=CUDA_CONTEXT_BYTES if hardware.gpu else 0,
         fits=needed_bytes(config, hardware, micro_batch_size) <= hardware.memory,
         computing_s=computing_s,
@@ -330,6 +345,7 @@ def _saves(config: RunConfig, hardware: Hardware, parameters: int) -> dict[str, 
     saved_by_each = 12 * parameters / count
 
     at_start = main_memory_at_start(config)
+    for_tasks = copied_for_tasks(config)
     of_process = main_memory_of(config, hardware)
     of_node = of_process * count / hardware.nodes
 
@@ -340,7 +356,9 @@ def _saves(config: RunConfig, hardware: Hardware, parameters: int) -> dict[str, 
     return {
         "main memory": (
             f"{of_process / 2**30:.1f} GiB a process (the start takes {at_start / 2**30:.1f}, "
-            f"a copy for a save {saved_by_each / 2**30:.1f}); {of_node / 2**30:.0f} GiB a node"
+            f"a copy for a save {saved_by_each / 2**30:.1f}"
+            + (f", one for lm_eval {for_tasks / 2**30:.1f}" if for_tasks else "")
+            + f"); {of_node / 2**30:.0f} GiB a node"
         ),
         "disk": (
             f"text {disk.text / 1e9:.1f} GB if read once; a checkpoint {disk.checkpoint / 1e9:.1f} "
@@ -386,10 +404,20 @@ def gpu_hours(config: RunConfig, hardware: Hardware) -> float:
 
 
 def main_memory_of(config: RunConfig, hardware: Hardware) -> float:
-    """Return the bytes of main memory that a process needs at its peak: the start, or a save."""
+    """Return the bytes of main memory that a process needs at its peak: the start, a save, or tasks
+    of lm_eval."""
     saved_by_each = disk_of(config).checkpoint / hardware.count
     libraries = LIBRARIES_BYTES if hardware.gpu else 0
-    return max(main_memory_at_start(config), saved_by_each) + libraries
+    copied = max(saved_by_each, copied_for_tasks(config))
+    return max(main_memory_at_start(config), copied) + libraries
+
+
+def copied_for_tasks(config: RunConfig) -> int:
+    """Return the bytes of the copy of all weights, in fp32, on which each process measures tasks of
+    lm_eval; 0 without tasks."""
+    if not config.evaluation.lm_eval:
+        return 0
+    return 4 * count_parameters(without_memory(config.model))
 
 
 def main_memory_at_start(config: RunConfig) -> float:
@@ -486,6 +514,8 @@ def _memory(config: RunConfig, hardware: Hardware) -> str:
         f"state {cost.state / 2**30:.1f}, activations {cost.activations / 2**30:.1f}, "
         f"start {cost.start / 2**30:.1f}"
     )
+    if cost.evaluation:
+        parts += f", lm_eval {cost.evaluation / 2**30:.1f}"
     fits = "fits" if cost.fits else "DOES NOT FIT"
     line = f"{cost.peak / 2**30:.1f} GiB ({fits}; {parts}), micro-batches of "
     line += str(cost.micro_batch_size)

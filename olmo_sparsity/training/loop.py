@@ -135,11 +135,13 @@ def run_steps(
     drawn = draw(start.batches, start.step, num_steps, engine.device)
     with contextlib.closing(in_background(drawn, depth=1)) as batches:
         for step, batch in enumerate(batches, start=start.step + 1):
-            if (
-                step > start.step + 1
-            ):  # the first may compile kernels, and has the limit of the start
-                watchdog.expect(f"step {step}", "step_timeout_s")
-            if step == start.step + 1 or step in config.training.first_steps:
+            # Kernels may be compiled in the first step of the run, which belongs to the start, and
+            # in the first one of a stage.
+            begins_stage = step in config.training.first_steps
+            if step > start.step + 1:
+                limit = "work_timeout_s" if begins_stage else "step_timeout_s"
+                watchdog.expect(f"step {step}", limit)
+            if step == start.step + 1 or begins_stage:
                 set_angles(start, step, progress)
             seed_step(config.seed, step, processes.rank, engine.device)
             rate = learning_rate(config.optimizer, step, num_steps)

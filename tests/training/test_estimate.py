@@ -30,7 +30,12 @@ from olmo_sparsity.training.estimate import (
     share_of_peak,
     state_of,
 )
-from olmo_sparsity.training.memory import activation_bytes, start_bytes, state_bytes
+from olmo_sparsity.training.memory import (
+    activation_bytes,
+    start_bytes,
+    state_bytes,
+    without_memory,
+)
 from olmo_sparsity.training.start import cost_of, for_hardware
 from tests.conftest import MakeConfig
 
@@ -232,6 +237,33 @@ def test_a_budget_of_activations_saves_memory_in_proportion_and_costs_time() -> 
     all_again = cost_with(recomputing, hardware)
     assert costs[0.0].computing_s == pytest.approx(all_again.computing_s)
     assert costs["null"].computing_s < costs[0.5].computing_s < costs[0.25].computing_s
+
+
+def test_tasks_of_lm_eval_need_a_whole_copy_of_the_model_on_each_device_and_in_main_memory() -> (
+    None
+):
+    hardware = Hardware.of("a100-40", 64, None)
+    plain = c4(
+        "1b",
+        "--engine.name=fsdp",
+        "--engine.reduce_every_micro_batch=true",
+        "--training.micro_batch_size=1",
+    )
+    with_tasks = replace(plain, evaluation=replace(plain.evaluation, lm_eval=["hellaswag"]))
+    whole = 4 * count_parameters(without_memory(plain.model))
+    cost = cost_with(with_tasks, hardware)
+    assert cost.evaluation > whole
+    assert cost.peak == cost.evaluation + cost.context > cost_with(plain, hardware).peak
+    too_small = replace(hardware, memory=cost.evaluation - 1)
+    assert (
+        needed_bytes(plain, too_small, 1)
+        < too_small.memory
+        < needed_bytes(with_tasks, too_small, 1)
+    )
+    lines = estimate(with_tasks, hardware)
+    assert f", lm_eval {cost.evaluation / 2**30:.1f}" in lines["memory of a process, fsdp"]
+    assert f", one for lm_eval {whole / 2**30:.1f})" in lines["main memory"]
+    assert "lm_eval" not in str(estimate(plain, hardware))
 
 
 def test_each_engine_is_estimated_with_the_micro_batches_that_fit_it() -> None:

@@ -22,6 +22,7 @@ from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.start import build_batches
+from olmo_sparsity.training.watchdog import Watchdog
 from tests.conftest import data_section, small_run
 
 YARN = {"scaling": "yarn", "factor": 4, "original_length": 16}
@@ -79,10 +80,13 @@ def test_a_stage_is_trained_with_its_own_angles(staged: dict[str, Any], tmp_path
     torch.testing.assert_close(*ends, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("first_step_left", [2, 4, 5])
+@pytest.mark.parametrize(
+    ("engine", "first_step_left"), [("single", 2), ("single", 4), ("single", 5), ("fsdp", 5)]
+)
 def test_a_run_resumes_to_the_bit_before_at_and_in_a_stage(
-    staged: dict[str, Any], first_step_left: int
+    staged: dict[str, Any], engine: str, first_step_left: int
 ) -> None:
+    staged["engine"] = {"name": engine}
     config = config_from_dict(staged)
     train(config)
     curve = losses_of(config)
@@ -211,3 +215,16 @@ def test_two_frequencies_are_too_few_for_scaling_in_any_stage(staged: dict[str, 
     staged["model"] |= {"d_model": 4, "n_heads": 2}
     with pytest.raises(ConfigError, match="needs at least two frequencies"):
         train(config_from_dict(staged))
+
+
+def test_the_first_step_of_a_stage_has_the_time_to_compile(
+    staged: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: dict[str, str] = {}
+    monkeypatch.setattr(Watchdog, "expect", lambda own, what, limit: limits.update({what: limit}))
+    monkeypatch.setattr(Watchdog, "stop", lambda own: None)
+    train(config_from_dict(staged))
+    assert limits["the start"] == "work_timeout_s"
+    assert limits["step 4"] == "work_timeout_s"
+    for step in (2, 3, 5, 6):
+        assert limits[f"step {step}"] == "step_timeout_s"
