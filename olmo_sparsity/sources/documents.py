@@ -21,6 +21,9 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 METADATA_NAMES = ("source", "file_name", "file_path", "title", "id")
 """Keys of a document's metadata that name it, the first that it has."""
 
+METADATA_IDS = (*METADATA_NAMES, "doc_id", "document_id", "ref_doc_id")
+"""Keys of the metadata whose values `expect` of a questions file takes, too."""
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -32,6 +35,10 @@ class Segment:
 
     name: str
     text: str
+
+    ids: tuple[str, ...] = field(default=(), repr=False)
+    """Other names that `expect` of a questions file takes: those of the document of which it is a
+    chunk, which stay when the document is cut otherwise."""
 
 
 class LangChainDocument(Protocol):
@@ -191,6 +198,7 @@ def _with_segments(items: Sequence[Any]) -> list[Any]:
             converted.append(item)
             continue
         metadata_names = [str(metadata[key]) for key in METADATA_NAMES if metadata.get(key)]
+        ids = tuple(str(metadata[key]) for key in METADATA_IDS if metadata.get(key))
         first_name = metadata_names[0] if metadata_names else f"source {number}"
         name = first_name
         count = 1
@@ -198,7 +206,7 @@ def _with_segments(items: Sequence[Any]) -> list[Any]:
             count += 1
             name = f"{first_name} ({count})"
         names.add(name)
-        converted.append(Segment(name, text))
+        converted.append(Segment(name, text, ids))
     return converted
 
 

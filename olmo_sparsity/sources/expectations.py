@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.errors import DataError, UserError
 from olmo_sparsity.sources.answers import StoredStatement
-from olmo_sparsity.sources.questions_file import QuestionLine, read_lines
+from olmo_sparsity.sources.questions_file import QuestionLine, names_by_id, read_lines
 
 FORMS = '{"both": [name, …]}, {"either": [name, …]}, each with "nats": least number if wanted'
 
@@ -43,6 +43,14 @@ class Expectation:
     is_either: bool = False
     """Whether one of the sources is enough."""
 
+    names_by_id: Mapping[str, set[str]] = field(default_factory=dict, compare=False, repr=False)
+    """Names of the question's sources by the ids of the documents of which they are chunks."""
+
+    def names_of(self, source: str) -> set[str]:
+        """Return the names of the sources that an expected one stands for: its own, and those that
+        have it as their id."""
+        return {source, *self.names_by_id.get(source, ())}
+
     def __str__(self) -> str:
         if not self.sources:
             return "no source"
@@ -60,14 +68,19 @@ def read_expectations(path: str | Path) -> list[list[Expectation]]:
 
 def _expectations_of(line: QuestionLine) -> list[Expectation]:
     expect = line.record.get("expect")
-    if not isinstance(expect, list):
-        return [] if expect is None else [_expectation(expect, None, line.place)]
-    _check_length(expect, line.record.get("answer"), line.place)
-    return [
-        _expectation(entry, number, line.place)
-        for number, entry in enumerate(expect)
-        if entry is not None
-    ]
+    expectations = list[Expectation]()
+    if isinstance(expect, list):
+        _check_length(expect, line.record.get("answer"), line.place)
+        for number, entry in enumerate(expect):
+            if entry is not None:
+                expectations.append(_expectation(entry, number, line.place))
+    elif expect is not None:
+        expectations.append(_expectation(expect, None, line.place))
+    try:
+        ids = names_by_id(line) if expectations else {}
+    except (UserError, ValueError):  # `read_questions` names what is wrong with the sources
+        ids = {}
+    return [replace(expectation, names_by_id=ids) for expectation in expectations]
 
 
 def _check_length(expect: list[Any], answer: Any, place: str) -> None:
@@ -120,7 +133,10 @@ def fits(expected: Expectation, row: StoredStatement, margin: float) -> bool:
     statement rests on no source only if what it may lose is within the margin."""
     if not expected.sources:
         return row.rests_on_none or (margin > 0 and row.largest_effect <= margin)
-    are_named = [_is_named(row, name, expected.nats, margin) for name in expected.sources]
+    are_named = [
+        any(_is_named(row, name, expected.nats, margin) for name in expected.names_of(source))
+        for source in expected.sources
+    ]
     if expected.is_either:
         return any(are_named)
     if len(expected.sources) > 1 and row.kind == "either":

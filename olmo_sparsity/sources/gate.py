@@ -185,7 +185,8 @@ def _check_expectation(expected: Expectation, answer: StoredAnswer, margin: floa
     number = None if expected.statement is None else expected.statement + 1
     rows = answer.statements if number is None else answer.statements[number - 1 : number]
     text = " ".join(row.text for row in rows)
-    missing = sorted(set(expected.sources) - answer.source_texts.keys())
+    in_prompt = answer.source_texts.keys()
+    missing = sorted(name for name in expected.sources if not expected.names_of(name) & in_prompt)
     # Of alternatives, one in the prompt is enough.
     is_enough = expected.is_either and len(missing) < len(expected.sources)
     if missing and not is_enough:

@@ -133,7 +133,8 @@ class _SourceNamer:
         """Return a source of this name, with a number if it is not the first of it."""
         self.counts[name] += 1
         count = self.counts[name]
-        return Segment(name if count == 1 else f"{name} ({count})", text)
+        numbered = name if count == 1 else f"{name} ({count})"
+        return Segment(numbered, text, ids=(name,))
 
 
 class _Passage(NamedTuple):

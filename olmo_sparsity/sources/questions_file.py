@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from olmo_sparsity.analysis.explain.prompt import read_text
@@ -184,18 +185,35 @@ def _as_answer(answer: Any, raw: bytes) -> str | list[str] | Answer | None:
 
 
 def _as_sources(sources: Any) -> Any:
-    """Return sources from JSON: {"name": …, "text": …} is a Segment, also within messages; a list
+    """Return sources from JSON: {"name": …, "text": …} is a Segment, also within messages, and may
+    have the `id` of its document; a document of LangChain or LlamaIndex is one as in Python; a list
     of texts alone has no names of its own, so they are numbered."""
     if isinstance(sources, list):
         if all(isinstance(item, str) for item in sources):
             return {f"source {i}": text for i, text in enumerate(sources, start=1)}
         return [_as_sources(item) for item in sources]
-    if isinstance(sources, Mapping) and set(sources) == {"name", "text"}:
-        return Segment(sources["name"], sources["text"])
+    if isinstance(sources, Mapping) and set(sources) - {"id"} == {"name", "text"}:
+        ids = conform(sources.get("id", []), str | list[str], "id of a source")
+        return Segment(
+            sources["name"], sources["text"], tuple([ids] if isinstance(ids, str) else ids)
+        )
+    if isinstance(sources, Mapping) and isinstance(sources.get("metadata"), Mapping):
+        text = sources.get("page_content", sources.get("text"))
+        return SimpleNamespace(text=text, metadata=sources["metadata"])
     if isinstance(sources, Mapping) and isinstance(sources.get("content"), list):
         content = [_as_sources(part) for part in sources["content"]]
         return {**sources, "content": content}
     return sources
+
+
+def names_by_id(line: QuestionLine) -> dict[str, set[str]]:
+    """Return the names of the sources that are chunks of a document, by each id of the document."""
+    names = dict[str, set[str]]()
+    request = AttributeRequest(model=None, **_request_fields(line)).checked()
+    for part in parts_of(read_turns(request.sources)):
+        for id in part.ids:
+            names.setdefault(id, set()).add(part.name)
+    return names
 
 
 def _with_decoys(requests: list[AttributeRequest]) -> list[AttributeRequest]:

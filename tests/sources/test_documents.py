@@ -69,6 +69,7 @@ def test_documents_of_other_libraries_are_sources_and_chunks_of_a_file_stay_apar
     assert [(part.name, part.text) for part in turn.parts] == [
         *(("a.pdf", "w1 w2"), ("a.pdf (2)", "w3 w4"), ("b.md", "w5 w6"), ("source 4", "w7"))
     ]
+    assert [part.ids for part in turn.parts] == [("a.pdf",), ("a.pdf",), ("b.md",), ()]
 
 
 @pytest.mark.parametrize(

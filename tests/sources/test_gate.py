@@ -124,6 +124,40 @@ def test_a_check_passes_if_the_verdict_is_as_expected(
     assert (not found.failures) == passes, found.describe()
 
 
+CHUNKS: list[Any] = [
+    {"name": "a", "text": "w1", "id": "report.pdf"},
+    {"name": "b", "text": "w2", "id": ["report.pdf", "DOC-7"]},
+]
+LANGCHAIN: list[Any] = [
+    {"page_content": "w1", "metadata": {"source": "a", "doc_id": "DOC-7"}, "type": "Document"},
+    {"page_content": "w2", "metadata": {"source": "b"}, "id": None},
+]
+
+
+@pytest.mark.parametrize(
+    ("sources", "expect", "passes"),
+    [
+        (CHUNKS, "report.pdf", True),  # either chunk
+        (CHUNKS, "a", True),  # its name
+        (CHUNKS, "DOC-7", False),  # the id of the other chunk alone
+        (CHUNKS, {"either": ["DOC-7", "report.pdf"]}, True),
+        (CHUNKS, {"both": ["DOC-7", "report.pdf"]}, False),
+        (CHUNKS, {"sources": ["report.pdf"], "nats": 99.0}, False),
+        (CHUNKS, "other.pdf", False),
+        (LANGCHAIN, "DOC-7", True),
+        (LANGCHAIN, "b", False),
+    ],
+)
+def test_an_id_of_a_document_stands_for_its_chunks(
+    sources: list[Any], expect: Any, passes: bool, tmp_path: Path
+) -> None:
+    """The first statement rests on the chunk `a`, the second on none; `b` is in the prompt."""
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({"sources": sources, "question": "q", "expect": expect}))
+    found = check(path, stored(tmp_path / "out", FIRST, SECOND))
+    assert (not found.failures) == passes, found.describe()
+
+
 def judged(folder: Path, nats: float, cells: dict[str, StoredCell], **row: Any) -> Path:
     """Write results of one question with one statement."""
     named = row.pop("named", [])
