@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from olmo_sparsity.text.documents import Controls, Document, Documents
+from olmo_sparsity.text.controls import Controls
+from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.text.split import split_long_documents
 from olmo_sparsity.text.windows import Windows
 
