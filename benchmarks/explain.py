@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from olmo_sparsity.analysis.results.statistics import percentile_interval, rank_correlations
+from olmo_sparsity.analysis.results.intervals import percentile_interval, rank_correlations
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.models.exchange import export

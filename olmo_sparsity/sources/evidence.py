@@ -26,7 +26,7 @@ from math import sqrt
 import numpy as np
 
 from olmo_sparsity.analysis.options import MIN_GAP
-from olmo_sparsity.analysis.results.statistics import quantile, tail
+from olmo_sparsity.analysis.results.intervals import quantile, tail
 
 # --- shares of the nats that all sources give -----------------------------------------------------
 

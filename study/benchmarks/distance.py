@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from olmo_sparsity.analysis.results.statistics import percentile_interval, resample_weights
+from olmo_sparsity.analysis.results.intervals import percentile_interval, resample_weights
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.models.find import find_folder
 from study.benchmarks.evidence import read_texts

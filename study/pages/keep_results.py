@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from olmo_sparsity.analysis.results.statistics import has_spans, tokens_of_targets
 from olmo_sparsity.analysis.results.tables import with_current_columns
+from olmo_sparsity.analysis.results.target_rows import has_spans, tokens_of_targets
 from olmo_sparsity.base.files import write_atomically, writing
 from olmo_sparsity.base.locks import locked
 from olmo_sparsity.base.renamed import with_current_names

@@ -27,12 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from olmo_sparsity.analysis.results.statistics import (
-    ENOUGH,
-    both_ways,
-    pair,
-    summarize,
-)
+from olmo_sparsity.analysis.results.statistics import ENOUGH, both_ways, pair, summarize
 from study.tasks.results import Row
 
 ROOT = Path(__file__).parents[2]

@@ -17,13 +17,13 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
-from olmo_sparsity.analysis.results.statistics import (
+from olmo_sparsity.analysis.results.intervals import (
     FEW_FOR_BOOTSTRAP,
-    net_differences,
     percentile_interval,
     resample,
     resample_weights,
 )
+from olmo_sparsity.analysis.results.statistics import net_differences
 from olmo_sparsity.base.files import write_atomically
 from study.benchmarks import questions, reasoning
 from study.pages.stored import (

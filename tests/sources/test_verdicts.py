@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from olmo_sparsity.analysis.options import MIN_GAP
-from olmo_sparsity.analysis.results.statistics import quantile, tail
+from olmo_sparsity.analysis.results.intervals import quantile, tail
 from olmo_sparsity.sources import evidence as evidence_module
 from olmo_sparsity.sources.evidence import PRIOR_NATS, Losses, weigh
 from olmo_sparsity.sources.verdicts import (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olmo_sparsity.analysis.results.statistics import rank_correlations
+from olmo_sparsity.analysis.results.intervals import rank_correlations
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.text.windows import Units, Windows, span_width
 from tests.support.brute import KINDS, units_of

@@ -17,11 +17,7 @@ from olmo_sparsity.analysis.measurement.recovery import DOCUMENT, PLACEBO
 from olmo_sparsity.analysis.measurement.targets import first_place, largest_gaps
 from olmo_sparsity.analysis.options import MIN_GAP, is_whole_number
 from olmo_sparsity.analysis.report.report import note
-from olmo_sparsity.analysis.results.statistics import (
-    Interval,
-    percentile_interval,
-    resample_weights,
-)
+from olmo_sparsity.analysis.results.intervals import Interval, percentile_interval, resample_weights
 from olmo_sparsity.analysis.results.view import html_table, places, quoted, sentence
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import check_finite, context_losses

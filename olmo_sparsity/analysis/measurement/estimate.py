@@ -25,9 +25,9 @@ import pandas as pd
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.targets import places_of
 from olmo_sparsity.analysis.options import ALL_DOCUMENTS, Shard
-from olmo_sparsity.analysis.results.statistics import KEYS, PARTS, half_of
 from olmo_sparsity.analysis.results.summary import describe_induction
 from olmo_sparsity.analysis.results.tables import Columns, join_documents
+from olmo_sparsity.analysis.results.target_rows import KEYS, PARTS, half_of
 from olmo_sparsity.analysis.results.view import num_of
 from olmo_sparsity.analysis.scoring.cost import Cost, counting
 from olmo_sparsity.analysis.scoring.induction import passages_of, repetition_drop

@@ -42,13 +42,12 @@ from olmo_sparsity.analysis.results.results import (
 from olmo_sparsity.analysis.results.statistics import (
     RELIABILITY,
     STUDENT,
-    half_of,
     longppl,
     mean_lds,
     summarize,
-    with_ends,
 )
 from olmo_sparsity.analysis.results.summary import describe_induction, describe_sink
+from olmo_sparsity.analysis.results.target_rows import half_of, with_ends
 from olmo_sparsity.base.devices import device_name
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.launch import Launch, read_launch

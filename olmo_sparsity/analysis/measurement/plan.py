@@ -52,8 +52,8 @@ from olmo_sparsity.analysis.options import (
     TextOptions,
 )
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.statistics import half_of
 from olmo_sparsity.analysis.results.tables import PHASES, Columns
+from olmo_sparsity.analysis.results.target_rows import half_of
 from olmo_sparsity.analysis.results.view import num_of
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.replaced import scorer_of

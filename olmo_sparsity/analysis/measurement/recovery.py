@@ -32,7 +32,8 @@ import pandas as pd
 from olmo_sparsity.analysis.measurement.parts import UnfinishedDocument
 from olmo_sparsity.analysis.measurement.reuse import Choices
 from olmo_sparsity.analysis.options import KS
-from olmo_sparsity.analysis.results.statistics import RELIABILITY, rank_correlations
+from olmo_sparsity.analysis.results.intervals import rank_correlations
+from olmo_sparsity.analysis.results.statistics import RELIABILITY
 from olmo_sparsity.analysis.results.tables import PHASES
 from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
 from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer

@@ -25,8 +25,8 @@ import pandas as pd
 from olmo_sparsity.analysis.measurement.targets import given_targets
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.results import Results, read_results
-from olmo_sparsity.analysis.results.statistics import KEYS
 from olmo_sparsity.analysis.results.tables import to_json_value
+from olmo_sparsity.analysis.results.target_rows import KEYS
 from olmo_sparsity.analysis.results.view import num_of
 from olmo_sparsity.analysis.selectors.influence import Choice, find_selector
 from olmo_sparsity.base.errors import ConfigError, DataError

@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.options import MIN_GAP, Settings
-from olmo_sparsity.analysis.results.statistics import (
+from olmo_sparsity.analysis.results.target_rows import (
     KEYS,
     distant_part_losses,
     half_of,

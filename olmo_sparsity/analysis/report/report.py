@@ -29,7 +29,6 @@ from olmo_sparsity.analysis.results.by_distance import split_by_distance
 from olmo_sparsity.analysis.results.columns import HEADINGS, ShownColumn, page_columns
 from olmo_sparsity.analysis.results.meta import SETS, main_set
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.statistics import losses_of_targets, with_ends
 from olmo_sparsity.analysis.results.summary import (
     INTERVALS,
     SPLIT,
@@ -45,6 +44,7 @@ from olmo_sparsity.analysis.results.summary import (
     describe_sink,
     quoted_row_of,
 )
+from olmo_sparsity.analysis.results.target_rows import losses_of_targets, with_ends
 from olmo_sparsity.analysis.results.view import (
     escape,
     format_number,

@@ -17,15 +17,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from olmo_sparsity.analysis.results.intervals import percentile_interval, resample
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.statistics import (
-    KEYS,
-    NO_GAP_NATS,
-    pair,
-    percentile_interval,
-    resample,
-    with_t_intervals,
-)
+from olmo_sparsity.analysis.results.statistics import NO_GAP_NATS, pair, with_t_intervals
+from olmo_sparsity.analysis.results.target_rows import KEYS
 
 CONTROLS = ("own", "unrelated")
 

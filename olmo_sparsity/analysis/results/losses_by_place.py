@@ -12,7 +12,7 @@ from functools import cached_property
 
 import pandas as pd
 
-from olmo_sparsity.analysis.results.statistics import t_interval
+from olmo_sparsity.analysis.results.intervals import t_interval
 from olmo_sparsity.analysis.results.view import format_interval
 from olmo_sparsity.base.errors import DataError
 

@@ -24,7 +24,6 @@ from olmo_sparsity.analysis.results.statistics import (
     STUDENT,
     as_reported,
     both_ways,
-    half_of,
     median_distances,
     net_differences,
     pair,
@@ -33,6 +32,7 @@ from olmo_sparsity.analysis.results.statistics import (
     without_few_intervals,
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS, absent_columns, read_table
+from olmo_sparsity.analysis.results.target_rows import half_of
 from olmo_sparsity.analysis.results.view import spell
 from olmo_sparsity.base.errors import DataError, check_type
 from olmo_sparsity.base.files import path_of, read_json

@@ -23,15 +23,20 @@ Dimension key: D documents, T targets, V values, R all documents, then bootstrap
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
 from itertools import product
-from math import pi, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.results.columns import SUMMARY
+from olmo_sparsity.analysis.results.intervals import (
+    Interval,
+    percentile_interval,
+    resample,
+    width_ratio,
+)
+from olmo_sparsity.analysis.results.target_rows import KEYS, distant_part_losses, losses_of_targets
 from olmo_sparsity.base.errors import DataError, check_type
 from olmo_sparsity.text.windows import Windows
 
@@ -45,12 +50,6 @@ LCL_NATS = 2.0
 """LongPPL (Fang et al. 2024): a token is key if the long context lowers its loss by more than
 `LSD_NATS`, to below `LCL_NATS`."""
 
-NUM_RESAMPLES = 2000
-"""Resamples of a bootstrap."""
-
-FEW_FOR_BOOTSTRAP = 25
-"""With fewer documents percentile intervals cover 80 to 92%, not 95% (docs/results.md)."""
-
 MIN_TARGETS = 10
 MIN_DOCUMENTS = 5
 """With fewer targets, or targets in fewer documents, no interval and no verdict is reported: the
@@ -59,9 +58,6 @@ bootstrap of one target has no width, and that of four documents covers far less
 STUDENT = "student"
 """The key `intervals` of a `meta.json` whose summary has the intervals that `as_reported`
 returned."""
-
-NORMAL = 1.959964
-"""97.5% of a normal distribution."""
 
 ENOUGH = 0.9
 """Recovery from which k units are said to be enough."""
@@ -75,24 +71,12 @@ NO_GAP_NATS = 1e-4
 RELIABILITY = "unrelated texts"
 """Rows of the table lds with this selector say how well halves of the unrelated texts agree."""
 
-KEYS = ["document", "target"]
-"""The columns that tell a target from others."""
-
-PARTS = ("document", "placebo")
-"""Kinds of distant context, as the column `distant_part` stores them."""
-
 GROUPS = ["target_set", "units", "selector", "k"]
 """The columns that tell a row of the summary from others."""
 
 SUMMED = ["own", "unrelated", "removed", "gap", "targets"]
 """Columns of `pair` that are summed over targets: the loss reduction by units of the own text and
 of an unrelated one, the loss increase without the own units, the gap, and 1 for each target."""
-
-
-def half_of(document: int) -> str:
-    """Return the half of the documents that a document belongs to: `threshold`, on which thresholds
-    are fitted, or `report`, on which they are used and recovery is measured."""
-    return "report" if document % 2 else "threshold"
 
 
 def summarize(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) -> pd.DataFrame:
@@ -158,59 +142,6 @@ def pair(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) ->
         removed=rows.loss_without_own - rows.loss_long,
         targets=1.0,
     )
-
-
-def with_ends(targets: pd.DataFrame) -> pd.DataFrame:
-    """Add the column `end`, one past a target's last token, where all are single tokens."""
-    return targets if "end" in targets else targets.assign(end=targets.target + 1)
-
-
-def has_spans(targets: pd.DataFrame) -> bool:
-    """Return whether a target has several tokens."""
-    return "end" in targets and bool((targets.end > targets.target + 1).any())
-
-
-def tokens_of_targets(targets: pd.DataFrame) -> pd.DataFrame:
-    """Return the `place` of each token of each target."""
-    spans = with_ends(targets)[[*KEYS, "end"]].drop_duplicates(ignore_index=True)
-    tokens = spans.loc[spans.index.repeat(spans.end - spans.target)]
-    return tokens.assign(place=tokens.target + tokens.groupby(level=0).cumcount())
-
-
-def losses_of_targets(losses: pd.DataFrame, targets: pd.DataFrame) -> pd.DataFrame:
-    """Return the losses with one change: the row of the first token of a target of several tokens
-    holds the sum over its tokens."""
-    if not has_spans(targets):
-        return losses
-    tokens = tokens_of_targets(targets)
-    losses_of_places = losses.rename(columns={"target": "place"})
-    by_target = tokens.merge(losses_of_places, "left", on=["document", "place"]).groupby(KEYS)
-    # A token without a row has NaN after the merge, which `count` does not count.
-    if by_target.loss_short.count().ne(by_target.size()).any():
-        raise DataError("the table losses lacks tokens of targets; measure again")
-
-    loss_columns = list(losses.select_dtypes("floating"))
-    sums = by_target[loss_columns].sum(min_count=1)
-    summed = losses.set_index(KEYS)
-    summed.loc[sums.index, loss_columns] = sums.astype(losses[loss_columns].dtypes)
-    return summed.reset_index()
-
-
-def distant_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
-    """Return two rows for each target, with its losses and its `gap`: one in the document's own
-    distant context, and one in that of the placebo."""
-    short = losses.loss_short.astype(float)
-    parts = []
-    for part, name in zip(PARTS, ("", "placebo_"), strict=True):
-        long = losses[f"{name}loss_long"]
-        rows = losses[KEYS].assign(
-            distant_part=part, loss_short=short, loss_long=long, gap=short - long
-        )
-        # Only the choice of targets reads it, and tables of earlier measurements lack it.
-        if "bigram" in losses:
-            rows["bigram"] = losses[f"{name}bigram"]
-        parts.append(rows)
-    return pd.concat(parts, ignore_index=True)
 
 
 def quantities_with_intervals(own: pd.DataFrame, placebo: pd.DataFrame) -> dict[str, float]:
@@ -384,60 +315,12 @@ def _quantities(sums_DV: np.ndarray) -> dict[str, np.ndarray]:
         }
 
 
-def resample(counts: pd.DataFrame | np.ndarray) -> np.ndarray:
-    """Return the sums of each column: first over all documents, then over each resample."""
-    # The memory layout decides in which order BLAS adds, and so the last digits of a sum.
-    counts_DV = np.ascontiguousarray(counts, float)
-    return np.vstack([counts_DV.sum(0), resample_weights(len(counts_DV)) @ counts_DV])
-
-
-@lru_cache(maxsize=4)
-def resample_weights(num_documents: int, seed: int = 0) -> np.ndarray:
-    """Return weights_RD: how often each document is drawn in each resample."""
-    generator = np.random.default_rng(seed)
-    share = np.full(num_documents, 1 / num_documents)
-    return generator.multinomial(num_documents, share, size=NUM_RESAMPLES).astype(float)
-
-
-class Interval(NamedTuple):
-    """A value and the ends of its 95% interval; NaN where there is none."""
-
-    value: float
-    low: float
-    high: float
-
-
-NO_INTERVAL = Interval(float("nan"), float("nan"), float("nan"))
-
-
-def percentile_interval(resampled_R: np.ndarray, value: float) -> Interval:
-    """Return the value and the ends of its 95% percentile interval over resamples; NaN for all
-    three if there is no value, or if too few resamples have one."""
-    # If too many resamples have no gap, the others are a biased sample.
-    if not np.isfinite(value) or np.isfinite(resampled_R).mean() < 0.98:
-        return NO_INTERVAL
-    low, high = np.nanpercentile(resampled_R, [2.5, 97.5])
-    return Interval(float(value), float(low), float(high))
-
-
-def t_interval(values_D: np.ndarray) -> Interval:
-    """Return the mean of one value for each document, and the ends of its 95% interval by
-    Student's t. The ends are NaN for fewer than two documents."""
-    num_documents = len(values_D)
-    mean = float(values_D.mean())
-    if num_documents < 2:
-        return Interval(mean, float("nan"), float("nan"))
-    standard_error = float(values_D.std(ddof=1)) / sqrt(num_documents)
-    reach = quantile(0.025, num_documents - 1) * standard_error
-    return Interval(mean, mean - reach, mean + reach)
-
-
 def with_t_intervals(summary: pd.DataFrame) -> pd.DataFrame:
     """Return the summary with wider intervals of net excess where few documents have targets:
     stretched from those of a normal distribution to Student's t."""
     if "num_placebo_documents" not in summary:
         return summary.copy()
-    stretch = summary[["num_documents", "num_placebo_documents"]].min(axis=1).map(_stretch_of)
+    stretch = summary[["num_documents", "num_placebo_documents"]].min(axis=1).map(width_ratio)
     ends = {}
     for column in SUMMARY:
         if column.is_net and column.low in summary:
@@ -528,67 +411,6 @@ def shares_of_all(
     num_distant = start - cut.first_distant(start) - cut.short
     rows = rows.assign(share_all=(rows.num_tokens >= num_distant).astype(float))
     return rows.groupby(GROUPS).share_all.mean().reset_index()
-
-
-def _stretch_of(num_documents: float) -> float:
-    """Return the factor by which a bootstrap interval over so few documents is too narrow: its
-    quantile should be Student's, and a resample divides the variance by n instead of n − 1."""
-    if num_documents >= FEW_FOR_BOOTSTRAP:
-        return 1.0
-    if not num_documents > 2:
-        return float("nan")
-    freedom = int(num_documents) - 1
-    return quantile(0.025, freedom) / NORMAL * sqrt(num_documents / freedom)
-
-
-def tail(t: np.ndarray, freedom: int) -> np.ndarray:
-    """Return P(T > t) of Student's t with `freedom` degrees of freedom, by its finite sums
-    (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
-    angle = np.arctan(t / sqrt(freedom))
-    cosine = np.cos(angle)
-    # Sum of the series in cos², whose first term depends on the parity of the degrees of freedom.
-    is_odd = freedom % 2
-    term = cosine if is_odd else np.ones_like(cosine)
-    total = term if freedom > 1 else 0 * term
-    for k in range(2 + is_odd, freedom, 2):
-        term = term * cosine**2 * (k - 1) / k
-        total = total + term
-    inside = np.sin(angle) * total
-    return 0.5 - ((angle + inside) / pi if is_odd else inside / 2)
-
-
-@cache
-def quantile(p: float, freedom: int) -> float:
-    """Return t with P(T > t) = p, for p < 0.5."""
-    low = 0.0
-    high = 1.0
-    while tail(np.array(high), freedom) > p:
-        high *= 2
-    for _ in range(50):  # bisections, which is to the last digit
-        middle = (low + high) / 2
-        if tail(np.array(middle), freedom) > p:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-def rank_correlations(
-    x_NA: np.ndarray, y_NA: np.ndarray, of_equal_values: float = np.nan
-) -> np.ndarray:
-    """Return Spearman's correlation of each row of x with the same row of y. `of_equal_values`: the
-    correlation of rows in which all values are equal."""
-
-    def centred_ranks(rows_NA: np.ndarray) -> np.ndarray:
-        ranks_NA = pd.DataFrame(rows_NA).rank(axis=1).to_numpy()
-        return ranks_NA - ranks_NA.mean(1, keepdims=True)
-
-    x_NA = centred_ranks(x_NA)
-    y_NA = centred_ranks(y_NA)
-    scale_N = np.sqrt((x_NA**2).sum(1) * (y_NA**2).sum(1))
-    products_N = (x_NA * y_NA).sum(1)
-    with np.errstate(invalid="ignore"):
-        return np.where(scale_N == 0, of_equal_values, products_N / scale_N)
 
 
 def mean_lds(targets: pd.DataFrame, lds: pd.DataFrame) -> pd.DataFrame:

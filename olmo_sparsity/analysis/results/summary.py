@@ -23,19 +23,18 @@ from olmo_sparsity.analysis.results.doubts import (
     has_net,
     warnings_of_few,
 )
+from olmo_sparsity.analysis.results.intervals import FEW_FOR_BOOTSTRAP
 from olmo_sparsity.analysis.results.meta import SETS, Meta, main_set
 from olmo_sparsity.analysis.results.results import Results, compare, differing_conditions, transfer
 from olmo_sparsity.analysis.results.statistics import (
     ENOUGH,
-    FEW_FOR_BOOTSTRAP,
     GROUPS,
     INDUCTION_SHARE,
-    KEYS,
     as_reported,
     has_few_targets,
-    losses_of_targets,
     summarize,
 )
+from olmo_sparsity.analysis.results.target_rows import KEYS, losses_of_targets
 from olmo_sparsity.analysis.results.view import (
     format_interval,
     format_number,

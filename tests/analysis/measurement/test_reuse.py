@@ -19,8 +19,8 @@ from olmo_sparsity.analysis.measurement.reuse import Matched, is_other_tokenizer
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results import statistics
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.statistics import KEYS
 from olmo_sparsity.analysis.results.summary import describe
+from olmo_sparsity.analysis.results.target_rows import KEYS
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.models.loaded import LoadedModel

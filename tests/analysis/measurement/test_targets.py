@@ -35,7 +35,7 @@ from olmo_sparsity.analysis.measurement.targets import (
     targets_of_document,
 )
 from olmo_sparsity.analysis.options import MIN_GAP, Settings, parse_share
-from olmo_sparsity.analysis.results.statistics import half_of
+from olmo_sparsity.analysis.results.target_rows import half_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.models.loaded import LoadedModel

@@ -33,8 +33,6 @@ from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.results import FILES, Results, compare, read_results
 from olmo_sparsity.analysis.results.statistics import (
     ENOUGH,
-    has_spans,
-    losses_of_targets,
     net_differences,
     pair,
     summarize,
@@ -46,6 +44,7 @@ from olmo_sparsity.analysis.results.summary import (
     quoted_row_of,
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS
+from olmo_sparsity.analysis.results.target_rows import has_spans, losses_of_targets
 from olmo_sparsity.analysis.results.view import format_interval
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.manifest import write_manifest

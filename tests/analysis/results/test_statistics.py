@@ -9,17 +9,19 @@ import pandas as pd
 import pytest
 
 from olmo_sparsity.analysis.results import statistics
+from olmo_sparsity.analysis.results.intervals import (
+    percentile_interval,
+    quantile,
+    rank_correlations,
+    tail,
+)
 from olmo_sparsity.analysis.results.statistics import (
     both_ways,
     longppl,
     mean_lds,
     net_differences,
-    percentile_interval,
-    quantile,
-    rank_correlations,
     summarize,
     summarize_pairs,
-    tail,
     weights_of_equal_gaps,
     with_t_intervals,
 )

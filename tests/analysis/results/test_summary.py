@@ -14,10 +14,10 @@ import pytest
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.results.columns import SUMMARY, column_named
+from olmo_sparsity.analysis.results.intervals import FEW_FOR_BOOTSTRAP
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.results import FILES, Results, read_results
 from olmo_sparsity.analysis.results.statistics import (
-    FEW_FOR_BOOTSTRAP,
     GROUPS,
     as_reported,
     mean_gap,
