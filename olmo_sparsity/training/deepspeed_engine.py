@@ -1,7 +1,10 @@
-"""Train with DeepSpeed's ZeRO, which shards optimizer state (1), gradients (2) and weights (3).
+"""Train with DeepSpeed's ZeRO, which shards the state of the optimizer (stage 1), also gradients
+(2), and also weights (3).
 
-Loss, optimizer, schedule, clipping and batch are ours; a JSON file configures the communication
-alone. In bf16 an fp32 copy of the weights is sharded with the moments; checkpoints hold that."""
+Loss, optimizer, schedule, clipping and batch are ours; a JSON file configures only the
+communication. In bf16 an fp32 copy of the weights is sharded with the moments. Checkpoints hold
+that copy.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from olmo_sparsity.training.optim import build_adamw, moments_of
 
 
 class ShardPart(NamedTuple):
-    """A part of a parameter, in the flat shard of this process."""
+    """The place of a part of a parameter in the flat shard of this process."""
 
     shard: Tensor
     offset: int
@@ -43,6 +46,8 @@ class ShardPart(NamedTuple):
 
 
 class ZeroEngine(Engine):
+    """Runs steps with DeepSpeed's ZeRO."""
+
     def __init__(
         self,
         model: Any,
@@ -52,9 +57,12 @@ class ZeroEngine(Engine):
         settings: dict[str, Any],
         source: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`settings`: of `deepspeed_settings`. `source`: the weights of a model without memory, of
-        which each process makes one at a time and keeps it in the engine's precision, or its shard
-        alone (ZeRO-3)."""
+        """Build the engine.
+
+        settings: From `deepspeed_settings`.
+        source: The weights of a model without memory (deferred.py). Each process makes one weight
+            at a time, and keeps it in the engine's precision, or with ZeRO-3 only its shard.
+        """
         self.settings = settings
         self.source = source
         self.stage = settings["zero_optimization"]["stage"]
@@ -86,6 +94,7 @@ class ZeroEngine(Engine):
 
     @property
     def dtype(self) -> torch.dtype:
+        """Return the dtype of the weights on the device."""
         return torch.bfloat16 if self.training.precision == "bf16" else torch.float32
 
     def prepare(self, optimizer: OptimizerConfig) -> None:
@@ -100,7 +109,7 @@ class ZeroEngine(Engine):
             dist_init_required=False,
         )
         with self.processes.agree():
-            self._refuse_another_engine(self.module)
+            self._check_engine(self.module)
         self.optimizer = self.zero.optimizer  # ours, with flat shards as parameters
         if bf16:  # DeepSpeed has made its fp32 copy from the rounded weights
             from deepspeed.utils import safe_set_full_fp32_param
@@ -114,7 +123,7 @@ class ZeroEngine(Engine):
         number = count_processes(self.processes.world_size)
         self.title = f"DeepSpeedEngine, ZeRO-{self.stage}, {number}"
 
-    def _refuse_another_engine(self, deepspeed: Any) -> None:
+    def _check_engine(self, deepspeed: Any) -> None:
         """Raise UserError if DeepSpeed has silently fallen back on another engine or optimizer."""
         expected = "DeepSpeedZeroOptimizer_Stage3" if self.stage == 3 else "DeepSpeedZeroOptimizer"
         model_type, summed_in = self.deepspeed.get_data_types()
@@ -135,11 +144,11 @@ class ZeroEngine(Engine):
     def autocast(self) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext()  # the weights themselves are bf16
 
-    def backward(self, part: Batch, num_labels: int, last: bool) -> Tensor:
+    def backward(self, part: Batch, num_labels: int, is_last: bool) -> Tensor:
         loss = self.deepspeed(part, num_labels)
         # DeepSpeed takes the mean over processes, where we need the sum; it sums micro-batches.
         self.deepspeed.backward(loss * self.processes.world_size, scale_wrt_gas=False)
-        if not last:
+        if not is_last:
             self.deepspeed.step()  # counts the micro-batch; only the last one updates
         return loss
 
@@ -156,6 +165,7 @@ class ZeroEngine(Engine):
 
     @property
     def norm(self) -> Tensor:
+        """Return the norm of the gradients before clipping."""
         norm = self.zero._global_grad_norm
         return torch.as_tensor(norm, dtype=torch.float32, device=self.device)
 
@@ -164,7 +174,7 @@ class ZeroEngine(Engine):
     def full(self, weight: Tensor) -> Tensor:
         from deepspeed.utils import safe_get_full_fp32_param
 
-        # DeepSpeed knows parameters alone; buffers are whole on each process.
+        # DeepSpeed knows only parameters. Buffers are whole on each process.
         if not weight.requires_grad:
             return weight.detach()
         full: Tensor = safe_get_full_fp32_param(weight)
@@ -187,8 +197,9 @@ class ZeroEngine(Engine):
             yield MomentSlice(name, part.start, own)
 
     def _part_of_stages_1_and_2(self, parameter: Any) -> ShardPart | None:
-        """Return where this process holds a parameter. These stages cut the flat concatenation of
-        all parameters into equal shards, so that a parameter may be in several or in one."""
+        """Return where this process holds a parameter; None if it does not. These stages
+        concatenate all parameters and cut the result into equal shards, so that a parameter may be
+        in one shard or in several."""
         where = parameter._hp_mapping
         if where is None:
             return None
@@ -204,8 +215,9 @@ class ZeroEngine(Engine):
         )
 
     def _part_of_stage_3(self, parameter: Any) -> ShardPart | None:
-        """Return where this process holds a parameter. ZeRO-3 cuts each parameter into equal parts,
-        the last one padded, and joins the parts of a process."""
+        """Return where this process holds a parameter; None if it holds padding only. ZeRO-3 cuts
+        each parameter into equal parts, of which the last is padded, and concatenates the parts of
+        a process."""
         group, offset, padded_length = self.zero.grad_position[self.zero.get_param_id(parameter)]
         start = self.processes.rank * padded_length
         length = min(padded_length, parameter.ds_numel - start)
@@ -222,11 +234,13 @@ class ZeroEngine(Engine):
         }
 
 
-OLDEST = "0.19.7"
-"""Older versions divide gradients by the number of micro-batches."""
+MIN_VERSION = "0.19.7"
+"""The oldest version of DeepSpeed. Older ones divide gradients by the number of micro-batches."""
 
 
 def import_deepspeed(device: torch.device) -> Any:
+    """Return the module `deepspeed`, ready to be used. Raise ConfigError if it is missing or
+    old."""
     if device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     # torch renamed collectives that DeepSpeed calls each step.
@@ -236,12 +250,12 @@ def import_deepspeed(device: torch.device) -> Any:
     except ImportError as error:
         raise ConfigError(
             f"engine.name requires DeepSpeed, which cannot be imported ({error}): "
-            f"pip install 'deepspeed>={OLDEST}'"
+            f"pip install 'deepspeed>={MIN_VERSION}'"
         ) from None
-    if Version(deepspeed.__version__) < Version(OLDEST):
+    if Version(deepspeed.__version__) < Version(MIN_VERSION):
         raise ConfigError(
             f"engine.name requires a newer DeepSpeed than the installed {deepspeed.__version__}: "
-            f"pip install 'deepspeed>={OLDEST}'"
+            f"pip install 'deepspeed>={MIN_VERSION}'"
         )
     # Disables shared-memory collectives, which are for inference, and the search for extensions,
     # which starts compilers. They would be compiled on first use, under a lock that a killed
@@ -253,10 +267,7 @@ def import_deepspeed(device: torch.device) -> Any:
 
 # --- settings -----------------------------------------------------------------------------------
 
-
-# Settings of communication and of logs. All others (optimizer, schedule, precision, offloading)
-# would change what is computed, or where.
-_TOP = {
+_PASSED_SETTINGS = {
     "zero_optimization",
     "communication_data_type",
     "prescale_gradients",
@@ -268,7 +279,10 @@ _TOP = {
     "memory_breakdown",
     "steps_per_print",
 }
-_ZERO = {
+"""DeepSpeed's settings of communication and of logs. All others (optimizer, schedule, precision,
+offloading) would change what is computed, or where."""
+
+_PASSED_ZERO_SETTINGS = {
     "stage",
     "overlap_comm",
     "contiguous_gradients",
@@ -285,12 +299,13 @@ _ZERO = {
     "stage3_max_live_parameters",
     "stage3_max_reuse_distance",
 }
+"""Those in the section zero_optimization."""
 
 
 def deepspeed_settings(
     engine: EngineConfig, training: TrainingConfig, world_size: int
 ) -> dict[str, Any]:
-    """Return DeepSpeed's settings: those of the JSON file, which may concern communication alone,
+    """Return DeepSpeed's settings: those of the JSON file, which may only concern communication,
     and the values of our config."""
     path = Path(engine.deepspeed_config or CONFIGS / f"deepspeed/{engine.name}.json")
     settings = read_json(path, dict, "engine.deepspeed_config names DeepSpeed's JSON settings")
@@ -315,11 +330,14 @@ def deepspeed_settings(
         "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": share // micro,
         "gradient_clipping": training.max_grad_norm or 0.0,
-        # With ZeRO-1, else bf16 gradients of all weights are held until the next step.
+        # Otherwise ZeRO-1 holds bf16 gradients of all weights until the next step.
         "bf16": {"enabled": training.precision == "bf16", "immediate_grad_update": True},
     }
 
 
 def _is_passed_on(key: str) -> bool:
+    """Return whether a key of the JSON file, such as `zero_optimization.stage`, is passed on."""
     section, _, leaf = key.partition(".")
-    return section in _TOP and (section != "zero_optimization" or leaf in _ZERO)
+    if section == "zero_optimization":
+        return leaf in _PASSED_ZERO_SETTINGS
+    return section in _PASSED_SETTINGS

@@ -1,7 +1,16 @@
 """Run training steps on one process or several: device, precision, accumulation, clipping.
 
-The loss of a step is the mean over the labels of all processes, which may have different numbers:
-each contributes its sum divided by the total. Dimension key: B batch, L length."""
+    step(batch) ─> backward(micro-batch), for each ─> update: clip, optimizer, zero gradients
+
+`Engine` is one process. `DDPEngine` here, `ZeroEngine` (deepspeed_engine.py) and `FSDPEngine`
+(fsdp_engine.py) override how weights are placed, how gradients are summed, and where the state of a
+checkpoint is found.
+
+The loss of a step is the mean over the labels of all processes, which may have different numbers of
+labels: each process contributes the sum of its losses divided by the number of all labels.
+
+Dimension key: B batch, L length.
+"""
 
 from __future__ import annotations
 
@@ -38,20 +47,24 @@ from olmo_sparsity.training.moments import (
 from olmo_sparsity.training.optim import Jumps, build_optimizer, moments_of
 
 COMPILED_BY_BLOCK = 16
-"""Layers from which each is compiled by itself. A graph of all of them takes a minute of a core, in
-place of seconds; and DDP and ZeRO would send no gradients before the last are computed."""
+"""Number of layers from which each layer is compiled by itself. One graph of all of them takes a
+minute of a core, in place of seconds; and DDP and ZeRO would send no gradients before the last ones
+are computed."""
 
 
 class ForwardClock:
-    """Adds up the time of a process's forward passes, in which it waits for no other one (with
-    `zero3` and `fsdp` it waits for their weights). On a GPU, time of the GPU."""
+    """Adds up the time of a process's forward passes. In these a process waits for no other one,
+    except with `zero3` and `fsdp`, where it waits for their weights. So a slow process shows. On a
+    GPU it is the time of the GPU."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.pending: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        """Events at the beginning and the end of passes that are not added yet."""
 
     @contextlib.contextmanager
     def running(self, device: torch.device) -> Iterator[None]:
+        """Add the time inside this block."""
         if device.type != "cuda":
             began = time.perf_counter()
             yield
@@ -87,10 +100,10 @@ class Losses(nn.Module):
         self.clock = ForwardClock()
 
     def forward(self, batch: Batch, num_labels: int | None = None) -> Tensor:
-        """Return nll_BL; or, for training, its sum divided by `num_labels`, the number of labels of
-        the whole step."""
+        """Return nll_BL without gradients. For training, with `num_labels`, the number of labels of
+        the whole step, return the sum of nll_BL divided by it."""
         inputs = (self.model, batch.tokens_BL, batch.positions_BL, batch.labels_BL)
-        # Found outside of compiled graphs, as the documents' lengths are needed on the host.
+        # Computed outside of compiled graphs, as the host needs the lengths of documents.
         documents = None
         if batch.documents_BL is not None:
             documents = find_documents(batch.documents_BL, batch.tokens_BL.device)
@@ -101,13 +114,13 @@ class Losses(nn.Module):
 
 
 class Engine:
-    """Runs steps on one process and one device. Other engines override how weights are placed,
-    gradients are summed, and state is found."""
+    """Runs steps on one process and one device."""
 
     title = "one process"
+    """The name of the engine in the log."""
 
     compiles_each_layer = False
-    """Whether each layer is a graph of its own, also where a model has few layers."""
+    """Whether each layer is compiled to a graph of its own, also if there are few of them."""
 
     optimizer: Any
 
@@ -142,6 +155,7 @@ class Engine:
     # --- a step ---------------------------------------------------------------------------------
 
     def autocast(self) -> contextlib.AbstractContextManager:
+        """Return the context of a forward pass, in which products are in the run's precision."""
         if self.training.precision == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
@@ -150,8 +164,9 @@ class Engine:
         self, batch: Batch, learning_rate: float, jumps: Jumps | None = None
     ) -> tuple[Tensor, Tensor]:
         """Make one optimizer step on this process's share of a batch. Return (mean loss, gradient
-        norm) of the whole batch, still on the device, so that the host can launch the next step.
-        `jumps`: skip the update of a step that jumps; this makes the host wait for the norm."""
+        norm) of the whole batch. They are still on the device, so that the host can launch the next
+        step. `jumps`: skip the update of a step that jumps, for which the host waits for the
+        norm."""
         num_labels = batch.num_labels
         if num_labels is None:  # the host waits for all processes
             num_labels = self.processes.sum(int((batch.labels_BL != IGNORED).sum()))
@@ -164,26 +179,26 @@ class Engine:
         # The labels are those of all processes, so the parts of the loss add up to its mean.
         loss = torch.zeros((), device=self.device)
         for index, part in enumerate(parts):
-            last = index == len(parts) - 1
-            loss += self.backward(part.to(self.device), num_labels, last).detach()
+            is_last = index == len(parts) - 1
+            loss += self.backward(part.to(self.device), num_labels, is_last).detach()
         if self.processes.world_size > 1:
             dist.all_reduce(loss)
         return loss, self.update(learning_rate, partial(self.is_skipped, jumps, loss))
 
     def is_skipped(self, jumps: Jumps | None, loss: Tensor, norm: Tensor) -> bool:
-        """Decide whether the update of a step is skipped, on all processes alike."""
+        """Return whether the update of a step is skipped, with the same answer on all processes."""
         if jumps is None:
             return False
         is_jump = jumps.is_jump(float(loss), float(norm))
-        # Should their decisions differ, one process that skips suffices.
+        # If their rounding makes decisions differ, one process that skips is enough.
         if not self.processes.sum(is_jump):
             return False
         jumps.num_skipped += 1
         return True
 
-    def backward(self, part: Batch, num_labels: int, last: bool) -> Tensor:
-        """Add the gradients of a micro-batch; return its part of the loss. `last`: it is the last
-        one of the step, after which gradients are summed over processes."""
+    def backward(self, part: Batch, num_labels: int, is_last: bool) -> Tensor:
+        """Add the gradients of a micro-batch, and return its part of the loss. `is_last`: whether
+        it is the last one of the step, after which gradients are summed over processes."""
         with self.autocast():
             loss = self.losses(part, num_labels)
         loss.backward()
@@ -202,7 +217,8 @@ class Engine:
         return norm
 
     def clip_gradients(self, limit: float) -> Tensor:
-        """Scale all gradients such that their norm is at most `limit`; return the norm before."""
+        """Scale all gradients such that their common norm is at most `limit`. Return the norm that
+        they had before."""
         return nn.utils.clip_grad_norm_(self.model.parameters(), limit)
 
     def token_losses(self, batch: Batch) -> Tensor:
@@ -216,14 +232,14 @@ class Engine:
 
     @cached_property
     def part_of(self) -> dict[str, int]:
-        """Return the process that saves each weight, such that all processes save about as many
-        bytes."""
+        """Return, for each weight, the rank of the process that saves it. All processes save about
+        as many bytes."""
         # DeepSpeed empties a parameter that it shards, and keeps its size as `ds_numel`.
         sizes = {name: getattr(p, "ds_numel", p.numel()) for name, p in self.weights()}
         return share_out(sizes, self.processes.world_size)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights by name, tied ones once, under their first name."""
+        """Yield names and weights. Tied weights are yielded once, under their first name."""
         named: dict[int, tuple[str, Tensor]] = {}
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             named.setdefault(id(tensor), (name, tensor))
@@ -234,28 +250,28 @@ class Engine:
         return weight.detach()
 
     def copy_weights(self, whole: bool = False) -> dict[str, Tensor]:
-        """Copy the weights that this process saves, or with `whole` all, into main memory, in fp32.
-        Every process must call it."""
+        """Copy weights into main memory, in fp32: those that this process saves, or, with `whole`,
+        all. Every process must call it."""
 
         def gather_one_by_one() -> Iterator[tuple[str, Tensor]]:
             for name, weight in self.weights():
-                full = self.full(weight)  # on all processes, also those that do not keep it
+                full = self.full(weight)  # called by all processes, also those that do not keep it
                 if whole or self.part_of[name] == self.processes.rank:
                     yield name, full
 
         return to_main_memory(gather_one_by_one())
 
     def copy_moments(self) -> Callable[[Path], Path]:
-        """Copy this process's part of the optimizer state; return a function that writes it into a
-        folder."""
+        """Copy this process's part of the optimizer state. Return a function that writes it into a
+        folder, and returns its file."""
         rank = self.processes.rank
         # Every process has all moments, so each saves those of the weights that it saves.
         parts = (part for part in self.moments() if self.part_of[part.parameter] == rank)
         return copy_moments(parts, rank, self.processes.world_size)
 
     def load_moments(self, folder: Path, step: int) -> None:
-        """Fill the optimizer state from a checkpoint. `step`: the number of updates so far, for
-        Adam's bias correction."""
+        """Fill the optimizer state from a checkpoint. `step`: the number of updates so far, which
+        Adam's bias correction needs."""
         saved = SavedMoments(folder, self.processes.rank)
         for part in self.moments():
             saved.fill(part)
@@ -264,7 +280,7 @@ class Engine:
                 state["step"].fill_(step)
 
     def moments(self) -> Iterator[MomentSlice]:
-        """Yield the moments that this process holds, to read or to fill."""
+        """Yield the moments that this process holds, to be read or filled."""
         for name, parameter in self.model.named_parameters():
             moments = moments_of(self.optimizer, parameter)
             yield MomentSlice(name, 0, {key: moment.view(-1) for key, moment in moments.items()})
@@ -279,25 +295,25 @@ class Engine:
 
 
 class DDPEngine(Engine):
-    """Several processes, each with the complete model; DDP averages gradients."""
+    """Runs steps on several processes, each with the complete model. DDP sums gradients."""
 
     def prepare(self, optimizer: OptimizerConfig) -> None:
         super().prepare(optimizer)
         start_alone()  # if there is only one process
         self.title = f"DistributedDataParallel, {count_processes(self.processes.world_size)}"
         if self.training.compile:
-            # Else the step is split where DDP's buckets end, to send them while the rest is
+            # Otherwise the step is split where DDP's buckets end, to send them while the rest is
             # computed (3% of a step on one machine). Older versions of PyTorch reject our graphs.
             torch._dynamo.config.optimize_ddp = False
         on_gpu = self.device.type == "cuda"
         self.parallel = DistributedDataParallel(
             self.losses,
             device_ids=[self.device] if on_gpu else None,
-            gradient_as_bucket_view=True,  # else gradients are stored twice
+            gradient_as_bucket_view=True,  # otherwise gradients are stored twice
         )
 
-    def backward(self, part: Batch, num_labels: int, last: bool) -> Tensor:
-        with contextlib.nullcontext() if last else self.parallel.no_sync():
+    def backward(self, part: Batch, num_labels: int, is_last: bool) -> Tensor:
+        with contextlib.nullcontext() if is_last else self.parallel.no_sync():
             with self.autocast():
                 loss = self.parallel(part, num_labels)
             (loss * self.processes.world_size).backward()  # DDP takes the mean, we need the sum
@@ -308,6 +324,7 @@ class DDPEngine(Engine):
 
 
 def count_processes(number: int) -> str:
+    """Return the number of processes in words."""
     return "1 process" if number == 1 else f"{number} processes"
 
 
@@ -322,10 +339,10 @@ def layers_of(model: Any) -> list[nn.Module]:
 def compile_model(
     model: Any, activation_memory_budget: float | None = None, each_layer: bool = False
 ) -> None:
-    """Compile the model, with one graph for each shape (of training, its stages, evaluations).
+    """Compile the model, with one graph for each shape: of training, its stages, evaluations.
 
-    When PyTorch sees a second shape, it otherwise makes a graph for any shape. That one rounds
-    differently, and whether it is used would depend on where a run begins."""
+    `dynamic=False` keeps PyTorch from making a graph for any shape when it sees a second one. That
+    graph rounds differently, and whether it is used would depend on where a run begins."""
     torch._dynamo.config.recompile_limit = 64  # by default 8 shapes; later ones run uncompiled
     # For the whole process, as the compiler reads it at each new shape: 1 is PyTorch's default.
     budget = 1.0 if activation_memory_budget is None else activation_memory_budget
@@ -349,7 +366,7 @@ def compile_model(
 
 
 def own_device(name: str, processes: Processes) -> torch.device:
-    """Choose the device of this process, which shares it with no other."""
+    """Return the device of this process, which it shares with no other process."""
     device = choose_device(name, lambda seen: own_gpu(seen, processes), "training.device")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -378,7 +395,7 @@ def be_deterministic() -> None:
 
 
 def choose_precision(name: Precision, device: torch.device) -> Precision:
-    """Resolve `auto`: bf16 where the device multiplies it in hardware."""
+    """Return bf16 or fp32. `auto` becomes bf16 if the device multiplies it in hardware."""
     if name != "auto":
         return name
     return "bf16" if multiplies(device, torch.bfloat16) else "fp32"

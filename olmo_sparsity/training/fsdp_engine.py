@@ -1,8 +1,10 @@
-"""Train with PyTorch's `fully_shard`: a process holds a part of each weight, gradient and moment.
+"""Train with PyTorch's `fully_shard`: each process holds a part of each weight, gradient and
+moment.
 
-The weights of a layer are gathered when it computes, forward and backward, and dropped afterwards,
-so that no process ever holds the whole model. The parts are fp32. With training.precision=bf16
-weights are gathered in bf16, layers compute in bf16, and gradients are summed in fp32."""
+The weights of a layer are gathered when it computes, forward and backward, and dropped afterwards.
+So no process ever holds the whole model. The parts are fp32. With training.precision=bf16, weights
+are gathered in bf16, layers compute in bf16, and gradients are summed in fp32.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +32,8 @@ from olmo_sparsity.training.sharded_muon import ShardedMuon
 
 
 class FSDPEngine(Engine):
+    """Runs steps with `fully_shard`."""
+
     # A graph of several layers would need the weights of all of them at once.
     compiles_each_layer = True
 
@@ -42,8 +46,8 @@ class FSDPEngine(Engine):
         settings: EngineConfig,
         source: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`source`: the weights of a model without memory, of which each process makes one at a
-        time and keeps its part."""
+        """Build the engine. `source`: the weights of a model without memory (deferred.py), of which
+        each process makes one at a time and keeps its part."""
         self.settings = settings
         self.source = source
         super().__init__(model, training, optimizer, processes)
@@ -67,6 +71,7 @@ class FSDPEngine(Engine):
         self.title = f"fully_shard, {sizes} {noun}"
 
     def shard(self) -> None:
+        """Let `fully_shard` divide the weights of each layer, and those outside of layers."""
         in_bf16 = self.training.precision == "bf16"
         policy = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if in_bf16 else None,
@@ -76,7 +81,7 @@ class FSDPEngine(Engine):
         )
         for layer in layers_of(self.model):
             fully_shard(layer, mesh=self.mesh, mp_policy=policy)
-        # What is left is used before the first layer and after the last one: embeddings, last norm.
+        # The rest is used before the first layer and after the last one: embeddings, last norm.
         fully_shard(self.losses, mesh=self.mesh, mp_policy=policy)
         for module in self.losses.modules():
             if isinstance(module, FSDPModule):
@@ -86,15 +91,15 @@ class FSDPEngine(Engine):
 
     @torch.no_grad()
     def fill(self, source: Mapping[str, Tensor]) -> None:
-        """Fill the rows that this process holds. It makes each weight whole, one at a time, as the
-        numbers of a row depend on those that were drawn before it."""
+        """Fill the rows that this process holds. Each weight is made whole, one at a time, because
+        the random numbers of a row depend on those that were drawn before it."""
         self.losses.to_empty(device=self.device)
         for name, parameter in self.model.named_parameters():
             first, own = self.own_rows(parameter)
             own.copy_(source[name][first : first + len(own)])
 
     def own_rows(self, sharded: Tensor) -> tuple[int, Tensor]:
-        """Return the number of the first row that this process holds, and its rows."""
+        """Return the number of the first row that this process holds of a weight, and its rows."""
         num_shards = self.mesh.size(self.mesh.ndim - 1)
         rows_of_each = -(-len(sharded) // num_shards)  # the last processes may hold fewer, or none
         first = min(len(sharded), rows_of_each * self.mesh.get_local_rank(self.mesh.ndim - 1))
@@ -105,13 +110,13 @@ class FSDPEngine(Engine):
     def autocast(self) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext()  # the gathered weights themselves are bf16
 
-    def backward(self, part: Batch, num_labels: int, last: bool) -> Tensor:
+    def backward(self, part: Batch, num_labels: int, is_last: bool) -> Tensor:
         root = cast(FSDPModule, self.losses)
         if self.settings.reduce_every_micro_batch:
-            root.set_requires_all_reduce(last)  # between nodes once a step
+            root.set_requires_all_reduce(is_last)  # between nodes only once a step
         else:
-            root.set_requires_gradient_sync(last)
-        return super().backward(part, num_labels, last)
+            root.set_requires_gradient_sync(is_last)
+        return super().backward(part, num_labels, is_last)
 
     def clip_gradients(self, limit: float) -> Tensor:
         parameters = list(self.model.parameters())
@@ -132,7 +137,7 @@ class FSDPEngine(Engine):
         return weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
 
     def copy_moments(self) -> Callable[[Path], Path]:
-        # Each node may hold a whole copy; they take turns in saving.
+        # With shard_over=node each node holds a whole copy. The copies take turns in saving.
         num_copies = self.mesh.size(0) if self.mesh.ndim == 2 else 1
         own_copy = self.mesh.get_local_rank(0) if self.mesh.ndim == 2 else 0
         own_turns = (
@@ -160,7 +165,8 @@ class FSDPEngine(Engine):
 
 
 def check_ranks(settings: EngineConfig, processes: Processes) -> None:
-    """Refuse processes of a node that are not numbered in a row, as torchrun numbers them."""
+    """Reject `engine.shard_over=node` unless the processes of each node have ranks in a row, as
+    torchrun gives them."""
     if settings.shard_over == "all":
         return
     local_size = processes.local_world_size
@@ -175,12 +181,13 @@ def check_ranks(settings: EngineConfig, processes: Processes) -> None:
 
 
 def build_mesh(device: torch.device, settings: EngineConfig, processes: Processes) -> DeviceMesh:
-    """Return all processes, which share one copy of the model, or a row of them for each node."""
+    """Return the processes as a row, which shares one copy of the model, or as a table with a row
+    for each node, each of which shares one copy."""
     ranks = torch.arange(processes.world_size)
     if settings.shard_over == "all":
         return DeviceMesh(device.type, ranks)
     ranks = ranks.view(-1, processes.local_world_size)
-    # As long as the group of all processes: the watchdog must come first.
+    # The limit of the group of all processes, so that the watchdog reports first.
     patience = timedelta(seconds=settings.work_timeout_s + 60)
     within_node, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout=patience)
     between_nodes, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), timeout=patience)

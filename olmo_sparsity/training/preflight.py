@@ -1,4 +1,5 @@
-"""Check disks, GPUs and earlier attempts, so that a job fails in its first minute."""
+"""Check GPUs, settings, disks and earlier attempts before training, so that a job that must fail
+does so in its first minute."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def check_same(settings: Mapping[str, Any], processes: Processes) -> None:
 def check_room(
     run_folder: Path, kept: CheckpointConfig, num_parameters: int, step: int, num_steps: int
 ) -> None:
-    """Check the disk for the checkpoints that the run will keep, and one being written."""
+    """Raise UserError unless the disk has room for the checkpoints that the run will keep, and for
+    one that is being written. `step`: the step from which the run goes on."""
     # 0 is `auto`, which may save after any step; None saves once, at the end.
     interval = 1 if kept.interval_steps == 0 else kept.interval_steps or num_steps
     num_left = math.ceil((num_steps - step) / interval)
@@ -84,9 +86,10 @@ def check_room(
 
 
 def check_shared(run_folder: Path, processes: Processes, patience_s: float = 10) -> None:
-    """Check that all processes see what the first one writes."""
+    """Raise UserError unless all processes see the files that the first one writes."""
     if processes.world_size == 1:
         return
+    # A new name for each start, which all processes know.
     mark = run_folder / f".seen-by-all-{processes.gather(uuid.uuid4().hex)[0]}"
     with processes.agree():
         if processes.is_first:
@@ -109,8 +112,8 @@ def check_shared(run_folder: Path, processes: Processes, patience_s: float = 10)
 
 @contextlib.contextmanager
 def attempt(run_folder: Path, max_starts: int, processes: Processes) -> Iterator[None]:
-    """Refuse a run that was started `max_starts` times and died each time before it saved. An end
-    that the run reports (a signal, an error of the user) is no death."""
+    """Count this start, and reject it if `max_starts` starts died before they saved. Inside, the
+    run trains. An end that the run reports (a signal, an error of the user) is not a death."""
     with processes.agree():
         if processes.is_first:
             _count_start(run_folder, max_starts)
@@ -125,6 +128,7 @@ def attempt(run_folder: Path, max_starts: int, processes: Processes) -> Iterator
 
 
 def _count_start(run_folder: Path, max_starts: int) -> None:
+    """Add a start to attempts.json, unless there are too many."""
     attempts = Attempts.read(run_folder)
     if attempts.starts >= max_starts:
         raise UserError(
@@ -136,4 +140,5 @@ def _count_start(run_folder: Path, max_starts: int) -> None:
 
 
 def _forget_starts(run_folder: Path) -> None:
+    """Set the number of starts in attempts.json to 0."""
     Attempts(Attempts.read(run_folder).saved_step).write(run_folder)

@@ -1,8 +1,9 @@
 """End a run whose processes wait for one that does not come: stacks, one line, exit code 76.
 
-A thread of each process compares the time with the limit of what it does now (`expect`). At a
-time-out all processes that still run write their stacks into `stacks/` of the run folder; the one
-whose file is not there is the one that did not come."""
+A thread of each process compares the time with the limit of the current task (`expect`). At a
+time-out all processes that still run write their stacks into `stacks/` of the run folder. The
+process whose file is missing is the one that hangs, or whose machine is gone.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from olmo_sparsity.config.sections import EngineConfig
 from olmo_sparsity.training.distributed import Processes
 
 GRACE_S = 8.0
-"""Processes reach a time-out within so many seconds of each other."""
+"""Seconds within which all processes reach a time-out and write their stacks."""
 
 
 class Watchdog:
-    """`release` is called before this process ends: it unlocks the run folder."""
+    """Watches the tasks of this process. With several processes, a thread ends it at a time-out."""
 
     def __init__(
         self,
@@ -33,6 +34,8 @@ class Watchdog:
         processes: Processes,
         release: Callable[[], None] = lambda: None,
     ) -> None:
+        """Begin to watch. `release` is called before this process is ended: it unlocks the run
+        folder."""
         self.limits = limits
         self.processes = processes
         self.release = release
@@ -45,31 +48,34 @@ class Watchdog:
         self.hosts = [host for _, host in starts]
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def expect(self, what: str, limit: str) -> None:
-        """From now on do `what`, within the limit of this setting of `engine`."""
-        self.doing = what
-        self.setting = limit
-        self.limit_s = getattr(self.limits, limit)
+    def expect(self, task: str, setting: str) -> None:
+        """Expect this process to finish a task, whose limit is this setting of `engine`. The next
+        call, or `stop`, ends the task."""
+        self.task = task
+        self.setting = setting
+        self.limit_s = getattr(self.limits, setting)
         self.deadline = time.monotonic() + self.limit_s
 
     def stop(self) -> None:
+        """Stop watching."""
         self.deadline = float("inf")
         faulthandler.cancel_dump_traceback_later()
 
     def _watch(self) -> None:
+        """End the process if its task takes too long. Runs in a thread."""
         while self.deadline < float("inf"):
-            # Should this thread be blocked too, one without Python prints stacks, and ends it all.
+            # If this thread is blocked, too, one without Python prints stacks and ends the process.
             faulthandler.dump_traceback_later(self.limits.work_timeout_s + 60, exit=True)
             time.sleep(min(1.0, self.limits.step_timeout_s / 4))
             if time.monotonic() > self.deadline:
                 self._end()
 
     def _end(self) -> None:
-        """Write the stacks, let one process say who did not come, and end this process."""
-        doing = self.doing  # another thread may go on meanwhile
+        """Write the stacks, let one process report which ones are missing, and end this process."""
+        task = self.task  # the main thread may go on meanwhile
         rank = self.processes.rank
         try:
-            self._write_stacks(doing)
+            self._write_stacks(task)
             missing, present = self._wait_for_stacks()
             # The first process may be the one that hangs.
             if rank == min(present, default=rank):
@@ -78,7 +84,7 @@ class Watchdog:
                     names = [f"process {number} on {self.hosts[number]}" for number in missing]
                     stacks = f"{', '.join(names)} did not come, stacks of the others"
                 say(
-                    f"olmo-sparsity: {doing} took more than engine.{self.setting}={self.limit_s}: "
+                    f"olmo-sparsity: {task} took more than engine.{self.setting}={self.limit_s}: "
                     f"{stacks} are in {self.folder}; the same command goes on"
                 )
             self.release()
@@ -87,16 +93,18 @@ class Watchdog:
             os._exit(EXIT_LOST_PROCESS)
 
     def _path(self, rank: int) -> Path:
+        """Return the file for the stacks of a process."""
         return self.folder / f"process{rank:05d}.txt"
 
-    def _write_stacks(self, doing: str) -> None:
+    def _write_stacks(self, task: str) -> None:
+        """Write the stacks of all threads of this process."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(self.processes.rank)
         partial = path.with_suffix(".tmp")
         with partial.open("w") as file:
-            where = f"process {os.getpid()} on {socket.gethostname()}"
+            process = f"process {os.getpid()} on {socket.gethostname()}"
             # Flushed, as faulthandler writes to the descriptor itself.
-            print(f"{doing}, {where}", file=file, flush=True)
+            print(f"{task}, {process}", file=file, flush=True)
             faulthandler.dump_traceback(file, all_threads=True)
         partial.rename(path)
         self._write_flight_recorder()
@@ -110,7 +118,7 @@ class Watchdog:
             (self.folder / f"nccl_trace_rank_{self.processes.rank}").write_bytes(trace)
 
     def _wait_for_stacks(self) -> tuple[list[int], list[int]]:
-        """Return the processes that wrote no stacks, and those that did."""
+        """Return the ranks of processes that wrote no stacks, and of those that did."""
         deadline = time.monotonic() + GRACE_S
         ranks = range(self.processes.world_size)
         while time.monotonic() < deadline and not all(self._path(r).exists() for r in ranks):
