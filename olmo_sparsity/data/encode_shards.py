@@ -1,8 +1,8 @@
 """Write the token shards of one prepared folder, and add each to the manifest when it is complete.
 
-    read_records → _read_batches → _encode_batches → _write_batch → ShardWriter, one for each split
-    a thread                       a thread, all      this thread
-                                   cores
+    read_records → _read_batches │ _encode_batches    │ _write_batch → ShardWriter of each split
+    in a thread                  │ in another thread, │ in this thread
+                                 │ on all cores       │
 
 A shard exists once the manifest names it. So `write_shards` resumes after the last shard that it
 names, and writes the next one from its start.

@@ -1,5 +1,4 @@
-"""Draw the position IDs of training sequences, by which a model of L tokens learns angles for T >
-L.
+"""Draw the position IDs of training sequences: L tokens with IDs below T, which may be larger.
 
     contiguous   0 1 2 3 4 5 6 7
     PoSE         0 1 2 3 | 9 10 11 12          chunks of consecutive IDs, with skips between them

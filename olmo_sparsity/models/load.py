@@ -1,8 +1,11 @@
 """Open a trained model: `load_model` by its folder, hub name, URL or GGUF file, `wrap_model` in
-memory. Nothing is unpickled: weights must be safetensors.
+memory.
 
-Place in the flow: find.py finds the files → here they are read → `LoadedModel` (loaded.py). Models
-that compute elsewhere are opened by entry points of the group `olmo_sparsity.prompt_models`.
+    a name ─ find.py ─> a folder of transformers ─ transformers_folder.py ─┐
+                        a run ─ an entry point of olmo_sparsity.runs ──────┼─> LoadedModel
+    a URL, llama:FILE ─ an entry point of olmo_sparsity.prompt_models ─────┘
+
+Nothing is unpickled: weights must be safetensors.
 """
 
 from __future__ import annotations
@@ -55,8 +58,8 @@ from olmo_sparsity.text.runs import run_loaders
 
 @contextmanager
 def _keeping_random_state() -> Iterator[None]:
-    """Leave PyTorch's global generators as they were: a model draws weights before it gets those of
-    its file, and a training loop around the call would otherwise draw other numbers."""
+    """Leave PyTorch's global generators as they were. A model draws weights before it gets those of
+    its file, after which a training loop around the call would draw other numbers."""
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=gpus):
         yield
@@ -116,8 +119,8 @@ def load_model(
         raise ConfigError(f"tokenizer: '{name}' has its own; omit the argument")
     folder = find_folder(name)
     if is_hugging_face(folder):
-        placing = _Placing(DTYPES.get(dtype), device, device_map)
-        loaded = _load_hugging_face(folder, name, placing, whole_prompts)
+        placement = _Placement(DTYPES.get(dtype), device, device_map)
+        loaded = _load_hugging_face(folder, name, placement, whole_prompts)
     elif device_map is not None:
         raise ConfigError(f"device_map={device_map} is for Hugging Face models; remove it")
     else:
@@ -147,7 +150,7 @@ def _check_device_map(device_map: Any) -> None:
 
 
 def _find_opener(name: str) -> Callable[..., LoadedModel]:
-    """Return what opens a name such as `llama:FILE.gguf` or a URL."""
+    """Return the function that opens a name such as `llama:FILE.gguf` or a URL."""
     kind = "llama" if name.startswith("llama:") else "url"
     for entry_point in entry_points_of("olmo_sparsity.prompt_models"):
         if entry_point.name == kind:
@@ -192,8 +195,8 @@ def wrap_model(
 
 
 def _unwrapped(model: Any) -> Any:
-    """Return a model without what torch.compile (`_orig_mod`), DataParallel and DDP (`module`) put
-    around it."""
+    """Return a model without the wrappers of torch.compile (`_orig_mod`), DataParallel and DDP
+    (`module`)."""
     modules = getattr(model, "_modules", {})
     for name in ("_orig_mod", "module"):
         if name in modules:
@@ -215,7 +218,8 @@ def _wrap_transformers(model: Any, whole_prompts: bool) -> Any:
 
 
 def _fitted(model: Any, whole_prompts: bool) -> Any:
-    """Wrap a model in the class that fits it: one that reads states, or whole prompts."""
+    """Wrap a model as `HuggingFaceLM`, which can read its states. If it does not fit, and
+    `whole_prompts` is set, wrap it as `WholePrompts`."""
     try:
         return HuggingFaceLM(model)
     except ConfigError:
@@ -225,18 +229,19 @@ def _fitted(model: Any, whole_prompts: bool) -> Any:
 
 
 @dataclass(frozen=True)
-class _Placing:
-    """Where and in which dtype weights of transformers are read."""
+class _Placement:
+    """The device and the dtype for weights of transformers."""
 
     dtype: torch.dtype | None
     """None: the checkpoint's."""
 
     device: str
     device_map: str | None
+    """As in transformers, in place of `device`."""
 
 
 def _load_hugging_face(
-    folder: Path, name: str, placing: _Placing, whole_prompts: bool
+    folder: Path, name: str, placement: _Placement, whole_prompts: bool
 ) -> LoadedModel:
     """Load a folder of transformers, or one of a PEFT adapter with its base model."""
     is_adapter = (folder / ADAPTER).is_file()
@@ -250,11 +255,13 @@ def _load_hugging_face(
             )
     weight_files = check_weight_files(base)
     try:
-        model: Any = read_hugging_face(base, placing.dtype, placing.device, placing.device_map)
+        model: Any = read_hugging_face(
+            base, placement.dtype, placement.device, placement.device_map
+        )
         if is_adapter:
             adapter_file = check_adapter_file(folder)
             weight_files.append(adapter_file)
-            model = add_adapter(model, folder, adapter_file, placing.device)
+            model = add_adapter(model, folder, adapter_file, placement.device)
         wrapped = _fitted(model, whole_prompts).eval()
     except UserError:
         raise
@@ -264,13 +271,13 @@ def _load_hugging_face(
             "in the folder is never run)"
         ) from None
     folder_of_tokenizer = folder if has_tokenizer(folder) else base
-    settings = [base / "config.json"]
+    config_files = [base / "config.json"]
     if is_adapter:
-        settings.append(folder / ADAPTER)
+        config_files.append(folder / ADAPTER)
     origin = None if is_adapter else find_origin(base)
     if origin is None:
-        # With the settings: angles or an adapter's scale change the numbers as weights do.
-        sha256 = fingerprint(weight_files + settings)
+        # With the configs: RoPE's angles or an adapter's scale change the numbers as weights do.
+        sha256 = fingerprint(weight_files + config_files)
     else:
         sha256 = origin.sha256
         name = f"{name} ({origin.quantization})"

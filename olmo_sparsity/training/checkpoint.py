@@ -1,8 +1,8 @@
 """Write checkpoints atomically in a thread, and find the newest intact one.
 
-    each process      its weights and moments  → step000300.tmp/, then RANK.written
-    first process     waits for all RANK.written → other files, manifest.json with their SHA-256
-                      → renames step000300.tmp to step000300, deletes older checkpoints
+    each process    writes its weights and moments into step000300.tmp/, then RANK.written
+    first process   waits for RANK.written of all, writes the other files and manifest.json with
+                    their SHA-256, renames step000300.tmp to step000300, deletes older ones
 
 So a folder without `.tmp` is complete, whenever a process is killed. `resume_point` returns the
 newest one whose files have the SHA-256 of its manifest.
