@@ -36,7 +36,7 @@ class Segment:
     name: str
     text: str
 
-    ids: tuple[str, ...] = field(default=(), repr=False)
+    ids: tuple[str, ...] = field(default=(), repr=False, compare=False)
     """Other names that `expect` of a questions file takes: those of the document of which it is a
     chunk, which stay when the document is cut otherwise."""
 
