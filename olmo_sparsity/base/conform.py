@@ -1,4 +1,15 @@
-"""Check values of JSON against a type, and build dataclasses from them.
+"""Check values of JSON and YAML against a type, and build dataclasses from them.
+
+    @dataclass
+    class Window:
+        long: int | Literal["all"]
+        short: int = 8
+
+    conform({"long": 32}, Window)         # Window(long=32, short=8)
+    conform({"long": "none"}, Window)     # ValueError: long must be …, not 'none'
+
+A ValueError names the place of a wrong value (`a.b[2]`), what it must be, and what it is. Files of
+ours have a CRC-32 as their last key (`with_crc`), by which a damaged one is noticed.
 
 Place in the flow: below everything that reads JSON or YAML. Imports nothing of ours.
 """
@@ -19,20 +30,23 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 T = TypeVar("T")
 Fill = Callable[[dict, type, str], Any]
 
-_DEEPEST = 50
+MAX_DEPTH = 50
 """Our files are not nested so deep; deeper ones may exhaust the stack."""
+
+LONGEST_SHOWN = 60
+"""Characters of a wrong value that a message shows."""
 
 
 def parse_json(content: bytes, kind: type[T]) -> T:
     """Return the content of a JSON file as this type. Raise ValueError with the reason."""
     try:
         value = json.loads(content.decode("utf-8"))
-        too_deep = _depth(value) > _DEEPEST
+        is_too_deep = _depth(value) > MAX_DEPTH
     except RecursionError:
-        too_deep = True
+        is_too_deep = True
     except ValueError as error:
         raise ValueError(f"not readable JSON ({error})") from None
-    if too_deep:
+    if is_too_deep:
         raise ValueError("it is nested too deep")
     if isinstance(value, dict):
         value = without_crc(value)
@@ -55,64 +69,77 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def with_crc(value: dict[str, Any]) -> dict[str, Any]:
-    """Add a CRC-32 of the content as last key, for a file or line without a manifest."""
+    """Return an object with a CRC-32 of its content as last key, for a file or line without a
+    manifest."""
     return {**value, "crc32": _crc(value)}
 
 
 def without_crc(value: dict[str, Any]) -> dict[str, Any]:
-    """Check and remove the CRC-32; ValueError if it differs. Older versions wrote none."""
-    rest = {key: item for key, item in value.items() if key != "crc32"}
-    if len(rest) < len(value) and value["crc32"] != _crc(rest):
+    """Return an object without its CRC-32; raise ValueError if the content has another one. Older
+    versions wrote none."""
+    content = {key: item for key, item in value.items() if key != "crc32"}
+    has_crc = len(content) < len(value)
+    if has_crc and value["crc32"] != _crc(content):
         raise ValueError("it is not what was written (its crc32 differs)")
-    return rest
+    return content
 
 
 def _crc(value: dict[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(value).encode()):08x}"
 
 
-def conform(value: Any, kind: Any, where: str = "", fill: Fill | None = None) -> Any:
-    """Return a value as this type, or raise ValueError: an int as a float, but a bool as neither;
-    the name of an enum's member as that member. `fill` builds a dataclass from a dict."""
+def conform(value: Any, kind: Any, place: str = "", fill: Fill | None = None) -> Any:
+    """Return a value as this type, or raise ValueError, which names its `place` in the file.
+
+    An int is accepted as a float, but a bool as neither, and the name of an enum's member as that
+    member. `fill` builds a dataclass from a dict."""
     if kind is Any:
         return value
     if is_dataclass(kind) and isinstance(value, dict):
         # is_dataclass also accepts instances, and `kind` is a type.
-        return (fill or _fill)(value, kind, where)  # type: ignore[arg-type]
+        return (fill or _fill)(value, kind, place)  # type: ignore[arg-type]
     origin = get_origin(kind)
-    inner = get_args(kind)
+    arguments = get_args(kind)
     if origin is Literal:
         # The types are compared as well, since 1 == True in Python.
-        if any(type(value) is type(item) and value == item for item in inner):
+        if any(type(value) is type(item) and value == item for item in arguments):
             return value
     elif origin in (Union, UnionType):
-        for choice in inner:
+        for choice in arguments:
             if _may_become(value, choice):
-                return conform(value, choice, where, fill)
+                return conform(value, choice, place, fill)
     elif origin is dict and isinstance(value, dict):
-        return {k: conform(item, inner[1], f"{where}.{k}", fill) for k, item in value.items()}
+        _, kind_of_values = arguments
+        return {
+            key: conform(item, kind_of_values, f"{place}.{key}", fill)
+            for key, item in value.items()
+        }
     elif origin in (list, tuple) and isinstance(value, origin):
-        items = enumerate(value)
-        return origin(conform(item, inner[0], f"{where}[{i}]", fill) for i, item in items)
+        kind_of_items = arguments[0]  # a tuple is declared as tuple[T, ...]
+        return origin(
+            conform(item, kind_of_items, f"{place}[{index}]", fill)
+            for index, item in enumerate(value)
+        )
     else:
-        plain = _plain(value, kind)
+        plain = _as_plain(value, kind)
         if plain is not _NO_VALUE:
             return plain
     shown = repr(value)
-    if len(shown) >= 60:
-        shown = f"{shown[:60]}…"
-    raise ValueError(f"{where.lstrip('.') or 'it'} must be {_called(kind)}, not {shown}")
+    if len(shown) >= LONGEST_SHOWN:
+        shown = f"{shown[:LONGEST_SHOWN]}…"
+    raise ValueError(f"{place.lstrip('.') or 'it'} must be {_describe(kind)}, not {shown}")
 
 
 _NO_VALUE = object()
+"""What `_as_plain` returns for a value of another type; None is a value."""
 
 
-def _plain(value: Any, kind: Any) -> Any:
+def _as_plain(value: Any, kind: Any) -> Any:
     """Return a value as an enum's member, a number or another class; _NO_VALUE if it is none."""
     if isinstance(kind, type) and issubclass(kind, Enum) and str(value) in kind.__members__:
         return kind[str(value)]
-    if kind in (int, float) and isinstance(value, _outer(kind)) and not isinstance(value, bool):
-        with suppress(OverflowError):
+    if kind in (int, float) and isinstance(value, _accepted(kind)) and not isinstance(value, bool):
+        with suppress(OverflowError):  # an int of thousands of digits as a float
             return kind(value)
     elif type(value) is kind:
         return value
@@ -124,11 +151,11 @@ def _may_become(value: Any, choice: Any) -> bool:
     that a mistake inside of a list is named, and not the union."""
     if get_origin(choice) is Literal and value not in get_args(choice):
         return False
-    return isinstance(value, _outer(choice)) and (value is None) == (choice is type(None))
+    return isinstance(value, _accepted(choice)) and (value is None) == (choice is type(None))
 
 
-def _outer(kind: Any) -> Any:
-    """Return the types of the values that may become a `kind`."""
+def _accepted(kind: Any) -> Any:
+    """Return the classes of the values that may become a `kind`."""
     if get_origin(kind) is Literal:
         return tuple(map(type, get_args(kind)))
     if is_dataclass(kind):
@@ -152,30 +179,33 @@ _NAMES = {
 }
 
 
-def _called(kind: Any) -> str:
-    """Name a type as one who writes YAML knows it."""
+def _describe(kind: Any) -> str:
+    """Return the name of a type as one who writes YAML knows it."""
     origin = get_origin(kind)
-    inner = get_args(kind)
+    arguments = get_args(kind)
     if origin is Literal or (isinstance(kind, type) and issubclass(kind, Enum)):
-        accepted = ", ".join(map(str, inner or kind.__members__))
-        return accepted if len(inner) == 1 else f"one of {accepted}"
+        accepted = ", ".join(map(str, arguments or kind.__members__))
+        return accepted if len(arguments) == 1 else f"one of {accepted}"
     if origin in (Union, UnionType):
-        return " or ".join(map(_called, inner))
+        return " or ".join(map(_describe, arguments))
     if is_dataclass(kind):
         return "a mapping"
     return _NAMES.get(origin or kind, str(kind))
 
 
-def _fill(value: dict, kind: type, where: str) -> Any:
+def _fill(value: dict, kind: type, place: str) -> Any:
     """Build a dataclass from a dict, with defaults for what is absent."""
     known = {item.name: item for item in fields(kind)}
     types = _types(kind)
     for name in value.keys() - known.keys():
-        raise ValueError(f"{where.lstrip('.') or 'it'} has an unknown key '{name}'")
+        raise ValueError(f"{place.lstrip('.') or 'it'} has an unknown key '{name}'")
     for name, item in known.items():
-        if name not in value and item.default is MISSING and item.default_factory is MISSING:
-            raise ValueError(f"{where.lstrip('.') or 'it'} lacks '{name}'")
-    return kind(**{n: conform(item, types[n], f"{where}.{n}") for n, item in value.items()})
+        has_default = item.default is not MISSING or item.default_factory is not MISSING
+        if name not in value and not has_default:
+            raise ValueError(f"{place.lstrip('.') or 'it'} lacks '{name}'")
+    return kind(
+        **{name: conform(item, types[name], f"{place}.{name}") for name, item in value.items()}
+    )
 
 
 @cache

@@ -82,27 +82,27 @@ def render(draw: Callable[[], Figure], suffix: str, settings: dict[str, Any]) ->
     return stream.getvalue()
 
 
-def band(axes: Axes, at: Any, low: Any, high: Any, color: str, alpha: float = 0.15) -> None:
+def band(axes: Axes, x: Any, low: Any, high: Any, color: str, alpha: float = 0.15) -> None:
     """Draw an interval around a curve."""
-    axes.fill_between(at, low, high, color=color, alpha=alpha, linewidth=0, zorder=0)
+    axes.fill_between(x, low, high, color=color, alpha=alpha, linewidth=0, zorder=0)
 
 
 def one_label_each(labels: Sequence[str] | None, default: Sequence[str]) -> list[str]:
     """Return the labels of several results in one figure: those that the user passed, or else the
-    default ones."""
+    default ones. Raise ConfigError for another number of labels."""
     names = list(labels or default)
     if len(names) != len(default):
         raise ConfigError(f"{len(names)} labels for {len(default)} results; give one for each")
     return names
 
 
-def short_labels(names: Iterable[str], most: int = 30) -> dict[str, str]:
-    """Return a label of at most `most` characters for each name: its end, as that of a path says
+def short_labels(names: Iterable[str], max_length: int = 30) -> dict[str, str]:
+    """Return a label for each name: its last `max_length` characters, as the end of a path says
     most. Names with the same end keep as much more as tells them apart."""
     names = list(dict.fromkeys(names))
     labels = {}
     for name in names:
-        length = most
+        length = max_length
         if len(name) > length:
             # One character of a shortened label is the sign that more precedes it.
             while length < len(name) and _ends_alike(name[1 - length :], name, names):
@@ -112,24 +112,26 @@ def short_labels(names: Iterable[str], most: int = 30) -> dict[str, str]:
 
 
 def _ends_alike(end: str, name: str, names: Iterable[str]) -> bool:
+    """Return whether another name has this end, too."""
     return any(other.endswith(end) for other in names if other != name)
 
 
 def labels_of_folders(folders: Sequence[str | Path]) -> list[str]:
-    """Return the last part of each path, and of folders with the same one as many parts before it
-    as tell them apart."""
-    parts = [Path(folder).absolute().parts for folder in folders]
-    if len(set(parts)) < len(parts):
-        twice = next(
-            str(folder) for folder in folders if parts.count(Path(folder).absolute().parts) > 1
-        )
-        raise ConfigError(f"{twice} is named twice; name each folder once")
+    """Return the last part of each path. Folders with the same last part get as many parts before
+    it as tell them apart: `a/seed1` and `b/seed1`."""
+    all_parts = [Path(folder).absolute().parts for folder in folders]
+    for folder, parts in zip(folders, all_parts, strict=True):
+        if all_parts.count(parts) > 1:
+            raise ConfigError(f"{folder} is named twice; name each folder once")
     labels = []
-    for own in parts:
-        num = 1
-        while num < len(own) and any(own[-num:] == other[-num:] for other in parts if other != own):
-            num += 1
-        labels.append(str(Path(*own[-num:])))
+    for parts in all_parts:
+        others = [other for other in all_parts if other != parts]
+        num_parts = 1
+        while num_parts < len(parts) and any(
+            other[-num_parts:] == parts[-num_parts:] for other in others
+        ):
+            num_parts += 1
+        labels.append(str(Path(*parts[-num_parts:])))
     return labels
 
 

@@ -1,4 +1,13 @@
-"""Errors that the user can fix: one line with cause and remedy, exit code 2, no traceback."""
+"""Define the errors that a user can fix: one line with cause and remedy, exit code 2, no traceback.
+
+    UserError
+      ConfigError            a setting is wrong
+      DataError              an input file is wrong
+        UnreadableNowError   the disk does not let a file be read now, and it may be intact
+      ReportedElsewhere      another process has printed the error
+
+Anything else that is raised is a defect of ours, and keeps its traceback.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +27,8 @@ class UserError(Exception):
 
 @contextmanager
 def naming(place: str) -> Iterator[None]:
-    """Put the place of an input, such as a file's line, before the message of an error in it."""
+    """Put the place of an input, such as `questions.jsonl:3`, before the message of an error in
+    it."""
     try:
         yield
     except UserError as error:
@@ -99,7 +109,7 @@ EXTRAS = {
 
 @contextmanager
 def naming_extras() -> Iterator[None]:
-    """Say which extra has a module that is missing."""
+    """Turn the error that a module is missing into one that says which extra installs it."""
     try:
         yield
     except ModuleNotFoundError as error:

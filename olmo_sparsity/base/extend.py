@@ -1,5 +1,8 @@
 """Find what users add: a selector, a kind of units or a task of their own.
 
+    find_added("mine.py:my_selector", "olmo_sparsity.selectors", "selectors")   # of a file
+    find_added("theirs", "olmo_sparsity.selectors", "selectors")                # of a package
+
 Place in the flow: below the registries of selectors, units and tasks. `file.py:name` names an
 object in a file; any other name is an entry point of an installed package.
 """
@@ -24,7 +27,7 @@ def is_in_file(name: str) -> bool:
 
 def read_object(name: str, key: str) -> Any:
     """Return the object `file.py:name`. `key` is the setting that names it, for messages."""
-    path, _, wanted = name.rpartition(":")
+    path, _, object_name = name.rpartition(":")
     if not Path(path).is_file():
         raise ConfigError(f"{key}={name}: '{path}' does not exist; correct the path")
     # Each content is loaded once, under a name that replaces no other module: two files may have
@@ -42,11 +45,11 @@ def read_object(name: str, key: str) -> Any:
         except BaseException:
             del sys.modules[module_name]
             raise
-    if not hasattr(module, wanted):
+    if not hasattr(module, object_name):
         raise ConfigError(
-            f"{key}={name}: '{path}' defines no {wanted}; correct the name behind the colon"
+            f"{key}={name}: '{path}' defines no {object_name}; correct the name behind the colon"
         )
-    return getattr(module, wanted)
+    return getattr(module, object_name)
 
 
 def find_added(name: str, group: str, key: str) -> Any | None:
@@ -60,7 +63,8 @@ def find_added(name: str, group: str, key: str) -> Any | None:
 
 
 def fingerprint_of_files(names: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of each file in the names: a changed rule is another measurement."""
+    """Return the SHA-256 of each file that is in a name, by its path. Results store them, as a
+    changed rule is another measurement."""
     files = {name.rpartition(":")[0] for name in names if is_in_file(name)}
     return {file: _sha256(file) for file in sorted(files)}
 

@@ -1,5 +1,9 @@
 """Read the launcher's environment variables, handle signals, and name the exit codes.
 
+    torchrun, deepspeed, accelerate   RANK, WORLD_SIZE, LOCAL_RANK, …
+    srun                              SLURM_PROCID, SLURM_STEP_NUM_TASKS, …
+    neither                           one process, rank 0 of 1
+
 Imports nothing of ours but errors.
 """
 
@@ -34,7 +38,7 @@ class Launch:
     """Rank among the processes of this machine, and the number of its GPU."""
 
     local_world_size: int = 1
-    """Processes on this machine."""
+    """Processes of the run on this machine."""
 
 
 def read_launch() -> Launch:
@@ -97,7 +101,7 @@ def _expand(counts: str) -> list[int]:
 
 
 def _number(name: str, default: int | None = None) -> int:
-    """Return a number of the environment."""
+    """Return a number of the environment, or the default if it is not set."""
     text = os.environ.get(name)
     if text is None and default is not None:
         return default

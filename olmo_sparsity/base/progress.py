@@ -17,9 +17,12 @@ class Progress:
     30 seconds.
 
     with Progress("training", total=1000, unit="steps") as progress:
-        progress.update(10, loss="3.21")"""
+        progress.update(10, loss="3.21")
+
+    training · 10/1,000 steps · loss 3.21 · 4.97 steps/s · 3 min 19 s left"""
 
     LOG_EVERY_S = 30.0
+    TERMINAL_EVERY_S = 0.1
 
     def __init__(self, title: str, total: int | None, unit: str, *, enabled: bool = True) -> None:
         self.title = title
@@ -29,7 +32,7 @@ class Progress:
         self.done = 0
         self.done_at_start = 0
         self.live = sys.stderr.isatty()
-        self.pause_s = 0.1 if self.live else self.LOG_EVERY_S
+        self.pause_s = self.TERMINAL_EVERY_S if self.live else self.LOG_EVERY_S
         self.started = time.perf_counter()
         # A terminal shows the first update at once; a log, which keeps its lines, after a pause.
         self.shown_at = -float("inf") if self.live else self.started

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+# Packages whose versions results store.
 PACKAGES = (
     "olmo-sparsity",
     "ai2-olmo",

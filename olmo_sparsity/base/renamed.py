@@ -1,7 +1,12 @@
-"""Names of the last release and their names of today.
+"""Accept the names of the last release, next to those of today.
 
 The command line, experiment files and Python calls accept the old names for one release and say so;
 stored results are read under the new names, without a word. Delete the entries after that release.
+
+    a word of a command line       current_words
+    a key of a file, an argument   current_keys, accepts_old_names
+    an attribute or a class        OldAttribute, getattr_with_old_names
+    a stored column or key         current_name, with_current_names
 
 Place in the flow: first. Whatever reads what a user typed, or what an earlier release stored, asks
 here.
@@ -48,22 +53,24 @@ Result = TypeVar("Result")
 
 
 def current_words(words: Sequence[str]) -> list[str]:
-    """Replace an old command and old options, `--old`, `--old=value`, and say which."""
+    """Return the words with an old command and old options (`--old`, `--old=value`) replaced, and
+    print which."""
     current = []
-    for place, word in enumerate(words):
-        if place == 0 and word in COMMANDS:
+    for index, word in enumerate(words):
+        if index == 0 and word in COMMANDS:
             _say_new_name(word, COMMANDS[word])
             word = COMMANDS[word]
         option, equals, value = word.partition("=")
         for old, new in RENAMED.items():
-            if option == _spelled(old):
-                _say_new_name(option, _spelled(new))
-                option = _spelled(new)
+            if option == _option_of(old):
+                _say_new_name(option, _option_of(new))
+                option = _option_of(new)
         current.append(option + equals + value)
     return current
 
 
-def _spelled(name: str) -> str:
+def _option_of(name: str) -> str:
+    """Return the option of the command line for an argument of Python."""
     return "--" + name.replace("_", "-")
 
 
@@ -71,9 +78,11 @@ def _say_new_name(old: str, new: str) -> None:
     say(f"{old} is called {new} now; the old name works for one release")
 
 
-def current_keys(given: Mapping[str, Any], renamed: Mapping[str, str] = RENAMED) -> dict[str, Any]:
-    """Replace old keys of a file or arguments of a call, and say which."""
-    current = dict(given)
+def current_keys(
+    settings: Mapping[str, Any], renamed: Mapping[str, str] = RENAMED
+) -> dict[str, Any]:
+    """Return the keys of a file or arguments of a call with old ones replaced, and print which."""
+    current = dict(settings)
     for old, new in renamed.items():
         if old not in current:
             continue
@@ -95,8 +104,8 @@ def accepts_old_names(function: Callable[P, Result]) -> Callable[P, Result]:
 
 
 class OldAttribute:
-    """An attribute under its old name. A line says the new one, once for each: a rule that is asked
-    for many targets would otherwise repeat it."""
+    """An attribute under its old name. A line says the new one, once for each attribute: a selector
+    that is called for many targets would otherwise repeat it."""
 
     def __init__(self, new: str) -> None:
         self.new = new

@@ -1,4 +1,9 @@
-"""Draw random numbers by name: independent of process, order and of what else is drawn."""
+"""Draw random numbers by name: independent of process, order and of what else is drawn.
+
+    stream(seed, "placebo", document_number, block_start).integers(10)
+
+Two purposes never share numbers, and a resumed or divided measurement draws the same ones.
+"""
 
 from __future__ import annotations
 
