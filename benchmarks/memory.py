@@ -85,7 +85,7 @@ def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
     import deepspeed.runtime.zero.muon.original_muon  # noqa: F401 (PyTorch's compiler, as its step)
 
     import olmo_sparsity.models.olmo  # noqa: F401 (OLMo, as building does)
-    from olmo_sparsity.command.cli import give_back_freed_memory
+    from olmo_sparsity.command.memory import give_back_freed_memory
     from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig
     from olmo_sparsity.data.batches import Batch
     from olmo_sparsity.models.build import build_model

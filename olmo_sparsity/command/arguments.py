@@ -1,5 +1,9 @@
 """Define the options of each `olmo-sparsity` command.
 
+`build_parser` has a function for each command (`_add_measure`). Options that are settings of a
+function of `analysis/api.py` are derived from its schema and its docstring (`add_options`); the
+others are written here.
+
 Place in the flow: below cli.py, which runs the commands. Imports no large package."""
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from typing import Any, NoReturn
 from olmo_sparsity import __version__
 from olmo_sparsity.analysis import api
 from olmo_sparsity.analysis import options as settings
-from olmo_sparsity.analysis.options import ModelOptions
+from olmo_sparsity.analysis.options import ModelOptions, Shard
 from olmo_sparsity.base.errors import ConfigError, readable
 from olmo_sparsity.base.launch import read_launch
 from olmo_sparsity.config.command_line import add_options, arguments_of
@@ -220,7 +224,7 @@ def _add_attribute(sub: Parser) -> None:
         f"{AT_FILE}",
     )
     sub.add("--reasoning", metavar="TEXT", help=f"{help['reasoning']}. {AT_FILE}")
-    sub.add("--candidates", type=_words, metavar="NAME,…", help=help["candidates"])
+    sub.add("--candidates", type=_parse_names, metavar="NAME,…", help=help["candidates"])
     _add(sub, help, decoys="TEXT")
     sub.add("--dry-run", action="store_true", help="count the cost")
     add_options(sub, SourceSettings, ModelOptions, ServerOptions, help=help)
@@ -262,7 +266,7 @@ def _add_gate(sub: Parser) -> None:
     )
     sub.add(
         "--must-pass",
-        type=_share,
+        type=_parse_share,
         default=1.0,
         metavar="SHARE",
         help="of --gate: the share of the checks of `expect` that must pass, such as 90%% (all); "
@@ -377,21 +381,22 @@ def _add_results(command: Commands) -> None:
     sub.add("--max-documents", type=int)
 
 
-def _add_shard(sub: Parser, before: str = "") -> None:
-    """`before`: words before the help."""
+def _add_shard(sub: Parser, condition: str = "") -> None:
+    """Add the option --shard. `condition`: when it has an effect, before the help."""
     sub.add(
         "--shard",
         metavar="I/N",
-        help=f"{before}i/n: the i-th (from 0) of n processes; the last one writes the results (the "
-        "tasks of a SLURM array or of srun take theirs by themselves)",
+        help=f"{condition}i/n: the i-th (from 0) of n processes; the last one writes the results "
+        "(the tasks of a SLURM array or of srun take theirs by themselves)",
     )
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _parse_names(text: str) -> tuple[str, ...]:
+    """Return names with commas between them."""
     return tuple(text.split(","))
 
 
-def _share(text: str) -> float:
+def _parse_share(text: str) -> float:
     """Return a percentage as a share: `90%` as 0.9."""
     try:
         share = float(text.removesuffix("%")) / 100
@@ -402,43 +407,42 @@ def _share(text: str) -> float:
     return share
 
 
-def parse_shard(text: str | None, by_launch: bool = True) -> tuple[int, int]:
-    """Return the number of this process, and of all that share the work: what `--shard` says; by
-    default the task of a SLURM array and, `by_launch`, the process of a launch."""
+def parse_shard(text: str | None, by_launch: bool = True) -> Shard:
+    """Return this process's part of the work: what `--shard` says; by default the task of a SLURM
+    array and, `by_launch`, the process of a launch."""
     launch = read_launch()
     if text is not None:
-        index, _, number = text.partition("/")
-        if not (index.isdecimal() and number.isdecimal() and int(index) < int(number)):
+        number, _, num_shards = text.partition("/")
+        are_numbers = number.isdecimal() and num_shards.isdecimal()
+        if not (are_numbers and int(number) < int(num_shards)):
             raise ConfigError(f"--shard={text} must be i/n with 0 <= i < n, such as 0/4")
         if launch.world_size > 1:
             raise ConfigError(
                 f"--shard={text}: the {launch.world_size} processes of this launch share the work "
                 "by themselves; omit it"
             )
-        return int(index), int(number)
-    task, num_tasks = _array_task()
-    if not by_launch:
-        return task, num_tasks
-    return task + num_tasks * launch.rank, num_tasks * launch.world_size
+        return Shard(int(number), int(num_shards))
+    shard = _shard_of_array_task()
+    return shard.part(launch.rank, launch.world_size) if by_launch else shard
 
 
-def _array_task() -> tuple[int, int]:
-    """Return the number of this task of a SLURM array, and of all tasks; (0, 1) outside of one."""
+def _shard_of_array_task() -> Shard:
+    """Return the part of this task of a SLURM array; all of the work outside of one."""
     task = os.environ.get("SLURM_ARRAY_TASK_ID")
     if not task:
-        return 0, 1
+        return Shard(0, 1)
     if not os.environ.get("SLURM_ARRAY_TASK_COUNT"):
         raise ConfigError(
             f"SLURM_ARRAY_TASK_ID={task} is set without SLURM_ARRAY_TASK_COUNT, so this is no task "
             "of a SLURM array; unset it, or pass --shard"
         )
-    first = int(os.environ.get("SLURM_ARRAY_TASK_MIN") or -1)
-    last = int(os.environ.get("SLURM_ARRAY_TASK_MAX") or -1)
+    first_task = int(os.environ.get("SLURM_ARRAY_TASK_MIN") or -1)
+    last_task = int(os.environ.get("SLURM_ARRAY_TASK_MAX") or -1)
     num_tasks = int(os.environ.get("SLURM_ARRAY_TASK_COUNT") or -1)
     # Tasks that are not submitted again would leave their share of the work undone.
-    if first != 0 or num_tasks != last + 1:
+    if first_task != 0 or num_tasks != last_task + 1:
         raise ConfigError(
             "--shard is that of the SLURM array, and some tasks lack: submit the whole array, "
-            f"--array=0-{last}: finished work is not done again"
+            f"--array=0-{last_task}: finished work is not done again"
         )
-    return int(task), num_tasks
+    return Shard(int(task), num_tasks)

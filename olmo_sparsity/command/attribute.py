@@ -1,4 +1,7 @@
-"""The command `attribute`: which source each statement of an answer relies on.
+"""Run the command `attribute`: which source each statement of an answer relies on.
+
+    --source, --messages   one answer: a summary, JSON or a page    _attribute_one
+    --questions            a file of many: tables, pages, a gate    _attribute_questions
 
 Place in the flow: below cli.py, on top of the package `sources`."""
 
@@ -10,7 +13,7 @@ import sys
 from glob import glob, has_magic
 from os.path import isfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from olmo_sparsity.analysis.options import ModelOptions, build
 from olmo_sparsity.base.errors import ConfigError, DataError, printable
@@ -42,11 +45,12 @@ OPTIONS_OF_ONE_QUESTION = (
     "message",
     "passages",
 )
+# Options that have no effect without another one.
 OPTIONS_OF_THE_GATE = ("baseline", "margin", "must_pass")
 OPTIONS_OF_A_BASELINE = ("allow_other_model", "new_need_source")
 
 DEFAULTS = {"message": -1, "must_pass": 1.0}
-"""Of options whose default is not empty."""
+"""The values by which an option that was not given is recognized, if they are not empty."""
 
 
 def attribute(options: argparse.Namespace) -> int:
@@ -57,13 +61,14 @@ def attribute(options: argparse.Namespace) -> int:
 
 
 def _attribute_one(options: argparse.Namespace) -> int:
+    """Attribute one answer, and print it."""
     from olmo_sparsity.analysis.results.tables import to_json_value
     from olmo_sparsity.sources import attributing, cost
     from olmo_sparsity.sources.request import AttributeRequest
 
-    _refuse(options, "require --questions", OPTIONS_OF_QUESTIONS)
+    _check_not_given(options, "require --questions", OPTIONS_OF_QUESTIONS)
     if options.messages is None:
-        _refuse(options, "requires --messages", ["passages"])
+        _check_not_given(options, "requires --messages", ["passages"])
     if options.html is not None:
         check_suffix("--html", options.html, ".html")
     if options.question is None and options.messages is None:
@@ -106,13 +111,15 @@ def _read_inputs(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _attribute_questions(options: argparse.Namespace) -> int:
+    """Attribute this process's share of many answers, and with --gate compare them with what is
+    expected."""
     from olmo_sparsity.sources import expectations, gate, questions, suite
 
-    _refuse(options, "cannot be combined with --questions", OPTIONS_OF_ONE_QUESTION)
+    _check_not_given(options, "cannot be combined with --questions", OPTIONS_OF_ONE_QUESTION)
     if not options.gate:
-        _refuse(options, "require --gate", OPTIONS_OF_THE_GATE)
+        _check_not_given(options, "require --gate", OPTIONS_OF_THE_GATE)
     if not options.baseline:
-        _refuse(options, "requires --baseline", OPTIONS_OF_A_BASELINE)
+        _check_not_given(options, "requires --baseline", OPTIONS_OF_A_BASELINE)
     gate.check_margin(options.margin)
     shard = arguments.parse_shard(options.shard)
     if options.gate and shard != (0, 1):
@@ -177,40 +184,49 @@ def _common_request(options: argparse.Namespace) -> Any:
     return AttributeRequest(model=model, decoys=options.decoys, settings=settings, loading=loading)
 
 
-def _refuse(options: argparse.Namespace, why: str, names: tuple[str, ...] | list[str]) -> None:
-    """Raise where an option was given that would have no effect."""
+def _check_not_given(
+    options: argparse.Namespace, reason: str, names: tuple[str, ...] | list[str]
+) -> None:
+    """Raise ConfigError if one of these options was given, which would have no effect."""
     flags = list[str]()
     for name in names:
         value = getattr(options, name)
         if value and value != DEFAULTS.get(name):
             flags.append(f"--{name.replace('_', '-')}")
     if flags:
-        raise ConfigError(f"{', '.join(flags)}: {why}; omit what has no effect")
+        raise ConfigError(f"{', '.join(flags)}: {reason}; omit what has no effect")
 
 
 def _read_sources(sources: list[str]) -> dict[str, str]:
     """Return the text of each source by its name. `sources`: as `--source` takes them."""
     from olmo_sparsity.analysis.explain.prompt import read_text
 
-    named = list[tuple[str, str]]()
+    files = list[_NamedFile]()
     for source in sources:
-        named += _named_files(source)
-    names = [name for name, _ in named]
+        files += _list_files(source)
+    names = [file.name for file in files]
     if len(set(names)) < len(names):
         raise ConfigError(f"--source: duplicate names: {', '.join(names)}; name one, as NAME=FILE")
-    if len(named) > len(sources):
-        say(f"--source: {len(named)} files are sources: {', '.join(names)}")
+    if len(files) > len(sources):
+        say(f"--source: {len(files)} files are sources: {', '.join(names)}")
     texts = dict[str, str]()
-    for name, path in named:
+    for file in files:
         try:
-            texts[name] = read_text(path)
+            texts[file.name] = read_text(file.path)
         except DataError as error:
             raise DataError(f"--source: {error}; convert it to text, or name other files") from None
     return texts
 
 
-def _named_files(source: str) -> list[tuple[str, str]]:
-    """Return name and path of NAME=FILE, of a file, or of all files of a folder or glob."""
+class _NamedFile(NamedTuple):
+    """A file that is a source."""
+
+    name: str
+    path: str
+
+
+def _list_files(source: str) -> list[_NamedFile]:
+    """Return the file of NAME=FILE, a file, or all files of a folder or glob."""
     path = Path(source)
     is_folder = path.is_dir()
     # A file whose name holds * or [ is a file.
@@ -221,8 +237,8 @@ def _named_files(source: str) -> list[tuple[str, str]]:
         files = sorted(file for file in paths if file.is_file() and file.name[0] != ".")
         if not files:
             raise ConfigError(f"--source={source} is a folder or glob without files; name files")
-        return [(file.name, str(file)) for file in files]
+        return [_NamedFile(file.name, str(file)) for file in files]
     name, _, file_name = source.partition("=")
     if file_name:
-        return [(name, file_name)]
-    return [(path.name, source)]
+        return [_NamedFile(name, file_name)]
+    return [_NamedFile(path.name, source)]

@@ -1,14 +1,17 @@
-"""The command line: parse the arguments of `olmo-sparsity` and call one function per command.
+"""Parse the command line of `olmo-sparsity`, and call one function per command.
 
-Place in the flow: on top of everything. Large packages are imported only inside a command. Exit
-codes and error messages: ending.py."""
+    entry → main → arguments.build_parser → the function with the command's name → an exit code
+
+Options are declared in arguments.py; exit codes and error messages are in ending.py.
+
+Place in the flow: on top of everything. Large packages are imported only inside a command, so that
+`--help` and a mistake in the options take no seconds."""
 
 from __future__ import annotations
 
 import argparse
 import atexit
 import contextlib
-import ctypes
 import gc
 import os
 import sys
@@ -30,6 +33,7 @@ from olmo_sparsity.base.launch import EXIT_LOST_PROCESS
 from olmo_sparsity.base.renamed import current_words
 from olmo_sparsity.command import arguments, ending
 from olmo_sparsity.command.ending import EXIT_BAD_INPUT, print_error
+from olmo_sparsity.command.memory import give_back_freed_memory, keep_freed_memory
 from olmo_sparsity.config.command_line import given_options
 
 __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
@@ -41,11 +45,11 @@ STARTS_AGAIN = "starts again, as a dry run stores nothing"
 """The same for a dry run."""
 
 RESUMED = ("prepare", "train", "experiment", "measure")
-"""Commands that do."""
+"""Commands that keep what they have done, and go on when they are given again."""
 
 
 def entry(arguments: list[str] | None = None) -> NoReturn:
-    """Run the command and exit."""
+    """Run the command that was typed, and exit with its code."""
     gc.set_threshold(10_000)  # imports allocate without garbage: a tenth of the time of a start
     ending.prepare_streams()
     ending.interrupt_on_signals()
@@ -68,6 +72,7 @@ def entry(arguments: list[str] | None = None) -> NoReturn:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run a command, and return its exit code. `arguments`: those of this process by default."""
     if sys.flags.optimize > 1:  # the help of options, too, is made of docstrings
         return print_error(NO_DOCSTRINGS)
     parser = build_parser()
@@ -78,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.overrides = rest
-    _refuse_blank(parser, options, words)
+    _check_not_blank(parser, options, words)
     try:
         for name in ("out", "html"):
             check_no_tilde(f"--{name}", getattr(options, name, None))
@@ -87,22 +92,28 @@ def main(arguments: list[str] | None = None) -> int:
         ending.flush_results()
         return code
     except (Exception, KeyboardInterrupt) as error:
-        if getattr(options, "questions", None) is not None:
-            # Not the code of a stopped training, which SLURM's scripts submit again.
-            return ending.exit_code_of(error, again=GOES_ON, code=ending.EXIT_INTERRUPTED)
-        if options.command in RESUMED and getattr(options, "dry_run", False):
-            return ending.exit_code_of(error, again=STARTS_AGAIN, code=ending.EXIT_INTERRUPTED)
-        keeps = options.command in RESUMED
-        if options.command == "losses":
-            keeps = getattr(options, "out", None) is not None  # without a folder nothing is kept
-        return ending.exit_code_of(error, again=GOES_ON if keeps else None)
+        return _exit_code_of(error, options)
+
+
+def _exit_code_of(error: BaseException, options: argparse.Namespace) -> int:
+    """Print what stopped the command, and what the same command would do now; return the exit
+    code."""
+    if getattr(options, "questions", None) is not None:
+        # Not the code of a stopped training, which SLURM's scripts submit again.
+        return ending.exit_code_of(error, again=GOES_ON, code=ending.EXIT_INTERRUPTED)
+    if options.command in RESUMED and getattr(options, "dry_run", False):
+        return ending.exit_code_of(error, again=STARTS_AGAIN, code=ending.EXIT_INTERRUPTED)
+    keeps_work = options.command in RESUMED
+    if options.command == "losses":
+        keeps_work = getattr(options, "out", None) is not None  # without a folder nothing is kept
+    return ending.exit_code_of(error, again=GOES_ON if keeps_work else None)
 
 
 MAY_BE_BLANK = ("prefix", "slurm", "measure_slurm")
 """Options for which white space, or nothing, is a value."""
 
 
-def _refuse_blank(
+def _check_not_blank(
     parser: argparse.ArgumentParser, options: argparse.Namespace, words: list[str]
 ) -> None:
     """Exit where an option is white space or nothing, as a variable of the shell that is not set
@@ -118,7 +129,11 @@ def _refuse_blank(
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """Return the parser, in which each command has the function of this module with its name."""
     return arguments.build_parser(globals())
+
+
+# --- the commands: each takes its options and returns its exit code -------------------------------
 
 
 def configs(options: argparse.Namespace) -> int:
@@ -144,7 +159,7 @@ def train(options: argparse.Namespace) -> int:
     from olmo_sparsity.base.launch import read_launch
     from olmo_sparsity.config.run import load_config
 
-    _refuse_gpus(options)
+    _check_gpus_are_of_a_dry_run(options)
     read = partial(load_config, options.config, options.overrides)
     config = None
     # One process reports a mistake before the imports below, which take seconds. Several must agree
@@ -174,7 +189,8 @@ def train(options: argparse.Namespace) -> int:
         return print_error(message, EXIT_LOST_PROCESS)
 
 
-def _refuse_gpus(options: argparse.Namespace) -> None:
+def _check_gpus_are_of_a_dry_run(options: argparse.Namespace) -> None:
+    """Raise ConfigError for an option that describes GPUs, without `--dry-run --gpus N`."""
     for name in ("gpus", "gpu", "nodes", "nics_per_node", "gpu_hour"):
         is_given = getattr(options, name, None) is not None
         if is_given and not (options.dry_run and options.gpus is not None):
@@ -183,6 +199,7 @@ def _refuse_gpus(options: argparse.Namespace) -> None:
 
 
 def _hardware(options: argparse.Namespace) -> Any:
+    """Return the hardware that --gpus, --gpu and --nodes describe; None without --gpus."""
     from olmo_sparsity.training.estimate import Hardware
 
     if options.gpus is None:
@@ -196,27 +213,10 @@ def _hardware(options: argparse.Namespace) -> Any:
     )
 
 
-def keep_freed_memory() -> None:
-    """Let glibc keep freed main memory, as it does after one block of this size is freed. Returning
-    it after each layer costs a fifth of the time of `explain` on CPU, in page faults."""
-    import torch
-
-    torch.empty(31 * 2**20, dtype=torch.uint8)
-
-
-def give_back_freed_memory(least: int = 2**24) -> None:
-    """Return freed tensors of at least so many bytes of main memory to the system. glibc's heap
-    keeps those up to 32 MiB, in holes that the next one often does not fit: at 32,768 tokens 2.7
-    GiB, of which 0.8 are in use; with the shards of ZeRO-3 twice what is in use."""
-    m_mmap_threshold = -3
-    with contextlib.suppress(OSError, AttributeError):  # other C libraries lack it
-        ctypes.CDLL(None).mallopt(m_mmap_threshold, least)
-
-
 def experiment(options: argparse.Namespace) -> int:
     from olmo_sparsity.command import experiment
 
-    _refuse_gpus(options)
+    _check_gpus_are_of_a_dry_run(options)
     return experiment.run(options, train, _hardware)
 
 
@@ -432,13 +432,13 @@ def compare(options: argparse.Namespace) -> int:
 
     if options.out is not None:
         check_suffix("--out", options.out, ".csv")
-    pairs = _compared(options)
+    pairs = _pairs_to_compare(options)
     tables = []
     for first, second in pairs:
-        table, said = describe_comparison(
+        table, summary = describe_comparison(
             read_results(first), read_results(second), options.transfer
         )
-        print(said)
+        print(summary)
         tables.append(table if len(pairs) == 1 else table.assign(first=first, second=second))
     if options.out is not None:
         import pandas as pd
@@ -449,7 +449,7 @@ def compare(options: argparse.Namespace) -> int:
     return 0
 
 
-def _compared(options: argparse.Namespace) -> list[tuple[str, str]]:
+def _pairs_to_compare(options: argparse.Namespace) -> list[tuple[str, str]]:
     """Return the folders of both results; or, of an experiment's folder, those of the first model
     and each other one."""
     from olmo_sparsity.command.experiment import measurements_in

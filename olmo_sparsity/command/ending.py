@@ -1,5 +1,12 @@
-"""Map an error to an exit code and a one-line message. docs/train.md lists the codes; anything else
-is a bug of ours, with its traceback."""
+"""Map an error to an exit code and a one-line message, and keep streams readable to the end.
+
+    UserError, memory, disk      2, with a line that says what to do
+    a signal                     75 or 130, with a line that says what the same command would do
+    a reader that has left       141, silently
+    anything else                1: a bug of ours, with its traceback
+
+docs/train.md lists the codes.
+"""
 
 from __future__ import annotations
 
@@ -75,6 +82,7 @@ def exit_code_of(error: BaseException, *, again: str | None, code: int = EXIT_ST
 
 
 def _exit_code_of_os_error(error: OSError) -> int:
+    """Print which file could not be read or written, and return the exit code."""
     if isinstance(error, BrokenPipeError):
         return EXIT_BROKEN_PIPE
     if error.filename is not None:
@@ -116,6 +124,7 @@ _ALLOWED_UNPRINTABLE = re.compile("(\x1b\\[[01]m|[\n\t])")
 
 
 def _escape_unprintable(text: str) -> str:
+    """Return a text in which characters that a terminal would execute are escapes of JSON."""
     if text.replace("\n", "").isprintable():
         return text
     parts = _ALLOWED_UNPRINTABLE.split(text)

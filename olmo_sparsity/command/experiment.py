@@ -116,8 +116,7 @@ def _measure(job: MeasurementJob, jobs: Mapping[str, Job]) -> int:
 
     measurement = job.measurement
     shard = arguments.parse_shard(None, by_launch=False)
-    shard_number, _ = shard
-    with job.recording_process(f"{shard_number}-{read_launch().rank}"):
+    with job.recording_process(f"{shard.number}-{read_launch().rank}"):
         reason = job.reason_to_skip(jobs)
         if reason:
             raise DataError(reason)
