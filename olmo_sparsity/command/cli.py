@@ -427,8 +427,8 @@ def _draw_measurements(folders: list[str], out: Path, labels: list[str] | None) 
 
 
 def compare(options: argparse.Namespace) -> int:
+    from olmo_sparsity.analysis.results.comparison import describe_comparison
     from olmo_sparsity.analysis.results.results import read_results
-    from olmo_sparsity.analysis.results.summary import describe_comparison
 
     if options.out is not None:
         check_suffix("--out", options.out, ".csv")

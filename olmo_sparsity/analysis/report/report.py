@@ -27,13 +27,13 @@ from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.report.page import json_for_html, write_html
 from olmo_sparsity.analysis.results.by_distance import split_by_distance
 from olmo_sparsity.analysis.results.columns import HEADINGS, ShownColumn, page_columns
+from olmo_sparsity.analysis.results.conclusion import conclude, quoted_row_of
 from olmo_sparsity.analysis.results.meta import SETS, main_set
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.summary import (
     INTERVALS,
     SPLIT,
     cells_of_distances,
-    conclude,
     describe_distances,
     describe_gap,
     describe_induction,
@@ -42,7 +42,6 @@ from olmo_sparsity.analysis.results.summary import (
     describe_parts,
     describe_placebo,
     describe_sink,
-    quoted_row_of,
 )
 from olmo_sparsity.analysis.results.target_rows import losses_of_targets, with_ends
 from olmo_sparsity.analysis.results.view import (

@@ -28,6 +28,9 @@ NUM_RESAMPLES = 2000
 FEW_FOR_BOOTSTRAP = 25
 """With fewer documents percentile intervals cover 80 to 92%, not 95% (docs/results.md)."""
 
+BOOTSTRAP = "95%, by a bootstrap over documents"
+"""What readers are told of an interval by `percentile_interval`."""
+
 NORMAL = 1.959964
 """97.5% of a normal distribution."""
 

@@ -1,13 +1,10 @@
 """Describe a measurement for a terminal: a conclusion in one sentence, then the tables behind it.
 
-`describe` is the main entry. `conclude` takes one row of the summary, that of the main target set,
-the first selector and the smallest k, and says whether the targets depend on their distant text
-beyond chance. The page of report.py uses the same sentences. Never imports torch.
-"""
+`describe` is the main entry. The conclusion is that of conclusion.py. The page of report.py uses
+the same sentences. Never imports torch."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -15,23 +12,26 @@ import pandas as pd
 from olmo_sparsity.analysis.interpretation import Interpretation, interpretation_of
 from olmo_sparsity.analysis.results.by_distance import split_by_distance
 from olmo_sparsity.analysis.results.columns import HEADINGS, ShownColumn, terminal_columns
+from olmo_sparsity.analysis.results.conclusion import (
+    conclude,
+    quoted_row_of,
+    summary_in_order_of_units,
+)
 from olmo_sparsity.analysis.results.doubts import (
     MINIMUM,
     SETS_BY_OUTCOME,
     describe_few,
-    describe_missing_placebo,
     has_net,
     warnings_of_few,
 )
-from olmo_sparsity.analysis.results.intervals import FEW_FOR_BOOTSTRAP
-from olmo_sparsity.analysis.results.meta import SETS, Meta, main_set
-from olmo_sparsity.analysis.results.results import Results, compare, differing_conditions, transfer
+from olmo_sparsity.analysis.results.intervals import BOOTSTRAP, FEW_FOR_BOOTSTRAP
+from olmo_sparsity.analysis.results.meta import SETS, main_set
+from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import (
     ENOUGH,
     GROUPS,
     INDUCTION_SHARE,
     as_reported,
-    has_few_targets,
     summarize,
 )
 from olmo_sparsity.analysis.results.target_rows import KEYS, losses_of_targets
@@ -41,20 +41,14 @@ from olmo_sparsity.analysis.results.view import (
     num_of,
     quoted,
     spell,
+    with_interval,
 )
-
-with_interval = partial(format_interval, sign="+", minus="-")  # as a terminal shows it
 
 FEW_NATS = 0.1
 """With a smaller mean gap, the summary warns of ratios to it."""
 
 LOUD_NOISE = 0.02
 """Nats of noise from other rows of a batch; above, the summary reports it."""
-
-LARGEST_SHARE_ALL = 0.5
-"""From this share of targets whose k units are all distant tokens, no verdict is given."""
-
-BOOTSTRAP = "95%, by a bootstrap over documents"
 
 INTERVALS = (
     f"Intervals are {BOOTSTRAP}. With fewer than {FEW_FOR_BOOTSTRAP} documents of targets or of "
@@ -63,15 +57,7 @@ INTERVALS = (
 """The sentence about intervals on the page and in docs/measure.md. For one table,
 `describe_intervals` says which of the two kinds it has."""
 
-
 # --- the whole measurement ------------------------------------------------------------------------
-
-
-def summary_in_order_of_units(results: Results) -> pd.DataFrame:
-    """Return the summary with its units in the order in which the user named them."""
-    order = {units: number for number, units in enumerate(results.meta.units)}
-    rows = results.summary
-    return rows.sort_values("units", key=lambda units: units.map(order), kind="stable")
 
 
 def describe(results: Results) -> str:
@@ -243,134 +229,6 @@ def _format_other_sets(results: Results, summary: pd.DataFrame, main: str) -> li
         has_placebo = has_net(rows)
         tables.append(format_summary(rows, results.spell_set(target_set), header))
     return tables
-
-
-# --- the conclusion -------------------------------------------------------------------------------
-
-
-def _rows_to_quote(results: Results) -> pd.DataFrame:
-    """Return the rows of the main target set and the first selector. The smallest k comes first,
-    and rows of equal k are in the order in which the user named their units."""
-    summary = summary_in_order_of_units(results)
-    name = main_set(summary.target_set)
-    rows = summary[(summary.target_set == name) & (summary.selector == results.meta.selectors[0])]
-    return rows.sort_values("k", kind="stable")
-
-
-def quoted_row_of(results: Results) -> Any:
-    """Return the index, in `summary`, of the row that the conclusion is about. It belongs to the
-    main target set, the first selector, the smallest k and the units that were named first."""
-    return _rows_to_quote(results).index[0]
-
-
-def conclude(results: Results) -> str:
-    """Return the conclusion as one sentence: how much the k units recover at the main targets, and
-    whether that is more than chance, or why no verdict is possible."""
-    meta = results.meta
-    if main_set(results.summary.target_set) is None:
-        return "No target was evaluated."
-    rows = _rows_to_quote(results)
-    row = rows.iloc[0]
-
-    if not row.gap > 0:
-        return (
-            f"{meta.model['name']}: all distant tokens together do not lower the loss of these "
-            f"{row.num_targets:,} targets (mean gap {row.gap:+.2f} nats), so a few of them have "
-            "nothing to recover."
-        )
-    text = _describe_recovery(row, meta)
-    if row.get("share_all", 0.0) >= LARGEST_SHARE_ALL:
-        return (
-            f"{text}; no verdict: at {row.share_all:.0%} of the targets these are all distant "
-            "tokens, so recovery is 1 by construction; pass smaller units or k."
-        )
-    too_few = describe_few(row, has_net(rows))
-    if too_few:
-        return f"{text}; no verdict: {too_few}."
-    # Without an unrelated text recovery has nothing to be compared with, so no verdict follows.
-    is_without_control = rows.excess.isna().all()
-    if is_without_control and pd.notna(row.low):
-        return f"{text} ({with_interval(row.recovery, row.low, row.high, sign='')})."
-
-    headline = _headline_column(row, has_net(rows))
-    if pd.isna(row[f"{headline}_low"]):
-        return f"{text}; no verdict: too small gaps for an interval."
-    effect = _describe_effect(row, headline)
-    doubts = _describe_doubts(row, meta)
-    warnings = warnings_of_few(row, has_net(rows))
-    if warnings:
-        return f"{text}; {effect}. No verdict: {', and '.join([*warnings, *doubts])}."
-    sentence = f"{text}; {effect}: {_verdict(row, headline)}"
-    if doubts:
-        sentence += f"; but {' and '.join(doubts)}"
-    return f"{sentence}."
-
-
-def _describe_recovery(row: pd.Series, meta: Meta) -> str:
-    """Return the first part of the conclusion: how much of the gap the k units recover, and how
-    much of it those of placebo targets do."""
-    units = row.units
-    if row.k == 1 and not units.startswith("span"):
-        units = units.removesuffix("s")
-    recover = "recovers" if row.k == 1 else "recover"
-    chosen_by = meta.targets.get("chosen_by")
-    chooser = f", selected with {chosen_by['name']}," if chosen_by else ""
-    text = (
-        f"{meta.model['name']}: {row.k} distant {units} by {spell(row.selector)}{chooser} "
-        f"{recover} {row.recovery:.2f} of the gap of {num_of(row.num_targets, 'target')}"
-    )
-    if pd.notna(row.get("placebo_recovery")):
-        text += f" (of placebo targets {row.placebo_recovery:.2f})"
-    return text
-
-
-_HEADLINES = {
-    "net_equal": "net excess at equal gaps",
-    "net": "net excess",
-    "excess": "excess over unrelated text",
-}
-"""The columns that may decide the verdict, the strictest first."""
-
-
-def _headline_column(row: pd.Series, has_net: bool) -> str:
-    """Return the column that decides the verdict: the strictest that this measurement has."""
-    if not has_net or pd.isna(row.net):
-        return "excess"
-    return "net" if pd.isna(row.net_equal) else "net_equal"
-
-
-def _verdict(row: pd.Series, headline: str) -> str:
-    """Return whether the interval of the column `headline` lies above 0, below it or around it."""
-    if row[f"{headline}_low"] > 0:
-        return "the targets depend on it beyond chance"
-    if row[f"{headline}_high"] < 0:
-        return "less than by chance"
-    return "cannot be told from chance"
-
-
-def _describe_effect(row: pd.Series, headline: str) -> str:
-    """Return the value of the column `headline` with its interval, and in nats."""
-    shown = with_interval(row[headline], row[f"{headline}_low"], row[f"{headline}_high"])
-    # There is no column of nats at equal gaps.
-    nats = row.excess_nats if headline == "excess" else row.net_nats
-    if headline == "net_equal":
-        shown += f" (at all gaps {row.net:+.2f}, {nats:+.2f} nats a target)"
-    else:
-        shown += f" ({nats:+.2f} nats a target)"
-    return f"{_HEADLINES[headline]} {shown}"
-
-
-def _describe_doubts(row: pd.Series, meta: Meta) -> list[str]:
-    """Return reasons, besides few targets, to doubt a verdict, each a clause."""
-    doubts = []
-    missing_placebo = describe_missing_placebo(row, "choices" in meta.targets)
-    if missing_placebo:
-        doubts.append(missing_placebo)
-    if meta.induction and not meta.induction["has_induction"]:
-        doubts.append("the model copies little from its context")
-    if row.get("share_all", 0.0) > 0:
-        doubts.append(f"at {row.share_all:.0%} of the targets these are all distant tokens")
-    return doubts
 
 
 # --- what to know about the numbers ---------------------------------------------------------------
@@ -547,88 +405,3 @@ def describe_placebo(row: Any) -> str:
     """Return the number of placebo targets, and of their documents."""
     documents = num_of(row.num_placebo_documents, "document")
     return f"{row.num_placebo_targets:,} of the placebo in {documents}"
-
-
-def describe_comparison(
-    first: Results, second: Results, transfers: bool
-) -> tuple[pd.DataFrame, str]:
-    """Return the table that compares two measurements, and its text for a terminal. `transfers`:
-    compare them by `transfer`, where each model evaluated what the other chose, not by
-    `compare`."""
-    first_name = str(first.meta.model["name"])
-    second_name = str(second.meta.model["name"])
-    if transfers:
-        table = with_remarks(transfer(first, second))
-        columns = ["recovery", "excess", "removal", "excess_nats"]
-        title = f"mean of both directions: {first_name} and {second_name}, each by units of the "
-        title += "other"
-    else:
-        table = with_remarks(compare(first, second), has_net=True)
-        columns = ["net", "net_equal", "net_nats"]
-        title = f"net excess: {first_name} minus {second_name}"
-    lines = [title]
-    differing = differing_conditions(first, second)
-    if differing:
-        differences = [f"{name} {ours} and {theirs}" for name, (ours, theirs) in differing.items()]
-        lines.append(f"measured with different {'; '.join(differences)}")
-    lines += _format_comparison(table, columns)
-    lines += _describe_intervals_of_comparison(table, transfers)
-    return table, "\n".join(lines)
-
-
-def _describe_intervals_of_comparison(table: pd.DataFrame, transfers: bool) -> list[str]:
-    """Return how the intervals of a comparison are made, and what makes those of the marked rows
-    doubtful, or why these have none."""
-    remarks = dict.fromkeys(remark for remark in table.remark if remark)
-    lines = [f"  *: {remark}" for remark in remarks]
-    has_few = has_few_targets(table) | has_few_targets(table, "placebo_")
-    if has_few.any():
-        lines.append("  for intervals, measure more documents (--max-documents)")
-    if has_few.all():
-        return lines
-    intervals = f"intervals: {BOOTSTRAP}"
-    counts = _counts_of_documents(table)
-    if not transfers and table[counts][table.net_nats.notna()].min(axis=None) < FEW_FOR_BOOTSTRAP:
-        intervals += (
-            f"; by Student's t in rows of fewer than {FEW_FOR_BOOTSTRAP} documents (own / placebo)"
-        )
-    return [*lines, intervals]
-
-
-def with_remarks(table: pd.DataFrame, has_net: bool = False) -> pd.DataFrame:
-    """Add the column `remark` to a comparison: what makes the intervals of a row doubtful, or
-    nothing. `has_net`: whether net excess is compared."""
-    remarks = []
-    for row in table.to_dict("records"):
-        is_by_outcome = row["target_set"] in SETS_BY_OUTCOME
-        missing_placebo = describe_missing_placebo(row, is_transfer=not has_net)
-        shows_net = has_net and is_by_outcome and not missing_placebo
-        warnings = warnings_of_few(row, shows_net)
-        if missing_placebo:
-            warnings.append(missing_placebo)
-        if has_net and not is_by_outcome:
-            warnings.append("no net excess: these targets were not selected by their gap")
-        remarks.append("; ".join(warnings))
-    return table.assign(remark=remarks)
-
-
-def _counts_of_documents(table: pd.DataFrame) -> list[str]:
-    """Return the columns with numbers of documents; a table of transfer has no placebo."""
-    return [name for name in ("num_documents", "num_placebo_documents") if name in table]
-
-
-def _format_comparison(table: pd.DataFrame, columns: list[str]) -> list[str]:
-    """Return a header and a line for each row."""
-    width = max(map(len, table.target_set))
-    headings = "".join(f"  {HEADINGS[name]:>22}" for name in columns)
-    lines = [f"{'targets':<{width}} {'selector':<16} {'units':<8}{'k':>3}{headings}  documents"]
-    for row in table.to_dict("records"):
-        line = f"{row['target_set']:<{width}} {row['selector']:<16} {row['units']:<8}{row['k']:>3}"
-        for name in columns:
-            digits = 3 if name.endswith("nats") else 2
-            ends = (row[f"{name}_low"], row[f"{name}_high"])
-            line += f"  {with_interval(row[name], *ends, digits=digits):>22}"
-        documents = " / ".join(str(row[name]) for name in _counts_of_documents(table))
-        mark = "  *" if row["remark"] else ""
-        lines.append(f"{line}  {documents:>9}{mark}")
-    return lines

@@ -12,6 +12,7 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,10 @@ def format_interval(
     if "–" in (shown, shown_low):
         return shown
     return f"{shown} [{shown_low}, {shown_high}]"
+
+
+with_interval = partial(format_interval, sign="+", minus="-")
+"""A value and its interval, as a terminal shows differences."""
 
 
 def html_table(

@@ -18,8 +18,9 @@ from olmo_sparsity.analysis.measurement.parts import Parts, UnfinishedDocument
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.recovery import _Evaluation
 from olmo_sparsity.analysis.options import Settings
+from olmo_sparsity.analysis.results.conclusion import conclude
 from olmo_sparsity.analysis.results.results import read_results
-from olmo_sparsity.analysis.results.summary import conclude, describe
+from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.errors import ConfigError, DataError

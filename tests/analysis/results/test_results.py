@@ -29,6 +29,8 @@ from olmo_sparsity.analysis.results.columns import (
     page_columns,
     terminal_columns,
 )
+from olmo_sparsity.analysis.results.comparison import describe_comparison
+from olmo_sparsity.analysis.results.conclusion import quoted_row_of
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.results import FILES, Results, compare, read_results
 from olmo_sparsity.analysis.results.statistics import (
@@ -38,11 +40,7 @@ from olmo_sparsity.analysis.results.statistics import (
     summarize,
     with_t_intervals,
 )
-from olmo_sparsity.analysis.results.summary import (
-    describe,
-    describe_comparison,
-    quoted_row_of,
-)
+from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.results.tables import SCHEMAS
 from olmo_sparsity.analysis.results.target_rows import has_spans, losses_of_targets
 from olmo_sparsity.analysis.results.view import format_interval

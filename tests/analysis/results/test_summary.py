@@ -14,7 +14,9 @@ import pytest
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.results.columns import SUMMARY, column_named
-from olmo_sparsity.analysis.results.intervals import FEW_FOR_BOOTSTRAP
+from olmo_sparsity.analysis.results.comparison import describe_comparison, with_remarks
+from olmo_sparsity.analysis.results.conclusion import conclude, summary_in_order_of_units
+from olmo_sparsity.analysis.results.intervals import BOOTSTRAP, FEW_FOR_BOOTSTRAP
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.results import FILES, Results, read_results
 from olmo_sparsity.analysis.results.statistics import (
@@ -26,21 +28,16 @@ from olmo_sparsity.analysis.results.statistics import (
     summarize,
 )
 from olmo_sparsity.analysis.results.summary import (
-    BOOTSTRAP,
     INTERVALS,
-    conclude,
     describe,
-    describe_comparison,
     describe_gap,
     describe_induction,
     describe_intervals,
     describe_noise,
     format_summary,
-    summary_in_order_of_units,
-    with_interval,
-    with_remarks,
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS, write_as_json, write_table
+from olmo_sparsity.analysis.results.view import with_interval
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.manifest import write_manifest
 from tests.support.measurements import losses_table

@@ -1,0 +1,104 @@
+"""Describe a comparison of two measurements for a terminal. Never imports torch.
+
+`compare` and `transfer` of results.py compute the table.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from olmo_sparsity.analysis.results.columns import HEADINGS
+from olmo_sparsity.analysis.results.doubts import (
+    SETS_BY_OUTCOME,
+    describe_missing_placebo,
+    warnings_of_few,
+)
+from olmo_sparsity.analysis.results.intervals import BOOTSTRAP, FEW_FOR_BOOTSTRAP
+from olmo_sparsity.analysis.results.results import Results, compare, differing_conditions, transfer
+from olmo_sparsity.analysis.results.statistics import has_few_targets
+from olmo_sparsity.analysis.results.view import with_interval
+
+
+def describe_comparison(
+    first: Results, second: Results, transfers: bool
+) -> tuple[pd.DataFrame, str]:
+    """Return the table that compares two measurements, and its text for a terminal. `transfers`:
+    compare them by `transfer`, where each model evaluated what the other chose, not by
+    `compare`."""
+    first_name = str(first.meta.model["name"])
+    second_name = str(second.meta.model["name"])
+    if transfers:
+        table = with_remarks(transfer(first, second))
+        columns = ["recovery", "excess", "removal", "excess_nats"]
+        title = f"mean of both directions: {first_name} and {second_name}, each by units of the "
+        title += "other"
+    else:
+        table = with_remarks(compare(first, second), has_net=True)
+        columns = ["net", "net_equal", "net_nats"]
+        title = f"net excess: {first_name} minus {second_name}"
+    lines = [title]
+    differing = differing_conditions(first, second)
+    if differing:
+        differences = [f"{name} {ours} and {theirs}" for name, (ours, theirs) in differing.items()]
+        lines.append(f"measured with different {'; '.join(differences)}")
+    lines += _format_comparison(table, columns)
+    lines += _describe_intervals_of_comparison(table, transfers)
+    return table, "\n".join(lines)
+
+
+def _describe_intervals_of_comparison(table: pd.DataFrame, transfers: bool) -> list[str]:
+    """Return how the intervals of a comparison are made, and what makes those of the marked rows
+    doubtful, or why these have none."""
+    remarks = dict.fromkeys(remark for remark in table.remark if remark)
+    lines = [f"  *: {remark}" for remark in remarks]
+    has_few = has_few_targets(table) | has_few_targets(table, "placebo_")
+    if has_few.any():
+        lines.append("  for intervals, measure more documents (--max-documents)")
+    if has_few.all():
+        return lines
+    intervals = f"intervals: {BOOTSTRAP}"
+    counts = _counts_of_documents(table)
+    if not transfers and table[counts][table.net_nats.notna()].min(axis=None) < FEW_FOR_BOOTSTRAP:
+        intervals += (
+            f"; by Student's t in rows of fewer than {FEW_FOR_BOOTSTRAP} documents (own / placebo)"
+        )
+    return [*lines, intervals]
+
+
+def with_remarks(table: pd.DataFrame, has_net: bool = False) -> pd.DataFrame:
+    """Add the column `remark` to a comparison: what makes the intervals of a row doubtful, or
+    nothing. `has_net`: whether net excess is compared."""
+    remarks = []
+    for row in table.to_dict("records"):
+        is_by_outcome = row["target_set"] in SETS_BY_OUTCOME
+        missing_placebo = describe_missing_placebo(row, is_transfer=not has_net)
+        shows_net = has_net and is_by_outcome and not missing_placebo
+        warnings = warnings_of_few(row, shows_net)
+        if missing_placebo:
+            warnings.append(missing_placebo)
+        if has_net and not is_by_outcome:
+            warnings.append("no net excess: these targets were not selected by their gap")
+        remarks.append("; ".join(warnings))
+    return table.assign(remark=remarks)
+
+
+def _counts_of_documents(table: pd.DataFrame) -> list[str]:
+    """Return the columns with numbers of documents; a table of transfer has no placebo."""
+    return [name for name in ("num_documents", "num_placebo_documents") if name in table]
+
+
+def _format_comparison(table: pd.DataFrame, columns: list[str]) -> list[str]:
+    """Return a header and a line for each row."""
+    width = max(map(len, table.target_set))
+    headings = "".join(f"  {HEADINGS[name]:>22}" for name in columns)
+    lines = [f"{'targets':<{width}} {'selector':<16} {'units':<8}{'k':>3}{headings}  documents"]
+    for row in table.to_dict("records"):
+        line = f"{row['target_set']:<{width}} {row['selector']:<16} {row['units']:<8}{row['k']:>3}"
+        for name in columns:
+            digits = 3 if name.endswith("nats") else 2
+            ends = (row[f"{name}_low"], row[f"{name}_high"])
+            line += f"  {with_interval(row[name], *ends, digits=digits):>22}"
+        documents = " / ".join(str(row[name]) for name in _counts_of_documents(table))
+        mark = "  *" if row["remark"] else ""
+        lines.append(f"{line}  {documents:>9}{mark}")
+    return lines
