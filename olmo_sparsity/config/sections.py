@@ -1,6 +1,6 @@
 """Declare the settings of a training run, as dataclasses with defaults.
 
-Place in the flow: YAML → **sections** → the modules that each section is for. `run.py` checks the
+Place in the flow: YAML → **sections** → the modules that each section is for. `rules.py` checks the
 rules between them.
 """
 

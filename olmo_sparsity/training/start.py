@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from olmo_sparsity.base.errors import ConfigError, DataError, UnreadableNowError
 from olmo_sparsity.base.manifest import MANIFEST
 from olmo_sparsity.base.progress import say
-from olmo_sparsity.config.run import check_model, flatten, load_saved_config
+from olmo_sparsity.config.rules import check_model
+from olmo_sparsity.config.run import flatten, load_saved_config
 from olmo_sparsity.config.sections import (
     CheckpointConfig,
     EarlierWeights,
