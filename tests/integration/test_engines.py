@@ -246,6 +246,25 @@ def test_learned_scales_of_queries_begin_and_go_on_in_shards(settings: dict) -> 
     assert ours.std() > 1e-4, "each head has learned its own"
 
 
+@pytest.mark.accept
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_stage_changes_the_angles_of_every_engine(settings: dict, engine: str) -> None:
+    scaled = {"scaling": "yarn", "factor": 4, "original_length": 16}
+    positions = {"scheme": "pose", "target_length": 64, **scaled}
+    stages = [{"tokens": 16, "until": 2}, {"tokens": 16, "positions": positions}]
+    staged = {"length": stages, "num_steps": 5}
+    large = {"init_std": 0.3}  # such that angles matter from the first step
+    alone = on(settings, "stages-single", "single", training=staged, model=large)
+    expected = curve(finish(alone, world_size=1))
+    folder = finish(on(settings, f"stages-{engine}", engine, training=staged, model=large))
+    assert curve(folder) == pytest.approx(expected, rel=2e-4)
+    plain = {"length": [stages[0], {"tokens": 16}], "num_steps": 5}
+    alone = on(settings, "stages-none", "single", training=plain, model=large)
+    unchanged = curve(finish(alone, world_size=1))
+    assert unchanged[:2] == expected[:2]
+    assert unchanged[2] != pytest.approx(expected[2], rel=1e-3)
+
+
 def test_a_killed_process_takes_the_others_along_and_the_run_recovers(
     settings: dict, one_process: Path
 ) -> None:
