@@ -1,6 +1,8 @@
-"""Count what a layer keeps for its backward pass, by running it on tensors without numbers.
+"""Count the bytes that a layer keeps for its backward pass, by running it on the `meta` device,
+where tensors have shapes and no numbers.
 
-Dimension key: B batch, L length."""
+Dimension key: B batch, L length.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,13 @@ from olmo_sparsity.config.sections import ModelConfig, Precision
 from olmo_sparsity.config.yaml_files import to_yaml
 
 LENGTH = 256
-"""Tokens of the traced row. What is kept grows in proportion; longer rows take longer to trace."""
+"""Tokens of the traced row. The bytes grow in proportion to it, and longer rows take longer."""
 
 COMPILED = 25 / 29
-"""What a compiled layer keeps, as a share of what it keeps eagerly: the largest of three ratios,
-counted apart from this package. 25.0 of 29.0 numbers of the width (the C4 configs), 23.1 of 37.0 (a
-wider MLP), 37.0 of 49.0 (norms of queries and keys). The compiler chooses."""
+"""The bytes that a compiled layer keeps, as a share of those that it keeps without compilation. The
+compiler chooses what it keeps, so this is the largest of three ratios that were counted: 25.0 of
+29.0 numbers of the width (the C4 configs), 23.1 of 37.0 (a wider MLP), 37.0 of 49.0 (norms of
+queries and keys)."""
 
 
 def kept_bytes(sizes: ModelConfig, precision: Precision, is_compiled: bool = False) -> float:
@@ -39,7 +42,7 @@ def kept_bytes(sizes: ModelConfig, precision: Precision, is_compiled: bool = Fal
 
 
 class Fields:
-    """A config that can be looked up in a cache."""
+    """A config that can be a key of a cache: equal if its YAML is."""
 
     def __init__(self, sizes: ModelConfig) -> None:
         self.sizes = sizes
@@ -89,8 +92,8 @@ def _nothing(*arguments: Any, **keywords: Any) -> contextlib.AbstractContextMana
 
 
 class _Autocast(TorchFunctionMode):
-    """Multiplies matrices in bf16 as autocast does, and keeps of attention what a fused kernel
-    keeps."""
+    """Multiplies matrices in bf16, as autocast does, and lets attention keep the tensors that a
+    fused kernel keeps."""
 
     def __init__(self, in_bf16: bool) -> None:
         super().__init__()
@@ -117,7 +120,7 @@ class _Autocast(TorchFunctionMode):
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Keeps queries, keys, values and the result; never run backward."""
+    """Keeps queries, keys, values and the result for a backward pass that never runs."""
 
     @staticmethod
     def forward(ctx: Any, *states: Tensor) -> Tensor:

@@ -23,7 +23,8 @@ def build_engine(
     processes: Processes,
     source: Mapping[str, Tensor] | None = None,
 ) -> Engine:
-    """Build the engine named by `engine.name`. `source`: the weights of a model without memory."""
+    """Return the engine that `engine.name` names. `source`: the weights of a model without memory
+    (deferred.py), which `fsdp` and ZeRO fill weight by weight."""
     name = engine.name
     world_size = processes.world_size
     if name.startswith("zero"):

@@ -1,6 +1,6 @@
-"""Show what a run logged: tables of held-out losses, and curves.
-
-Place in the flow: metrics.jsonl → `olmo-sparsity losses RUN` and `olmo-sparsity figure RUN`."""
+"""Show the metrics of a run: tables of held-out losses (`olmo-sparsity losses RUN`), and curves
+(`olmo-sparsity figure RUN`).
+"""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 def loss_table(run_folder: str | Path) -> str:
     """Return the logged held-out losses of a run as text: the last evaluation in detail, then all
-    of them. Each row says how many documents and tokens it is over, and unlike samples are marked:
-    a range that other documents reach, and a step that was evaluated on other text."""
+    evaluations. Each row has its numbers of documents and tokens. A note says where rows are of
+    different documents, or steps were evaluated on different text, and must not be compared."""
     import pandas as pd
 
     rows = _evaluations(run_folder)
@@ -55,8 +55,8 @@ def loss_table(run_folder: str | Path) -> str:
 
 
 def _sample(part: dict) -> dict[str, str]:
-    """Return the columns that say which places a loss is of, and over how many documents and
-    tokens. Earlier versions counted tokens alone."""
+    """Return the columns for the range of a loss, and its numbers of documents and tokens. Earlier
+    versions counted only tokens."""
     documents = part.get("num_documents")
     return {
         "positions": _name(part),
@@ -66,18 +66,21 @@ def _sample(part: dict) -> dict[str, str]:
 
 
 def _samples(row: dict) -> list[tuple]:
-    """Return what identifies the text of an evaluation: two with equal ones can be compared."""
+    """Return ranges and counts of an evaluation, which identify its text: evaluations with equal
+    ones can be compared."""
     names = ("from", "to", "num_tokens", "num_documents")
     parts = [*row["heldout"], *row.get("by_place", ())]
     return [tuple(part.get(name) for name in names) for part in parts]
 
 
 def _text(table: pd.DataFrame) -> str:
+    """Return a table as text."""
     return table.to_string(index=False, float_format="{:.4f}".format, na_rep="nan")
 
 
 def draw_curves(folders: Sequence[str], out: Path, labels: list[str] | None = None) -> None:
-    """Draw training losses, held-out losses by position, and speed of runs, also while they run."""
+    """Draw training losses, held-out losses by position, and the speed of runs. They may still be
+    running."""
     import pandas as pd
     from matplotlib.figure import Figure
 
@@ -135,7 +138,7 @@ def _curves(rows: list[dict]) -> pd.DataFrame:
 
 
 def _name(part: dict) -> str:
-    """Return the range of a row, with its last position: `to` is one more."""
+    """Return the range of a row in words, with its last position, to which `to` is one more."""
     return f"{part['from']} … {part['to'] - 1}"
 
 

@@ -1,6 +1,12 @@
-"""Estimate the parameters, FLOPs, memory, hours and price of a run; look up a GPU's peak FLOP/s.
+"""Estimate the parameters, FLOPs, memory, hours and price of a run.
 
-Place in the flow: `train --dry-run`, and the throughput in the log."""
+    config, Hardware ─> fitting_micro_batch_size ─> cost_with: memory of a device, seconds of a step
+                                                 ─> estimate: the lines of `train --dry-run`
+
+Memory is computed by the formulas of memory.py. Time is FLOPs divided by a measured share of the
+vendor's peak, and bytes divided by the speed of the network. The log uses `flops_per_token` for
+MFU.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +42,9 @@ from olmo_sparsity.training.optim import matrices_of_layers
 def flops_per_token(
     model: nn.Module, sizes: ModelConfig, length: int, whole_attention: bool = False
 ) -> float:
-    """Return the FLOPs of a token, forward and backward: 6 per weight of a matmul, and 6·L·D per
-    layer for attention scores and sums, over half of L keys because of causality.
-    `whole_attention`: over all L, as OLMo-core, nanochat and torchtitan count."""
+    """Return the FLOPs of a token, forward and backward: 6 for each weight of a product of
+    matrices, and 6 · L · D for each layer's attention, in which a token attends to L / 2 places on
+    average. `whole_attention`: count L places, as OLMo-core, nanochat and torchtitan do."""
     weight_VD, _ = cast(LanguageModel, model).unembedding
     embeddings = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding))
     matmul_weights = sum(p.numel() for p in model.parameters() if p.ndim > 1) - embeddings
@@ -50,24 +56,23 @@ def flops_per_token(
 
 
 def stated_flops(device: torch.device) -> float:
-    """Return the FLOP/s in bf16 as stated by the vendor; 0 if unknown."""
+    """Return the FLOP/s in bf16 that the vendor states for a device; 0 if they are not known."""
     gpu = find_gpu(device_name(device))
     return 1e12 * gpu.tflops if gpu else 0.0
 
 
 CUDA_CONTEXT_BYTES = 2**29
-"""About what a process holds on a GPU for CUDA itself, before its first tensor."""
+"""Bytes that CUDA itself takes on a GPU for each process, before the first tensor (about)."""
 
-USABLE = 0.85
-"""Of a GPU's memory; the rest is lost in holes between tensors."""
-
+USABLE_SHARE = 0.85
+"""The share of a GPU's memory that tensors can use. The rest is lost in holes between them."""
 
 ENGINES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
-"""Of several processes."""
+"""The engines for several processes."""
 
-
-MOST_TOKENS = 65_536
-"""Tokens of a micro-batch. Larger ones gain little: its fixed cost is below 2% of a step."""
+MAX_MICRO_BATCH_TOKENS = 65_536
+"""The largest number of tokens in a micro-batch that `auto` chooses. Larger ones gain little: the
+fixed cost of a micro-batch is below 2% of a step."""
 
 
 @dataclass(frozen=True)
@@ -81,24 +86,26 @@ class Hardware:
 
     gpu: Gpu | None
     nics_per_node: int | None = None
-    """Network cards of a node. None: as is usual for the GPU."""
+    """Number of network cards of a node. None: the usual number for the GPU."""
 
     price: float | None = None
     """Price of a GPU-hour, in any currency."""
 
     @property
     def kind(self) -> str:
+        """Return the type of the devices, as PyTorch names it."""
         return "cuda" if self.gpu else "cpu"
 
     @staticmethod
     def here(device: torch.device, count: int = 1) -> Hardware:
+        """Return `count` devices like this one, on one node."""
         if device.type != "cuda":
             memory = 0.5 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
             return Hardware(count, 1, memory, None)
         total = torch.cuda.get_device_properties(device).total_memory
         name = device_name(device)
         gpu = find_gpu(name) or Gpu(name, 0, total / 1e9)
-        return Hardware(count, 1, USABLE * total - CUDA_CONTEXT_BYTES, gpu)
+        return Hardware(count, 1, USABLE_SHARE * total - CUDA_CONTEXT_BYTES, gpu)
 
     @staticmethod
     def of(
@@ -110,8 +117,8 @@ class Hardware:
     ) -> Hardware:
         """Return GPUs by their name, by default eight on a node."""
         gpu = known_gpu(name, "--gpu")
-        least = {"--gpus": count, "--nodes": nodes, "--nics-per-node": nics_per_node}
-        for option, number in least.items():
+        options = {"--gpus": count, "--nodes": nodes, "--nics-per-node": nics_per_node}
+        for option, number in options.items():
             if number is not None and number < 1:
                 raise ConfigError(f"{option}={number} must be at least 1")
         if price is not None and not 0 <= price < math.inf:
@@ -119,14 +126,14 @@ class Hardware:
         num_nodes = nodes or -(-count // 8)
         if count % num_nodes:
             raise ConfigError(f"--gpus={count} must be a multiple of --nodes={num_nodes}")
-        memory = USABLE * gpu.gigabytes * 1e9 - CUDA_CONTEXT_BYTES
+        memory = USABLE_SHARE * gpu.gigabytes * 1e9 - CUDA_CONTEXT_BYTES
         return Hardware(count, num_nodes, memory, gpu, nics_per_node, price)
 
     @property
     def bytes_per_s(self) -> float:
-        """Return what each process sends in a ring of all. NCCL makes a ring for each network card
-        (github.com/NVIDIA/nccl/issues/495): all cards of a node together carry what leaves it, and
-        each ring is as fast as its slowest part."""
+        """Return the bytes per second that each process sends in a ring of all processes. NCCL
+        makes a ring for each network card (github.com/NVIDIA/nccl/issues/495). So all cards of a
+        node together carry what leaves it, and each ring is as fast as its slowest part."""
         assert self.gpu is not None
         within_node = 1e9 * self.gpu.gigabytes_per_s
         if self.nodes == 1:
@@ -138,8 +145,8 @@ class Hardware:
 
 
 def fitting_micro_batch_size(config: RunConfig, hardware: Hardware) -> int:
-    """Return the largest divisor of a process's share of a batch that is at most the configured
-    one, or with `auto` fits into memory."""
+    """Return the number of sequences in a micro-batch: the largest divisor of a process's share of
+    the batch that is at most the configured number, or that fits into memory with `auto`."""
     training = config.training
     share = training.batch_size // hardware.count
     if training.micro_batch_size is None:
@@ -151,7 +158,7 @@ def fitting_micro_batch_size(config: RunConfig, hardware: Hardware) -> int:
     fitting = [
         size
         for size in sizes
-        if size * training.length <= MOST_TOKENS
+        if size * training.length <= MAX_MICRO_BATCH_TOKENS
         and needed_bytes(config, hardware, size) <= hardware.memory
     ]
     return max(fitting, default=1)
@@ -182,7 +189,7 @@ def state_of(config: RunConfig, hardware: Hardware, micro_batch_size: int = 1) -
 
 
 def needed_bytes(config: RunConfig, hardware: Hardware, micro_batch_size: int) -> float:
-    """Return the peak on a device, of the start and of the steps."""
+    """Return the bytes on each device at the peak of the run, in its start or in its steps."""
     step = state_of(config, hardware, micro_batch_size)
     activations = activation_bytes(config.model, config.training, micro_batch_size, hardware.kind)
     evaluation = evaluation_of(config, hardware)
@@ -200,7 +207,7 @@ def evaluation_of(config: RunConfig, hardware: Hardware) -> int:
 
 
 def start_of(config: RunConfig, hardware: Hardware) -> int:
-    """Return the peak on each device before the first step."""
+    """Return the bytes on each device at the peak before the first step."""
     model = without_memory(config.model)
     return start_bytes(
         config.training.precision,
@@ -226,28 +233,30 @@ MEASURED = [(85_065_728, 0.306, "60M"), (190_513_152, 0.345, "150M")]
 (docs/train.md). No larger one, and no several GPUs, were measured."""
 
 NIC_BYTES_PER_S = 25e9
-"""What a network card sends, of 200 Gbit/s: assumed."""
+"""Bytes per second of a network card: assumed, of 200 Gbit/s."""
 
 RECOMPUTED = 1 / 3
-"""What a layer's second forward pass adds to its forward and backward pass."""
+"""FLOPs of a layer's second forward pass, as a share of its forward and backward pass."""
 
 COPIED_BYTES_PER_S = 1.4e9
-"""Of a checkpoint, to main memory, by each process: measured on one H200."""
+"""Bytes of a checkpoint that each process copies to main memory in a second: measured on one
+H200."""
 
 WRITTEN_BYTES_PER_S = 0.39e9
-"""Of a checkpoint, with its hash, by each process: measured on one H200. A disk may be slower for
-many processes."""
+"""Bytes of a checkpoint that each process hashes and writes in a second: measured on one H200. A
+disk may be slower for many processes."""
 
 GRACE_S = 30
-"""What clusters give a preempted job."""
+"""Seconds that clusters give a preempted job before they kill it."""
 
 LIBRARIES_BYTES = 4 * 2**30
-"""About what a process on a GPU holds in main memory: Python, PyTorch, CUDA, batches."""
+"""Bytes of main memory that a process on a GPU takes for Python, PyTorch, CUDA and batches
+(about)."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run costs with one engine, on known GPUs."""
+    """The cost of a run with one engine, on known GPUs."""
 
     engine: str
     micro_batch_size: int
@@ -262,20 +271,21 @@ class Cost:
     """Bytes on each device while tasks of lm_eval are measured; 0 without."""
 
     context: float
-    """Bytes on each device that CUDA holds for itself."""
+    """Bytes on each device that CUDA takes for itself."""
 
     fits: bool
     computing_s: float
     """Seconds of a step in which the GPUs compute; 0 if the GPU is not known."""
 
     sending_s: float
-    """Seconds of a step in which they send, if they do not compute meanwhile."""
+    """Seconds of a step in which the GPUs send, if they do not compute meanwhile."""
 
     hours: float
     gpu_hours: float
 
     @property
     def peak(self) -> float:
+        """Return the bytes on each device at the peak of the run."""
         return max(self.state + self.activations, self.start, self.evaluation) + self.context
 
 
@@ -308,8 +318,9 @@ def cost_with(config: RunConfig, hardware: Hardware) -> Cost:
 def estimate(
     config: RunConfig, hardware: Hardware, micro_batch_size: int | None = None
 ) -> dict[str, str]:
-    """Return lines for `--dry-run`. `micro_batch_size`: as configured, where `config` has that of
-    its own engine; each engine is then estimated with what fits it."""
+    """Return the lines of `--dry-run`, by their titles. `micro_batch_size`: the configured number,
+    where `config` has the number that was chosen for its engine. Each engine is then estimated with
+    the number that fits it."""
     training = config.training
     model = without_memory(config.model)
     count = hardware.count
@@ -326,8 +337,10 @@ def estimate(
     if rest == 0:
         lines["batch"] = f"{training.batch_size} = {count} processes × {share}"
     else:
-        below = training.batch_size - rest
-        lines["batch"] = f"{count} processes do not divide it; {below} and {below + count} do"
+        divisible = training.batch_size - rest
+        lines["batch"] = (
+            f"{count} processes do not divide it; {divisible} and {divisible + count} do"
+        )
     if micro_batch_size is not None:
         config = with_micro_batches(config, micro_batch_size)
     cost = cost_with(config, hardware)
@@ -340,7 +353,7 @@ def estimate(
 
 
 def _saves(config: RunConfig, hardware: Hardware, parameters: int) -> dict[str, str]:
-    """Return lines on main memory, on disks, and on how long a save takes."""
+    """Return lines about main memory, disks, and the duration of a save."""
     count = hardware.count
     saved_by_each = 12 * parameters / count
 
@@ -432,9 +445,9 @@ def main_memory_at_start(config: RunConfig) -> float:
 
 
 def share_of_peak(parameters: int) -> tuple[float, str]:
-    """Return the share of the stated FLOP/s that one GPU is taken to reach, and where it is from.
-    Below the smallest measured model it falls with the root of the parameters, as the width does:
-    narrower products fill less of a GPU. This is assumed."""
+    """Return the share of the stated FLOP/s that one GPU is expected to reach, and in words where
+    this number comes from. For models below the smallest measured one it is assumed to fall with
+    the root of the parameters, as the width does: narrower products fill less of a GPU."""
     smallest, share, name = MEASURED[0]
     if parameters < smallest:
         lowered = share * (parameters / smallest) ** 0.5
@@ -444,7 +457,8 @@ def share_of_peak(parameters: int) -> tuple[float, str]:
 
 
 def _seconds(config: RunConfig, hardware: Hardware) -> tuple[float, float]:
-    """Return the seconds of a step in which the GPUs compute, and those in which they send."""
+    """Return the seconds of a step in which the GPUs compute, and the seconds in which they
+    send."""
     training = config.training
     count = hardware.count
     gpu = hardware.gpu
@@ -465,7 +479,7 @@ def _seconds(config: RunConfig, hardware: Hardware) -> tuple[float, float]:
 
 
 def _time(config: RunConfig, hardware: Hardware, cost: Cost) -> dict[str, str]:
-    """Return lines on the time and the price of a run on known GPUs."""
+    """Return lines about the time and the price of a run on known GPUs."""
     training = config.training
     gpu = hardware.gpu
     assert gpu is not None
@@ -493,9 +507,9 @@ def sent_bytes(
     num_micro_batches: int,
     num_reductions: int = 1,
 ) -> float:
-    """Return the bytes that a process gives to collectives in a step, an all-reduce twice. A ring
-    sends (N − 1)/N of them. `num_reductions`: with `fsdp`, how often gradients are added up over
-    processes."""
+    """Return the bytes that a process passes to collectives in a step, those of an all-reduce
+    twice. A ring of N processes sends (N − 1)/N of them. `num_reductions`: with `fsdp`, how often
+    gradients are added up over processes."""
     is_sharded = engine == "fsdp" or engine.startswith("zero")
     size = parameters * (2 if precision == "bf16" and is_sharded else 4)
     if engine == "fsdp":  # weights forward and backward; gradients in fp32
@@ -508,7 +522,7 @@ def sent_bytes(
 
 
 def _memory(config: RunConfig, hardware: Hardware) -> str:
-    """Return a line on the memory of a process with the config's engine."""
+    """Return a line about the memory of a process with the config's engine."""
     cost = cost_with(config, hardware)
     parts = (
         f"state {cost.state / 2**30:.1f}, activations {cost.activations / 2**30:.1f}, "
@@ -533,16 +547,18 @@ def refuse_too_large(config: RunConfig, hardware: Hardware) -> None:
     )
 
 
-MOST_GPUS = 4096
+MAX_GPUS = 4096
+"""Largest number of GPUs that a message proposes."""
 
 
 def _remedy(config: RunConfig, hardware: Hardware) -> str:
-    """Name the engines that fit, or else how many GPUs do."""
+    """Return the end of a message: the engines that fit, or the number of GPUs on which one
+    does."""
     fitting = _fitting_engines(config, hardware)
     if fitting:
         return f"use {' or '.join(fitting)}"
     count = hardware.count
-    while count <= MOST_GPUS and count <= config.training.batch_size:
+    while count <= MAX_GPUS and count <= config.training.batch_size:
         count *= 2
         fitting = _fitting_engines(config, replace(hardware, count=count))
         if fitting:

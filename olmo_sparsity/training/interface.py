@@ -43,13 +43,14 @@ def _host_of(store: dist.Store, rank: int) -> tuple[str, str]:
 
 
 def address_towards(host: str) -> str | None:
-    """Return this node's IPv4 address on the way to a host, or None if there is no way."""
+    """Return the IPv4 address of this node's interface towards a host; None if there is no
+    route."""
     any_port = 9
     with (
         contextlib.suppress(OSError),
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
     ):
-        probe.connect((host, any_port))  # of datagrams: chooses a way and sends nothing
+        probe.connect((host, any_port))  # with datagrams this chooses a route, and sends nothing
         return probe.getsockname()[0]
     return None
 

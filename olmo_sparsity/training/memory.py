@@ -1,7 +1,8 @@
-"""Estimate the memory of a process that trains: activations, and what its engine holds.
+"""Compute the memory of a process that trains by formulas: activations, and what its engine holds.
 
-Place in the flow: formulas of sizes → estimate.py, which applies them to a run. `python -m
-benchmarks.memory` compares them with measured peaks; docs/train.md has both."""
+estimate.py applies them to a run. `python -m benchmarks.memory` compares them with measured peaks;
+docs/train.md has both.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +24,16 @@ from olmo_sparsity.training.activations import Fields, kept_bytes
 def activation_bytes(
     sizes: ModelConfig, training: TrainingConfig, micro_batch_size: int, device: str = "cpu"
 ) -> float:
-    """Return the bytes of activations at the peak of a step: what is kept for the backward pass,
-    and what the loss needs for the largest chunk of logits."""
+    """Return the bytes of activations at the peak of a step: those that are kept for the backward
+    pass, and those that the loss needs for a chunk of logits."""
     rows = micro_batch_size * training.length
     size = 2 if training.precision == "bf16" else 4
-    of_width = rows * sizes.d_model * size
+    width_bytes = rows * sizes.d_model * size  # of one number for each token and coordinate
     vocab_size = sizes.embedding_size or sizes.vocab_size
     chunk = min(rows, rows_per_chunk(vocab_size, torch.device(device), training.compile))
     loss = chunk * vocab_size * (2 * size if training.compile else 4 * 4)
     # Before the first layer and after the last one: embedding, last norm, and their gradients.
-    ends = 10 * of_width
+    ends = 10 * width_bytes
     of_layer = rows * kept_bytes(sizes, training.precision, training.compile)
     budget = training.activation_memory_budget
     if budget is not None and budget < 1.0:
@@ -50,7 +51,7 @@ def activation_bytes(
 
 
 def num_recomputed(sizes: ModelConfig, training: TrainingConfig) -> int:
-    """Return the number of layers whose forward pass is computed twice."""
+    """Return the number of layers whose forward pass is computed again in the backward pass."""
     if not training.activation_checkpointing:
         return 0
     return -(-sizes.n_layers // training.checkpoint_every)
@@ -73,11 +74,12 @@ def state_bytes(
     gathered: int = 0,
     sums_whole_gradients: bool = False,
 ) -> int:
-    """Return the bytes of weights, gradients and optimizer of a process, one of `count`;
+    """Return the bytes of weights, gradients and optimizer of each of `count` processes.
     docs/train.md has a table.
 
-    `gathered`: with `fsdp`, the largest number of weights that are whole at a time.
-    `sums_whole_gradients`: with `fsdp`, over several micro-batches."""
+    gathered: With `fsdp`, the largest number of weights that are whole at a time.
+    sums_whole_gradients: With `fsdp`, whether whole gradients are added up over micro-batches.
+    """
     size = 2 if precision == "bf16" else 4
     part = parameters / count
     if engine == "fsdp":
@@ -88,9 +90,10 @@ def state_bytes(
         return parameters * (16 + (2 if precision == "bf16" else 0))
     weights = size * (part if stage == 3 else parameters)
     gradients = 4 * (part if stage >= 2 else parameters)  # added up in fp32
-    # Numbers that collectives hold, by configs/deepspeed/*.json. ZeRO-1 casts all gradients at
-    # once. ZeRO-2 has two buckets, of full size whatever the model has, and a copy of one. ZeRO-3
-    # has a bucket, its copy in the order of the shards, weights in use and those fetched ahead.
+    # The numbers in buffers of collectives, as configs/deepspeed/*.json sets them. ZeRO-1 casts all
+    # gradients at once. ZeRO-2 has two buckets, whose size does not depend on the model, and a copy
+    # of one. ZeRO-3 has a bucket, its copy in the order of the shards, weights in use and those
+    # fetched ahead.
     buckets = {2: 10**8 + min(parameters, 5 * 10**7), 3: min(4 * parameters, 2**26)}
     in_use = size * buckets.get(stage, parameters)
     return int(weights + gradients + 12 * part + in_use)
@@ -103,9 +106,9 @@ def start_bytes(
     count: int = 1,
     largest_weight: int = 0,
 ) -> int:
-    """Return the peak on the device of a process while its engine is built, before the first step.
+    """Return the bytes on each device at the peak while the engine is built, before the first step.
 
-    `largest_weight`: with `zero3`, the numbers of the largest weight, which is whole for a while.
+    largest_weight: With `zero3`, the numbers of the largest weight, which is whole for a while.
     """
     size = 2 if precision == "bf16" else 4
     part = parameters / count
@@ -128,7 +131,8 @@ def start_bytes(
 
 
 def gathered_at_once(model: nn.Module, sizes: ModelConfig) -> int:
-    """Return how many weights `fsdp` holds whole: those outside of layers, and two layers."""
+    """Return how many weights `fsdp` holds whole at a time: those outside of layers, and those of
+    two layers, the one that computes and the next one."""
     tables = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
     unembedding, _ = cast(LanguageModel, model).unembedding
     tables[id(unembedding)] = unembedding
@@ -138,6 +142,7 @@ def gathered_at_once(model: nn.Module, sizes: ModelConfig) -> int:
 
 
 def without_memory(sizes: ModelConfig) -> nn.Module:
+    """Return a model on the `meta` device, which has shapes and no numbers. It is built once."""
     return _built(Fields(sizes))
 
 

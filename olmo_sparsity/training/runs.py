@@ -1,7 +1,9 @@
-"""Open the runs of this package for the tool: their weights, and the text that they held out.
+"""Open the runs of this package for measurements: their weights, and the text that they held out.
 
-Place in the flow: the entry point `olmo_sparsity.runs` → `load_model` and `open_documents`. It is
-imported without [train], too, so that what needs OLMo is imported in `_load_checkpoint`."""
+`Runs` is found by the entry point `olmo_sparsity.runs`, and called by `load_model` and
+`open_documents`. It is imported without [train], too, so that `_load_checkpoint` imports what needs
+OLMo itself.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,16 @@ from olmo_sparsity.models.pretrained_tokenizer import read_tokenizer
 from olmo_sparsity.text.runs import PreparedText, TrainedModel, TrainingText
 
 OPTIMIZER_STATE = "engine/"
-"""Beginning of the names of optimizer state. It is most of the bytes, and is not verified where
-only weights are read."""
+"""Beginning of the file names of optimizer state. It is most of the bytes of a checkpoint, and is
+not verified where only weights are read."""
 
 
 class Runs:
     """A `RunLoader` for run folders, checkpoint folders and prepared text."""
 
     def find(self, path: Path) -> Path | None:
+        """Return the checkpoint folder that a path means: itself, or the newest intact one of a
+        run. None if it is neither."""
         if (path / MANIFEST).is_file():
             problem = find_damage(path, skip=OPTIMIZER_STATE)
             if problem:
@@ -47,6 +51,8 @@ class Runs:
         return _latest_or_fail(path) if (path / "checkpoints").is_dir() else None
 
     def load(self, folder: Path, name: str, dtype: str, device: str) -> TrainedModel:
+        """Return the model of a checkpoint folder. `name`: the run or folder that the user
+        named."""
         if dtype == "auto":  # fp32 takes 8 to 15 times as long on a GPU
             torch_device = torch.device(device)
             on_gpu = torch_device.type == "cuda"
@@ -67,24 +73,27 @@ class Runs:
         return list_checkpoints(path)[::-1]
 
     def open_prepared(self, folder: Path) -> PreparedText | None:
+        """Return the held-out text of a prepared folder; None if it is not one."""
         if not (folder / MANIFEST).is_file():
             return None
         return _open_heldout(DataConfig(folder=str(folder)))
 
 
 def _open_heldout(data: DataConfig) -> PreparedText:
+    """Return the held-out documents of prepared text."""
     from olmo_sparsity.data.shards import open_shards
 
     return open_shards(data, "heldout")
 
 
 def training_text(data: DataConfig) -> TrainingText:
+    """Return where the text of a run is, and how to open its held-out part."""
     corpora = tuple(corpus.alone() for corpus in data.corpora) or (data.corpus,)
     return TrainingText(data.folder, partial(_open_heldout, data), corpora, data.heldout_share)
 
 
 def _latest_or_fail(run_folder: Path) -> Path:
-    """Return the newest intact checkpoint; say so if a newer one is damaged."""
+    """Return the newest intact checkpoint of a run. Report a newer one that is damaged."""
     first_problem = ""
     for folder, problem in verified_checkpoints(run_folder, OPTIMIZER_STATE):
         if problem is None:
@@ -99,6 +108,7 @@ def _latest_or_fail(run_folder: Path) -> Path:
 
 
 def _load_checkpoint(folder: Path, dtype: torch.dtype, device: str) -> TrainedModel:
+    """Return the model of a checkpoint folder, with what is known about its training."""
     from olmo_sparsity.models.build import build_model  # needs what [train] installs
 
     config = load_checkpoint_config(folder)

@@ -1,7 +1,9 @@
 """Muon for matrices that `fully_shard` has divided among processes.
 
-The momentum stays sharded. An update is gathered matrix by matrix, made orthogonal on every
-process, as with DDP, and each process applies its own rows."""
+Muon needs whole matrices: its update is made orthogonal. So updates are gathered, one matrix at a
+time, made orthogonal on every process, as with DDP, and each process applies its own rows. The
+momentum stays sharded.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +26,7 @@ class ShardedMuon(torch.optim.Muon):
                     self._update(cast(DTensor, matrix), group)
 
     def _update(self, matrix: DTensor, group: dict[str, Any]) -> None:
+        """Update one matrix, as PyTorch's Muon does."""
         gradient = cast(DTensor, matrix.grad)
         state = self.state[matrix]
         if "momentum_buffer" not in state:
