@@ -181,17 +181,25 @@ def write_shards(
 
             if batch.ends_source and needs_both_splits:
                 check_not_empty(data, manifest, *writers)
-            # Without new records, as at the end of a source, there is no shard to add.
-            if total.num_records > manifest.tally.num_records:
-                for writer in writers:
-                    manifest.files += writer.publish()
-                sync(folder)
-                manifest.num_shards += 1
-            manifest.tally = deepcopy(total)
-            manifest.complete = batch.ends_source
-            manifest.save(folder)  # last, as it makes the shard exist
+            _publish_shard(folder, manifest, writers, total, batch.ends_source)
             num_stored += num_new
             writers = _new_writers(folder, manifest)
+
+
+def _publish_shard(
+    folder: Path, manifest: Manifest, writers: list[ShardWriter], total: Tally, is_last: bool
+) -> None:
+    """Add the shard of these writers to the manifest. `total`: counts of all records so far, those
+    of this shard included."""
+    # Without new records, as at the end of a source, there is no shard to add.
+    if total.num_records > manifest.tally.num_records:
+        for writer in writers:
+            manifest.files += writer.publish()
+        sync(folder)
+        manifest.num_shards += 1
+    manifest.tally = deepcopy(total)
+    manifest.complete = is_last
+    manifest.save(folder)  # last, as it makes the shard exist
 
 
 def _new_writers(folder: Path, manifest: Manifest) -> list[ShardWriter]:

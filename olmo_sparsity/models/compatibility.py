@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -187,19 +187,60 @@ def _check_logits(wrapped: Any, original: nn.Module) -> tuple[LogitMap, float]:
     return logit_map, rounding
 
 
+@dataclass(frozen=True)
+class _Tolerance:
+    """Differences between hidden states that say nothing about a model."""
+
+    rounding: float
+    """As a share of the states: by rounding in their dtype."""
+
+    noise: float
+    """Absolute: as large as the effect of a tiny change of the input. Kernels round differently,
+    and layers that round to 8 bits sometimes amplify this."""
+
+    def are_alike(self, a: Tensor, b: Tensor) -> bool:
+        return _distance(a, b) <= self.rounding * _distance(b) + self.noise
+
+    def is_small(self, error: float, effect: float) -> bool:
+        """Return whether an error is much smaller than the effect of what a check looks for."""
+        return error <= max(self.noise, effect / 4)
+
+
 def _check_positions(wrapped: Any, rounding: float) -> bool:
-    """Compare hidden states of eight tokens with position IDs 0 … 7 and with a gap in their middle,
-    0 … 3 and 8 … 11. Return whether rows can share kept states (`Fit.can_share_distant`)."""
+    """Check hidden states of eight tokens with a gap in the middle of their position IDs. Return
+    whether rows can share kept states (`Fit.can_share_distant`)."""
     tokens_BL, counted_BL = _eight_tokens(wrapped)
-    gapped_BL = counted_BL + 4 * (counted_BL > 3)
+    gapped_BL = counted_BL + 4 * (counted_BL > 3)  # 0 … 3 and 8 … 11
+    causal = causal_bias(8, wrapped.device)
+
+    def hidden(positions_BL: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
+        return wrapped.hidden(tokens_BL, positions_BL, bias, **options).float()
+
+    seen = hidden(gapped_BL, causal)
+    nudge_BLD = wrapped.embedding(tokens_BL)
+    nudge_BLD[..., ::2] *= -1
+    nudge_BLD *= max(1e-4, torch.finfo(nudge_BLD.dtype).eps)
+    noise = 2 * _distance(hidden(gapped_BL, causal, added_BLD=nudge_BLD), seen)
+    tolerance = _Tolerance(rounding, noise)
+
+    _check_gap(wrapped, hidden, counted_BL, gapped_BL, tolerance)
+    return _check_kept_states(wrapped, tokens_BL, gapped_BL, seen, tolerance)
+
+
+def _check_gap(
+    wrapped: Any,
+    hidden: Callable[..., Tensor],
+    counted_BL: Tensor,
+    gapped_BL: Tensor,
+    tolerance: _Tolerance,
+) -> None:
+    """Check that position IDs reach the attention, and that a gap after four of the eight places
+    hides nothing. `hidden`: Function (positions_BL, bias) that returns hidden states."""
     causal = causal_bias(8, wrapped.device)
     # How transformers interprets a gap unless it is told otherwise: as the start of another text,
     # which does not see the first four places.
     packed = causal.clone()
     packed[..., 4:, :4] = causal[..., 0, 1]
-
-    def hidden(positions_BL: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
-        return wrapped.hidden(tokens_BL, positions_BL, bias, **options).float()
 
     counted = hidden(counted_BL)
     counted_again = hidden(counted_BL)
@@ -207,35 +248,27 @@ def _check_positions(wrapped: Any, rounding: float) -> bool:
     seen = hidden(gapped_BL, causal)
     hiding = hidden(gapped_BL, packed)
 
-    # Kernels round differently, and layers that round to 8 bits sometimes amplify this. Differences
-    # as small as the effect of a tiny change of the input are ignored.
-    nudge_BLD = wrapped.embedding(tokens_BL)
-    nudge_BLD[..., ::2] *= -1
-    nudge_BLD *= max(1e-4, torch.finfo(nudge_BLD.dtype).eps)
-    noise = 2 * _distance(hidden(gapped_BL, causal, added_BLD=nudge_BLD), seen)
-
-    def is_alike(a: Tensor, b: Tensor) -> bool:
-        return _distance(a, b) <= rounding * _distance(b) + noise
-
-    def is_small(error: float, effect: float) -> bool:
-        """Return whether an error is much smaller than the effect of what the check looks for."""
-        return error <= max(noise, effect / 4)
-
     after = slice(4, None)
     if _distance(gapped[:, after], counted[:, after]) <= _distance(counted_again, counted):
         raise _unfit(wrapped, "position IDs do not reach its attention")
     error = _distance(gapped[:, after], seen[:, after])
     effect = _distance(hiding[:, after], seen[:, after])
-    if not (is_alike(gapped, seen) and is_small(error, effect)):
+    if not (tolerance.are_alike(gapped, seen) and tolerance.is_small(error, effect)):
         raise _unfit(wrapped, "its attention is not causal, or a gap in position IDs changes it")
-    if not is_alike(gapped[:, :4], counted[:, :4]):
+    if not tolerance.are_alike(gapped[:, :4], counted[:, :4]):
         raise _unfit(wrapped, "a gap in its position IDs changes the places before it")
 
-    # The places after the gap, which attend to kept states of those before.
+
+def _check_kept_states(
+    wrapped: Any, tokens_BL: Tensor, gapped_BL: Tensor, seen: Tensor, tolerance: _Tolerance
+) -> bool:
+    """Check that the last four places have the states `seen` if they attend to kept states of the
+    first four. Return whether they also have them if rows share the kept states."""
+    after = slice(4, None)
     earlier = wrapped.distant_states(tokens_BL[:, :4], gapped_BL[:, :4])
     later = (tokens_BL[:, after], gapped_BL[:, after])
     looked_back = wrapped.hidden(*later, distant=earlier).float()
-    if not is_alike(looked_back, seen[:, after]):
+    if not tolerance.are_alike(looked_back, seen[:, after]):
         raise _unfit(wrapped, "keys and values that it keeps of earlier places do not replace them")
 
     try:
@@ -245,7 +278,7 @@ def _check_positions(wrapped: Any, rounding: float) -> bool:
     alone = wrapped.hidden(*later).float()
     error = _distance(shared, looked_back)
     effect = _distance(alone, looked_back)
-    return is_alike(shared, looked_back) and is_small(error, effect)
+    return tolerance.are_alike(shared, looked_back) and tolerance.is_small(error, effect)
 
 
 def _knows_windows(wrapped: Any, rounding: float) -> bool:

@@ -29,6 +29,7 @@ def fingerprint(paths: Collection[Path]) -> str:
 
 
 def _fingerprint_file(path: Path) -> str:
+    """Return the SHA-256 of a file, or, above 1 GiB, of its size and samples of it."""
     size = path.stat().st_size
     if size <= _WHOLE_BYTES:
         return sha256_of(path)

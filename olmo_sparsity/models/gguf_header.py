@@ -91,6 +91,7 @@ class _Bytes:
         return self.numbers(letter, 1)[0]
 
     def string(self) -> str:
+        """Return the next text, which begins with its length."""
         size = self.number("Q")
         # A slice would be cut at the end of the file without an error.
         if size > len(self.data) - self.offset:

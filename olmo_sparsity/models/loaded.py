@@ -147,6 +147,7 @@ class LoadedModel:
         return without_space_before(self.tokenizer)
 
     def _encode(self, tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+        """Return the token IDs of each text. Raise DataError for one that the model cannot read."""
         for text in texts:
             check_encodable(text, f"a text for '{self.name}'")
         with naming_panics(f"'{self.name}'"):

@@ -147,6 +147,7 @@ def _global_names(code: CodeType) -> list[str]:
 
 
 def _bytecode(code: CodeType) -> Any:
+    """Return the bytecode of a function, with its constants and the names that it uses."""
     constants = list[Any]()
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

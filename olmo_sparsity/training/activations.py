@@ -57,6 +57,7 @@ class Fields:
 
 @cache
 def _traced(fields: Fields, precision: Precision) -> float:
+    """Return the bytes that the layer of a one-layer model keeps for each token, by running it."""
     from olmo_sparsity.models.build import build_model
     from olmo_sparsity.models.rope import rotary_tables
 

@@ -32,7 +32,8 @@ class Operation(NamedTuple):
 
 
 class Deferred(Mapping[str, Tensor]):
-    """The weights of `model` by name, in fp32 in main memory; tied ones under their first name."""
+    """The weights of `model`, by name, in fp32 in main memory. Tied ones are under their first
+    name. `model` itself is on the `meta` device."""
 
     def __init__(self, build: Callable[[], Any]) -> None:
         recorder = _Recorder()
@@ -73,7 +74,7 @@ class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.operations_of: dict[int, list[Operation]] = defaultdict(list)
-        """Weights by the address of their storage."""
+        """The operations on each weight, by the address of its storage."""
 
         # Keeps weights alive that a constructor replaces, so that no later one gets their address.
         self.recorded: list[Tensor] = []
@@ -90,6 +91,8 @@ class _Recorder(TorchDispatchMode):
     def record(
         self, function: Any, weight: Tensor, args: tuple, keywords: dict[str, Any], is_random: bool
     ) -> Tensor:
+        """Record an operation on a whole weight, and return the weight. `is_random`: whether it
+        draws random numbers."""
         if weight.numel() * weight.element_size() != weight.untyped_storage().nbytes():
             raise NotImplementedError(f"{function} of a part of a weight")
         random_state = torch.get_rng_state() if is_random else None

@@ -40,6 +40,7 @@ def check_metric_writers(logging: LoggingConfig) -> None:
 
 
 def _tensorboard(run_folder: Path, start: int) -> MetricWriter:
+    """Return a writer to TensorBoard's files in the run folder."""
     with naming_extras():
         from torch.utils.tensorboard import SummaryWriter
     # Steps that a killed process has written after its last checkpoint are repeated.
@@ -54,6 +55,7 @@ def _tensorboard(run_folder: Path, start: int) -> MetricWriter:
 
 
 def _wandb(project: str, run_folder: Path, start: int, settings: Mapping[str, Any]) -> MetricWriter:
+    """Return a writer to a run of Weights & Biases."""
     with naming_extras():
         import wandb
     # A resumed run goes on in the same curves; one that begins again gets new ones.
