@@ -223,7 +223,7 @@ def _check_positions(wrapped: Any, rounding: float) -> bool:
     noise = 2 * _distance(hidden(gapped_BL, causal, added_BLD=nudge_BLD), seen)
     tolerance = _Tolerance(rounding, noise)
 
-    _check_gap(wrapped, hidden, counted_BL, gapped_BL, tolerance)
+    _check_gap(wrapped, hidden, counted_BL, gapped_BL, seen, tolerance)
     return _check_kept_states(wrapped, tokens_BL, gapped_BL, seen, tolerance)
 
 
@@ -232,10 +232,15 @@ def _check_gap(
     hidden: Callable[..., Tensor],
     counted_BL: Tensor,
     gapped_BL: Tensor,
+    seen: Tensor,
     tolerance: _Tolerance,
 ) -> None:
     """Check that position IDs reach the attention, and that a gap after four of the eight places
-    hides nothing. `hidden`: Function (positions_BL, bias) that returns hidden states."""
+    hides nothing.
+
+    hidden: Function (positions_BL, bias) that returns hidden states.
+    seen: Those with the gap and an explicit causal bias, which hides nothing.
+    """
     causal = causal_bias(8, wrapped.device)
     # How transformers interprets a gap unless it is told otherwise: as the start of another text,
     # which does not see the first four places.
@@ -245,7 +250,6 @@ def _check_gap(
     counted = hidden(counted_BL)
     counted_again = hidden(counted_BL)
     gapped = hidden(gapped_BL)
-    seen = hidden(gapped_BL, causal)
     hiding = hidden(gapped_BL, packed)
 
     after = slice(4, None)
