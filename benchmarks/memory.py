@@ -32,14 +32,17 @@ from olmo_sparsity.config.sections import ModelConfig, TrainingConfig
 TRAINING = TrainingConfig(precision="bf16", batch_size=4, length=64, device="cpu")
 TRAINING.micro_batch_size = 1
 PHASES = ("build", "step", "save", "resume")
+"""Phases of a run, each with a peak of its own."""
+
 HELD = {"ddp": 16, "fsdp": 0, "zero1": 6, "zero2": 2, "zero3": 0}
 """Bytes of a parameter that each process holds between steps, in bf16."""
 
 SHARED = {"ddp": 0, "fsdp": 12, "zero1": 12, "zero2": 12, "zero3": 18}
-"""Bytes of which each process holds its part."""
+"""Bytes of a parameter that are divided among all processes."""
 
 
 def model_of(layers: int) -> ModelConfig:
+    """Return the shape of the benchmark's model."""
     return ModelConfig(n_layers=layers, vocab_size=16384, weight_tying=True)
 
 
@@ -75,13 +78,15 @@ def estimates_of(engine: str, layers: int, count: int) -> dict[str, float]:
 
 
 def resident_mib(name: str) -> float:
-    found = re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) / 1024
+    """Return a number of /proc/self/status: `VmRSS`, what is resident now, or `VmHWM`, its peak."""
+    match = re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert match is not None
+    return int(match[1]) / 1024
 
 
 def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
-    """In each process."""
+    """In each process, train two steps and save, or resume; write the peak of each phase into
+    `out`."""
     import deepspeed.runtime.zero.muon.original_muon  # noqa: F401 (PyTorch's compiler, as its step)
 
     import olmo_sparsity.models.olmo  # noqa: F401 (OLMo, as building does)
@@ -100,20 +105,25 @@ def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
     give_back_freed_memory(2**16)
     torch.set_num_threads(1)
     sizes = model_of(layers)
-    checkpoint, found = out / "checkpoints/step000001", {}
+    checkpoint = out / "checkpoints/step000001"
+    peaks = dict[str, float]()
     with connect() as processes:
         if engine_name.startswith("zero"):
             start_alone()
             import_deepspeed(torch.device("cpu"))
         Deferred(partial(build_model, model_of(layers=1)))  # PyTorch's first call of anything
         gc.collect()
-        empty = resident_mib("VmRSS")
+        mib_before = resident_mib("VmRSS")
 
-        def note(phase: str) -> None:
-            found[phase] = resident_mib("VmHWM") - empty
+        def reset_peak() -> None:
             Path("/proc/self/clear_refs").write_text("5")
 
-        Path("/proc/self/clear_refs").write_text("5")
+        def note(phase: str) -> None:
+            """Keep the peak since the last phase."""
+            peaks[phase] = resident_mib("VmHWM") - mib_before
+            reset_peak()
+
+        reset_peak()
         torch.manual_seed(0)
         is_built_whole = engine_name == "ddp"
         source = None if is_built_whole else Deferred(partial(build_model, sizes))
@@ -136,8 +146,8 @@ def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
             note("step")
             save(engine, out)
             note("save")
-        (out / f"{processes.rank}-{resumes}.json").write_text(json.dumps(found))
-        processes.gather(None)
+        (out / f"{processes.rank}-{resumes}.json").write_text(json.dumps(peaks))
+        processes.gather(None)  # none ends while another still needs it
     os._exit(0)
 
 
@@ -165,7 +175,9 @@ def save(engine: Any, out: Path) -> None:
 
 
 def launch(engine: str, layers: int, count: int) -> dict[str, float]:
-    found: dict[str, float] = {}
+    """Run `count` processes, from the start and then resumed. Return the peak of the largest of
+    them in each phase, in MiB."""
+    peaks: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         for resumes in (False, True):
             words = ["--engines", engine, "--layers", str(layers), "--child", folder]
@@ -175,9 +187,9 @@ def launch(engine: str, layers: int, count: int) -> dict[str, float]:
             environment = os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
             subprocess.run(command, check=True, env=environment, capture_output=True)
             for path in Path(folder).glob(f"*-{resumes}.json"):
-                for name, value in json.loads(path.read_text()).items():
-                    found[name] = max(found.get(name, 0.0), value)
-    return found
+                for phase, mib in json.loads(path.read_text()).items():
+                    peaks[phase] = max(peaks.get(phase, 0.0), mib)
+    return peaks
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""How close `prepare` comes to its floor, the bare tokenizer.
+"""Measure how close `prepare` comes to its limit, the bare tokenizer.
 
     python benchmarks/prepare.py
 
@@ -40,6 +40,7 @@ BATCH_CHARACTERS = 2**21  # As in prepare: what differs is the work around the t
 
 
 def measure_bare(part: str, tokenizer_name: str, scratch: str) -> Callable[[], object]:
+    """Read texts into memory, and return a function that only tokenizes them."""
     from olmo_sparsity.config.text import CorpusConfig
     from olmo_sparsity.data.tokenizer import load_tokenizer
     from olmo_sparsity.text.corpus import read_documents
@@ -62,6 +63,7 @@ def measure_bare(part: str, tokenizer_name: str, scratch: str) -> Callable[[], o
 
 
 def measure_prepare(part: str, tokenizer_name: str, scratch: str) -> Callable[[], object]:
+    """Return a function that prepares the files, and returns the number of tokens."""
     from olmo_sparsity.config.text import CorpusConfig, DataConfig, TokenizerConfig
     from olmo_sparsity.data.shards import SPLITS
     from olmo_sparsity.data.tokens import prepare
@@ -80,6 +82,8 @@ def measure_prepare(part: str, tokenizer_name: str, scratch: str) -> Callable[[]
 
 
 def measure_map(num_proc: int | None) -> Callable[[str, str, str], Callable[[], object]]:
+    """Return a contestant: `datasets.map` with processes, or with the tokenizer's own threads."""
+
     def measure(part: str, tokenizer_name: str, scratch: str) -> Callable[[], object]:
         import datasets
 
@@ -116,30 +120,35 @@ CONTESTANTS = {
 
 
 def run_contestant(name: str, part: str, tokenizer_name: str) -> dict[str, Any]:
-    """In the child: set up, then the work alone between two clocks."""
+    """In a process of its own, set a contestant up and time its work alone."""
     with tempfile.TemporaryDirectory() as scratch:
         work = CONTESTANTS[name](part, tokenizer_name, scratch)
-        started, started_cpu = time.perf_counter(), cpu_seconds()
+        started = time.perf_counter()
+        started_cpu = cpu_seconds()
         result = work()
-        seconds, cpu = time.perf_counter() - started, cpu_seconds() - started_cpu
+        seconds = time.perf_counter() - started
+        cpu = cpu_seconds() - started_cpu
     status = Path("/proc/self/status").read_text()
     peak_mb = int(status.split("VmHWM:")[1].split()[0]) / 1024
     return {"seconds": seconds, "cpu": cpu, "peak_mb": peak_mb, "result": result}
 
 
 def cpu_seconds() -> float:
-    own, children = (
-        resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    """Return the CPU time of this process and of its children that have ended."""
+    this_process = resource.getrusage(resource.RUSAGE_SELF)
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = this_process.ru_utime + this_process.ru_stime
+    return seconds + children.ru_utime + children.ru_stime
 
 
 def call_contestant(name: str, part: str, tokenizer_name: str) -> dict[str, Any]:
+    """Run a contestant in a new process, so that none profits from what another has loaded."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(run_contestant, name, part, tokenizer_name).result()
 
 
 def write_corpus(folder: Path, megabytes: int) -> list[Path]:
+    """Write files in C4's format, of the embedded texts in an order that is new in each pass."""
     from olmo_sparsity.config.text import CorpusConfig
     from olmo_sparsity.text.corpus import read_documents
 
@@ -149,9 +158,9 @@ def write_corpus(folder: Path, megabytes: int) -> list[Path]:
     written = 0
     while written < megabytes * 10**6:
         paths.append(folder / f"c4-train.{len(paths):05d}.json.gz")
-        wanted = written + min(PART_MEGABYTES * 10**6, megabytes * 10**6 - written)
+        end_of_file = written + min(PART_MEGABYTES * 10**6, megabytes * 10**6 - written)
         with gzip.open(paths[-1], "wb", compresslevel=3) as file:
-            while written < wanted:
+            while written < end_of_file:
                 for text in rng.sample(texts, len(texts)):
                     row = {"text": text, "timestamp": "2019-04-25T12:57:54Z", "url": ""}
                     file.write(json.dumps(row).encode() + b"\n")
@@ -164,27 +173,36 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=200, help="of text in the whole corpus")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--tokenizer", default="allenai_dolma2.json")
-    given = parser.parse_args()
-    found: dict[str, list[dict]] = {name: [] for name in CONTESTANTS}
+    options = parser.parse_args()
+    rounds_by_name: dict[str, list[dict]] = {name: [] for name in CONTESTANTS}
     with tempfile.TemporaryDirectory() as folder:
-        part = str(write_corpus(Path(folder), given.megabytes)[0])
-        for turn in range(given.rounds):
-            for name in list(CONTESTANTS):
-                found[name].append(call_contestant(name, part, given.tokenizer))
-                print(f"round {turn}: {name} {found[name][-1]['seconds']:.1f} s", file=sys.stderr)
-        whole = call_contestant("prepare", f"{folder}/*.json.gz", given.tokenizer)
+        part = str(write_corpus(Path(folder), options.megabytes)[0])
+        for turn in range(options.rounds):
+            for name, rounds in rounds_by_name.items():
+                rounds.append(call_contestant(name, part, options.tokenizer))
+                print(f"round {turn}: {name} {rounds[-1]['seconds']:.1f} s", file=sys.stderr)
+        whole = call_contestant("prepare", f"{folder}/*.json.gz", options.tokenizer)
+    report(options, rounds_by_name, whole)
 
+
+def report(
+    options: argparse.Namespace, rounds_by_name: dict[str, list[dict]], whole: dict[str, Any]
+) -> None:
+    """Print the best round of each contestant, and whether the claims hold. `whole`: of `prepare`
+    on the whole corpus."""
     processor = platform.processor() or platform.machine()
     load = os.getloadavg()[0]
     print(f"\n{date.today()} · {processor}, {CORES} cores, load {load:.1f} at the end")
     packages = " ".join(f"{name} {version(name)}" for name in ("tokenizers", "datasets"))
-    print(f"Python {platform.python_version()}, {packages}, {given.tokenizer}")
+    print(f"Python {platform.python_version()}, {packages}, {options.tokenizer}")
     print(f"python {' '.join(sys.argv)}")
-    best = {name: min(rounds, key=lambda one: one["seconds"]) for name, rounds in found.items()}
-    seconds = {name: one["seconds"] for name, one in best.items()}
+    best = {
+        name: min(rounds, key=lambda run: run["seconds"]) for name, rounds in rounds_by_name.items()
+    }
+    seconds = {name: run["seconds"] for name, run in best.items()}
     num_tokens = best["prepare"]["result"]
-    size = min(PART_MEGABYTES, given.megabytes)
-    print(f"{size} MB of text, {num_tokens:,} tokens, best of {given.rounds} rounds\n")
+    size = min(PART_MEGABYTES, options.megabytes)
+    print(f"{size} MB of text, {num_tokens:,} tokens, best of {options.rounds} rounds\n")
     print("| contestant     | seconds |  tokens/s | CPU seconds | prepare is |")
     print("|----------------|--------:|----------:|------------:|-----------:|")
     for name in CONTESTANTS:
@@ -197,7 +215,7 @@ def main() -> None:
     to_bare = seconds["encode_batch"] / seconds["prepare"]
     to_map = min(seconds["map, processes"], seconds["map, threads"]) / seconds["prepare"]
     rate = whole["result"] / whole["seconds"]
-    print(f"\nwhole corpus, {given.megabytes} MB, in one run: {rate:,.0f} tokens/s")
+    print(f"\nwhole corpus, {options.megabytes} MB, in one run: {rate:,.0f} tokens/s")
     for claim, holds in (
         (f"{to_bare:.2f} of encode_batch, at least 0.9 wanted", to_bare >= 0.9),
         (f"{to_map:.2f} of the faster datasets.map, more than 1 wanted", to_map > 1),

@@ -58,7 +58,7 @@ WARM_UP_STEPS = 2
 def configured(
     precision: str, *settings: str, processes: Processes | None = None
 ) -> tuple[RunConfig, TrainingBatches]:
-    """The run on CPU, and its batches."""
+    """Return the config of a run on the CPU, and its batches."""
     words = [f"--training.precision={precision}", "--training.device=cpu", *settings]
     config = load_config(CONFIG, words)
     shards = open_shards(config.data, "train")
@@ -70,22 +70,24 @@ def configured(
 # --- three frameworks -----------------------------------------------------------------------------
 
 
-def tokens_per_s(step: Callable[[], Any], tokens: int, num_steps: int) -> float:
+def tokens_per_s(step: Callable[[], Any], tokens_per_step: int, num_steps: int) -> float:
+    """Return the speed of a training step, after steps that are not timed."""
     for _ in range(WARM_UP_STEPS):
         step()
     started = time.perf_counter()
     for _ in range(num_steps):
         step()
-    return tokens * num_steps / (time.perf_counter() - started)
+    return tokens_per_step * num_steps / (time.perf_counter() - started)
 
 
 def ours(config: RunConfig, batches: Iterator[Batch]) -> Callable[[], Any]:
+    """Return a training step of this package."""
     engine = Engine(build_model(config.model), config.training, config.optimizer)
     return lambda: engine.step(next(batches), 1e-4)
 
 
 def bare_upstream(config: RunConfig, batches: Iterator[Batch]) -> Callable[[], Any]:
-    """The same with ai2-olmo alone, which has contiguous positions only."""
+    """Return a training step with ai2-olmo alone, which has contiguous positions only."""
     fields = {name: getattr(config.model, name) for name in UpstreamConfig.__dataclass_fields__}
     model = OLMo(UpstreamConfig(**fields))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
@@ -107,7 +109,8 @@ def bare_upstream(config: RunConfig, batches: Iterator[Batch]) -> Callable[[], A
 
 
 def hugging_face_trainer(config: RunConfig, batches: Iterator[Batch], num_steps: int) -> float:
-    """tokens/s of Trainer.train() on the same model in transformers, by its step callbacks."""
+    """Return tokens/s of Trainer.train() on the same model in transformers, by its step
+    callbacks."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class Clock(TrainerCallback):
@@ -145,12 +148,12 @@ def hugging_face_trainer(config: RunConfig, batches: Iterator[Batch], num_steps:
             disable_tqdm=True,
         )
         Trainer(model, arguments, train_dataset=rows, callbacks=[clock]).train()
-    took = clock.marks[-1] - clock.marks[WARM_UP_STEPS - 1]
-    return config.training.batch_size * config.training.length * num_steps / took
+    seconds = clock.marks[-1] - clock.marks[WARM_UP_STEPS - 1]
+    return config.training.batch_size * config.training.length * num_steps / seconds
 
 
 def matmul_peak(precision: str) -> float:
-    """FLOP/s of a plain square matmul on the CPU, for reference."""
+    """Return FLOP/s of a plain square matmul on the CPU, the best of several sizes."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     peak = 0.0
     for size in (256, 512, 1024, 2048):
@@ -163,28 +166,31 @@ def matmul_peak(precision: str) -> float:
 
 
 def compare_frameworks(num_rounds: int, num_steps: int) -> None:
+    """Print the speed of the three frameworks, taking turns, and ratios within each turn."""
     print(
         f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, "
         f"torch {torch.__version__}"
     )
     for precision in ("fp32", "bf16"):
-        config, drawn = configured(precision)
-        batches, model = drawn.from_step(0), build_model(config.model)
+        config, training_batches = configured(precision)
+        batches = training_batches.from_step(0)
+        model = build_model(config.model)
         peak = matmul_peak(precision)
         flops = flops_per_token(model, config.model, config.training.length)
         tokens = config.training.batch_size * config.training.length
-        found: dict[str, list[float]] = {"ours": [], "bare upstream": [], "Trainer": []}
+        rates_by_name: dict[str, list[float]] = {"ours": [], "bare upstream": [], "Trainer": []}
         for _ in range(num_rounds):
-            found["ours"].append(tokens_per_s(ours(config, batches), tokens, num_steps))
+            rates_by_name["ours"].append(tokens_per_s(ours(config, batches), tokens, num_steps))
             upstream = bare_upstream(config, batches)
-            found["bare upstream"].append(tokens_per_s(upstream, tokens, num_steps))
-            found["Trainer"].append(hugging_face_trainer(config, batches, num_steps))
+            rates_by_name["bare upstream"].append(tokens_per_s(upstream, tokens, num_steps))
+            rates_by_name["Trainer"].append(hugging_face_trainer(config, batches, num_steps))
         print(
             f"\n{precision}: {count_parameters(model):,} parameters, batch {tokens:,} tokens, "
             f"matmul peak {peak / 1e9:.0f} GFLOP/s, {num_rounds} rounds"
         )
-        for name, rates in found.items():
-            ratios = [mine / other for mine, other in zip(found["ours"], rates, strict=True)]
+        for name, rates in rates_by_name.items():
+            pairs = zip(rates_by_name["ours"], rates, strict=True)
+            ratios = [our_rate / rate for our_rate, rate in pairs]
             rate = statistics.median(rates)
             print(
                 f"  {name:<14}{rate:>8,.0f} tokens/s  {rate * flops / peak:>4.0%} of peak"
@@ -196,15 +202,20 @@ def compare_frameworks(num_rounds: int, num_steps: int) -> None:
 # --- two processes --------------------------------------------------------------------------------
 
 
-def take_steps(engine_name: str, place: dict[str, str], asked: Connection) -> None:
-    """In its own process: receive a number of steps, return their wall and CPU
-    seconds. All stay alive, so that nothing but steps is timed."""
-    os.environ |= place
+def take_steps(engine_name: str, environment: dict[str, str], pipe: Connection) -> None:
+    """In a process of its own, receive numbers of steps, and send their wall and CPU seconds. All
+    processes stay alive, so that nothing but steps is timed.
+
+    environment: How the process finds the others; empty: it is alone.
+    """
+    os.environ |= environment
     torch.set_num_threads(1)
     with connect() as processes:
-        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[processes.rank]})
-        config, drawn = configured("fp32", f"--engine.name={engine_name}", processes=processes)
-        batches = drawn.from_step(0)
+        own_core = sorted(os.sched_getaffinity(0))[processes.rank]
+        os.sched_setaffinity(0, {own_core})
+        engine_option = f"--engine.name={engine_name}"
+        config, training_batches = configured("fp32", engine_option, processes=processes)
+        batches = training_batches.from_step(0)
         torch.manual_seed(0)
         engine = build_engine(
             build_model(config.model),
@@ -215,30 +226,34 @@ def take_steps(engine_name: str, place: dict[str, str], asked: Connection) -> No
         )
         for _ in range(WARM_UP_STEPS):
             engine.step(next(batches), 1e-4)
-        asked.send(engine.title)
-        while num_steps := asked.recv():
-            started, started_cpu = time.perf_counter(), time.process_time()
+        pipe.send(engine.title)
+        while num_steps := pipe.recv():  # 0 ends the process
+            started = time.perf_counter()
+            started_cpu = time.process_time()
             for _ in range(num_steps):
                 engine.step(next(batches), 1e-4)
-            asked.send((time.perf_counter() - started, time.process_time() - started_cpu))
+            pipe.send((time.perf_counter() - started, time.process_time() - started_cpu))
 
 
 def start(engine_name: str, num_processes: int) -> list[Connection]:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        meet = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(found.getsockname()[1])}
+    """Start processes that train together, and return a pipe to each."""
+    with socket.socket() as free_socket:
+        free_socket.bind(("localhost", 0))
+        _, port = free_socket.getsockname()
+    address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    context = multiprocessing.get_context("spawn")
     pipes = []
     for rank in range(num_processes):
         ranks = {"RANK": str(rank), "WORLD_SIZE": str(num_processes), "LOCAL_RANK": str(rank)}
-        pipe, theirs = multiprocessing.Pipe()
-        place = meet | ranks if num_processes > 1 else {}
-        context = multiprocessing.get_context("spawn")
-        context.Process(target=take_steps, args=(engine_name, place, theirs)).start()
+        environment = address | ranks if num_processes > 1 else {}
+        pipe, child_pipe = multiprocessing.Pipe()
+        context.Process(target=take_steps, args=(engine_name, environment, child_pipe)).start()
         pipes.append(pipe)
     return pipes
 
 
 def compare_processes(engine_name: str, num_rounds: int, num_steps: int) -> None:
+    """Print the speed of two processes against one, taking turns."""
     cores = len(os.sched_getaffinity(0))
     assert cores >= 2, "two cores are needed"
     training = configured("fp32")[0].training
@@ -254,13 +269,14 @@ def compare_processes(engine_name: str, num_rounds: int, num_steps: int) -> None
         for n in (1, 2) if turn % 2 else (2, 1):
             for pipe in contestants[n]:
                 pipe.send(num_steps)
-            found = [pipe.recv() for pipe in contestants[n]]
-            walls[n].append(max(wall for wall, _ in found))
-            cpus[n].append(sum(cpu for _, cpu in found))
-        one, two = (cpus[n][-1] / walls[n][-1] / n for n in (1, 2))
+            seconds = [pipe.recv() for pipe in contestants[n]]
+            walls[n].append(max(wall for wall, _ in seconds))
+            cpus[n].append(sum(cpu for _, cpu in seconds))
+        share_of_one = cpus[1][-1] / walls[1][-1]
+        share_of_two = cpus[2][-1] / walls[2][-1] / 2
         print(
             f"round {turn}: ratio {walls[1][-1] / walls[2][-1]:.2f}, share of a core: one "
-            f"process {one:.0%}, each of two {two:.0%}",
+            f"process {share_of_one:.0%}, each of two {share_of_two:.0%}",
             flush=True,
         )
     tokens = training.batch_size * training.length * num_steps
@@ -269,9 +285,10 @@ def compare_processes(engine_name: str, num_rounds: int, num_steps: int) -> None
         for pipe in pipes:
             pipe.send(0)
     ratios = [one / two for one, two in zip(walls[1], walls[2], strict=True)]
-    free = [2 * one / two for one, two in zip(cpus[1], cpus[2], strict=True)]
+    # On free cores the wall time of two is half of their CPU time, if none waits for the other.
+    ratios_if_free = [2 * one / two for one, two in zip(cpus[1], cpus[2], strict=True)]
     median = statistics.median(ratios)
-    print(f"by CPU time, both cores free: at most {statistics.median(free):.2f}")
+    print(f"by CPU time, both cores free: at most {statistics.median(ratios_if_free):.2f}")
     print(
         f"{'met   ' if median >= 1.6 else 'MISSED'} two processes / one: {median:.2f} "
         f"(from {min(ratios):.2f} to {max(ratios):.2f}), at least 1.6 wanted"

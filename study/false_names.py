@@ -21,7 +21,11 @@ from olmo_sparsity.sources.trials import Trial, Trials
 from olmo_sparsity.sources.verdicts import Verdict, judge
 from study.tables_of_rows import markdown
 
-SOURCES, DECOYS, SPREADS = (1, 2, 3, 4, 5, 10), (2, 4, 8), (0.3, 1.0, 3.0)
+SOURCES = (1, 2, 3, 4, 5, 10)
+DECOYS = (2, 4, 8)
+SPREADS = (0.3, 1.0, 3.0)
+"""Standard deviations of the effects of texts, in nats."""
+
 TAILS = ("normal", "t3")
 RATE = 0.05
 
@@ -30,109 +34,146 @@ class DrawnTrials(Trials):
     """Trials of texts with known effects, evaluated as far as verdicts need them."""
 
     def __init__(self, effects_TSE: np.ndarray, combine: Any) -> None:
-        """`effects_TSE`: of each source, then of its decoys. `combine`: those of texts in all
-        places, TS, to nats by which they lower the losses of statements, T."""
-        num_T, num_S, num_E = effects_TSE.shape
-        layout: Any = SimpleNamespace(statements=range(num_T))
+        """Draw no decoys: their effects are known.
+
+        effects_TSE: Effects of each source, then of its decoys.
+        combine: Turns effects of texts in all places, TS, into nats by which they lower the losses
+            of statements, T.
+        """
+        num_statements, num_sources, num_texts = effects_TSE.shape
+        layout: Any = SimpleNamespace(statements=range(num_statements))
         logprobs: Any = None
-        super().__init__(logprobs, layout, [np.zeros((num_E - 1, 1))] * num_S)
-        self.effects_TSE, self.combine = effects_TSE, combine
+        no_tokens = np.zeros((num_texts - 1, 1))
+        super().__init__(logprobs, layout, [no_tokens] * num_sources)
+        self.effects_TSE = effects_TSE
+        self.combine = combine
 
     def evaluate(self, trials: Iterable[Trial]) -> None:
+        """Compute losses from effects, in place of a model."""
         for trial in trials:
             effects_TS = self.effects_TSE[:, :, 0].copy()
-            for s in trial.replaced(len(self.decoys)):
-                effects_TS[:, s] = self.effects_TSE[:, s, 1 + trial.draw]
+            for source in trial.replaced(len(self.decoys)):
+                effects_TS[:, source] = self.effects_TSE[:, source, 1 + trial.draw]
             losses_T = -self.combine(effects_TS)
             self.statement_losses[trial.way][(slice(None), *trial.place)] = losses_T
 
 
 def drawn(tails: str, shape: tuple[int, ...], seed: Any) -> np.ndarray:
-    """Effects with standard deviation 1."""
-    one = np.random.default_rng(seed)
-    return one.normal(size=shape) if tails == "normal" else one.standard_t(3, shape) / 3**0.5
+    """Return random effects with standard deviation 1."""
+    generator = np.random.default_rng(seed)
+    if tails == "normal":
+        return generator.normal(size=shape)
+    return generator.standard_t(3, shape) / 3**0.5  # the variance of t with 3 degrees is 3
 
 
-def judged(effects_TSE: np.ndarray, combine: Any = lambda of: of.sum(1)) -> list[Verdict]:
+def add_up(effects_TS: np.ndarray) -> np.ndarray:
+    return effects_TS.sum(1)
+
+
+def judged(effects_TSE: np.ndarray, combine: Any = add_up) -> list[Verdict]:
+    """Return the verdicts on statements of an answer, whose texts have these effects."""
     losses = DrawnTrials(effects_TSE, combine).run(RATE, lambda done: None)
-    return judge(losses, RATE)[1]
+    return judge(losses, RATE).verdicts
 
 
-def false_names(num_T: int, num: int, seed: int) -> str:
-    """The share of answers with any name, where no source matters."""
+def false_names(num_statements: int, num_answers: int, seed: int) -> str:
+    """Return the share of answers with any name, where no source matters."""
 
-    def share(num_S: int, draws: int, spread: float, tails: str) -> str:
-        shape = (num_T, num_S, 1 + draws)
-        answers = (judged(drawn(tails, shape, (seed, i)) * spread) for i in range(num))
-        return f"{np.mean([any(named for _, named in one) for one in answers]):.3f}"
+    def share(num_sources: int, draws: int, spread: float, tails: str) -> str:
+        shape = (num_statements, num_sources, 1 + draws)
+        has_name = list[bool]()
+        for i in range(num_answers):
+            verdicts = judged(drawn(tails, shape, (seed, i)) * spread)
+            has_name.append(any(verdict.sources for verdict in verdicts))
+        return f"{np.mean(has_name):.3f}"
 
     return table(share, product(SOURCES, DECOYS), product(SPREADS, TAILS))
 
 
-def power(num: int, seed: int) -> str:
-    """The share of answers whose only statement names the first source, by its nats."""
+def power(num_answers: int, seed: int) -> str:
+    """Return the share of answers whose only statement names the first source, by its nats."""
 
-    def share(num_S: int, draws: int, spread: float, nats: float) -> str:
-        found = 0
-        for i in range(num):
-            effects = drawn("normal", (1, num_S, 1 + draws), (seed, i)) * spread
+    def share(num_sources: int, draws: int, spread: float, nats: float) -> str:
+        num_named = 0
+        for i in range(num_answers):
+            effects = drawn("normal", (1, num_sources, 1 + draws), (seed, i)) * spread
             effects[0, 0, 0] += nats
-            found += 0 in judged(effects)[0][1]
-        return f"{found / num:.2f}"
+            num_named += names_first_source(effects)
+        return f"{num_named / num_answers:.2f}"
 
     return table(share, product((2, 3, 5), DECOYS), product(SPREADS, (2.0, 4.0, 8.0)))
 
 
-def grey_zone(num: int, seed: int) -> str:
-    """Nats of a source with which this share of the seeds name it: of a prompt, mean over some."""
-
-    def nats(num_S: int, draws: int, spread: float, least: float) -> str:
-        firsts = list[float]()
-        for prompt, nats in product(range(num), np.arange(0.0, 24.0) * spread):
-            own = drawn("normal", (1, num_S, 1), (seed, prompt)) * spread
-            own[0, 0, 0] = nats
-            shape = (1, num_S, draws)
-            decoys = (drawn("normal", shape, (seed, i, 1)) * spread for i in range(20))
-            named = [0 in judged(np.concatenate([own, one], -1))[0][1] for one in decoys]
-            if len(firsts) == prompt and np.mean(named) >= least:
-                firsts.append(nats)
-        return f"{np.mean(firsts):.1f}"
-
-    return table(nats, product((2, 5), (8,), SPREADS), [(0.05,), (0.5,), (0.95,)])
+def names_first_source(effects_1SE: np.ndarray) -> bool:
+    """Return whether the verdict on the only statement names the first source."""
+    (verdict,) = judged(effects_1SE)
+    return 0 in verdict.sources
 
 
-def by_kind(num: int, seed: int) -> str:
-    """Of the names in verdicts of each kind, the share of sources that do not matter. Of four
-    statements, one relies on no source, one on one, one on two together, one on either of two."""
-    needs = [(), (0,), (0, 1), (0, 1)]
+def grey_zone(num_prompts: int, seed: int) -> str:
+    """Return the nats of a source from which a share of the seeds of decoys name it, as a mean over
+    prompts."""
+
+    def threshold(num_sources: int, draws: int, spread: float, least_share: float) -> str:
+        thresholds = list[float]()
+        for prompt, nats in product(range(num_prompts), np.arange(0.0, 24.0) * spread):
+            sources = drawn("normal", (1, num_sources, 1), (seed, prompt)) * spread
+            sources[0, 0, 0] = nats
+            are_named = list[bool]()
+            for i in range(20):
+                decoys = drawn("normal", (1, num_sources, draws), (seed, i, 1)) * spread
+                are_named.append(names_first_source(np.concatenate([sources, decoys], -1)))
+            # Only the smallest nats of each prompt.
+            if len(thresholds) == prompt and np.mean(are_named) >= least_share:
+                thresholds.append(nats)
+        return f"{np.mean(thresholds):.1f}"
+
+    return table(threshold, product((2, 5), (8,), SPREADS), [(0.05,), (0.5,), (0.95,)])
+
+
+def by_kind(num_answers: int, seed: int) -> str:
+    """Return the share of sources that do not matter among the names in verdicts of each kind. Of
+    four statements, one relies on no source, one on one, one on two together, one on either of
+    two."""
+    true_sources = [(), (0,), (0, 1), (0, 1)]
 
     def combine(effects_TS: np.ndarray) -> np.ndarray:
-        found, two = effects_TS.sum(1), effects_TS[3, :2]
-        found[3] += two.max() - two.sum()
-        return found
+        nats_T = effects_TS.sum(1)
+        alternatives = effects_TS[3, :2]
+        nats_T[3] += alternatives.max() - alternatives.sum()  # one is enough
+        return nats_T
 
-    def share(num_S: int, draws: int, spread: float, kind: str) -> str:
-        names, wrong = Counter[str](), Counter[str]()
-        for i in range(num):
-            effects = drawn("t3", (len(needs), num_S, 1 + draws), (seed, i)) * spread
-            for number, need in enumerate(needs):
-                effects[number, [*need], 0] += 8.0
-            for need, (found_kind, found) in zip(needs, judged(effects, combine), strict=True):
-                for name in (found_kind, "all"):
-                    names[name] += len(found)
-                    wrong[name] += len({*found} - {*need})
-        return f"{wrong[kind] / max(1, names[kind]):.3f} of {names[kind]}"
+    def share(num_sources: int, draws: int, spread: float, kind: str) -> str:
+        num_names = Counter[str]()
+        num_wrong = Counter[str]()
+        for i in range(num_answers):
+            shape = (len(true_sources), num_sources, 1 + draws)
+            effects = drawn("t3", shape, (seed, i)) * spread
+            for number, sources in enumerate(true_sources):
+                effects[number, [*sources], 0] += 8.0
+            for sources, verdict in zip(true_sources, judged(effects, combine), strict=True):
+                for counted_kind in (verdict.kind, "all"):
+                    num_names[counted_kind] += len(verdict.sources)
+                    num_wrong[counted_kind] += len({*verdict.sources} - {*sources})
+        return f"{num_wrong[kind] / max(1, num_names[kind]):.3f} of {num_names[kind]}"
 
     kinds = [("one",), ("either",), ("both",), ("all",)]
     return table(share, product((2, 3, 5, 10), (4, 8), SPREADS), kinds)
 
 
-def table(share: Callable[..., str], rows: Iterable[tuple], columns: Iterable[tuple]) -> str:
-    """`rows`: numbers of sources and of decoys at most, and standard deviation."""
-    columns, rows = [*columns], [*rows]
+def table(cell: Callable[..., str], rows: Iterable[tuple], columns: Iterable[tuple]) -> str:
+    """Return a Markdown table.
+
+    cell: Returns a cell, given the values of its row and of its column.
+    rows: Numbers of sources and of decoys at most, and perhaps the standard deviation.
+    columns: The other values.
+    """
+    columns = [*columns]
+    rows = [*rows]
     keys = ("sources", "decoys", "SD")[: len(rows[0])]
     lines = [[*keys, *(", ".join(map(str, column)) for column in columns)]]
-    lines += [[*map(str, row), *(share(*row, *column) for column in columns)] for row in rows]
+    for row in rows:
+        lines.append([*map(str, row), *(cell(*row, *column) for column in columns)])
     return markdown(lines)
 
 
@@ -141,17 +182,18 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--only", default="", help="a part of the name of a table")
-    given = parser.parse_args()
-    num, seed = given.answers, given.seed
+    options = parser.parse_args()
+    num_answers = options.answers
+    seed = options.seed
     parts = {
-        "false names in answers of one statement": lambda: false_names(1, num, seed),
-        "false names in answers of three statements": lambda: false_names(3, num, seed),
-        "power": lambda: power(num, seed),
-        "grey zone": lambda: grey_zone(num // 400, seed),
-        "kinds of verdicts": lambda: by_kind(num // 20, seed),
+        "false names in answers of one statement": lambda: false_names(1, num_answers, seed),
+        "false names in answers of three statements": lambda: false_names(3, num_answers, seed),
+        "power": lambda: power(num_answers, seed),
+        "grey zone": lambda: grey_zone(num_answers // 400, seed),
+        "kinds of verdicts": lambda: by_kind(num_answers // 20, seed),
     }
     for name, part in parts.items():
-        if given.only in name:
+        if options.only in name:
             print(f"## {name}\n\n{part()}\n", flush=True)
 
 
