@@ -263,7 +263,7 @@ def test_nested_asks_groups_and_opens_the_best(
     document = np.random.default_rng(3).integers(0, VOCAB, 64)
     windows = Windows(63, 6, 1)
     block = next(iter(windows.blocks(document)))
-    monkeypatch.setattr("olmo_sparsity.analysis.selectors.influence.GROUPS", (16, 4))
+    monkeypatch.setattr("olmo_sparsity.analysis.selectors.influence.GROUP_SIZES", (16, 4))
     monkeypatch.setattr("olmo_sparsity.analysis.selectors.influence.NUM_OPENED", 8)
     brute = Brute(model, document, windows, 63, distant_states)
     scorer = Scorer(model, CPU, distant_states=distant_states)
