@@ -83,7 +83,8 @@ def _read_batches(
     shard_characters = 0
     file = None
     for record in read_records(replace(data.corpus, max_documents=max_documents), skip):
-        if data.corpus.source == "c4_files":  # a shard is of one file, so that processes share them
+        # A shard is of one file, so that several processes write the same shards as one process.
+        if data.corpus.source == "c4_files":
             previous_file = file
             file = _file_of(record)
             if previous_file not in (None, file):

@@ -87,6 +87,7 @@ class ComputedOrder:
         if not 0 <= place < self.num_sequences:
             raise IndexError(f"place {place} of {self.num_sequences}")
         number = self._permute(place)
+        # Cycle walking: results that are too large are permuted until one is in range.
         while number >= self.num_sequences:
             number = self._permute(number)
         return number
@@ -95,6 +96,7 @@ class ComputedOrder:
         """Return the image of a number under the Feistel network."""
         high = number >> self.low_bits
         low = number & self.low_mask
+        # The two halves take turns, so each round is undone by repeating it, and no numbers meet.
         for round_number, key in enumerate(self.keys):
             if round_number % 2 == 0:
                 high ^= _scramble(low ^ key) & self.high_mask

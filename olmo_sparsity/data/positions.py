@@ -32,6 +32,7 @@ def draw_positions(
     generator = np.random.default_rng([seed, epoch, index])
     if documents_L is None:
         return _draw(config, length, generator)
+    # Documents are numbered from 0 in the order of their tokens, so lengths are in this order, too.
     document_lengths = np.bincount(documents_L)
     return np.concatenate([_draw(config, int(length), generator) for length in document_lengths])
 

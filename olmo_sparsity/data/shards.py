@@ -297,7 +297,8 @@ def open_shards(
         raise DataError(f"{folder} is prepared in part; run `olmo-sparsity prepare` to finish it")
     files = [file for file in manifest.files if file.split == split]
     check_files(folder, manifest)
-    # Before any is hashed, so that a file that changes meanwhile is noticed when it is read.
+    # Noted before any file is hashed, so that one that changes meanwhile is noticed when it is
+    # read.
     states = states_of(folder, (file.tokens for file in files))
     verified_now: list[ShardFile] = []
     if share is not None:
@@ -314,7 +315,9 @@ def open_shards(
         groups_paths=[folder / file.groups for file in files],
         states={folder / name: state for name, state in states.items()},
     )
-    for file in verified_now:  # fail early; other files were checked when they were verified
+    # Raises before training for a file whose ends are wrong. Other files were checked like this by
+    # the start that verified them.
+    for file in verified_now:
         _open_ends(folder / file.ends, file.num_tokens)
     return shards
 

@@ -136,6 +136,9 @@ def _prepare_with_others(
     files = _shared_files(data, share)
     if (folder / "manifest.json").exists():
         return _fill_folder(data, common_tokenizer, needs_both_splits=True)
+    # A folder for each file, so that a process can prepare its files without the others. The
+    # folders are numbered in the order in which one process would read the files, and are joined in
+    # it.
     file_folders = [
         replace(
             data,
@@ -149,6 +152,7 @@ def _prepare_with_others(
     if not are_finished and (folder / "manifest.json").exists():
         return _fill_folder(data, common_tokenizer, needs_both_splits=True)
     if not are_finished:
+        # Over all files, as a single file may well have no held-out document.
         check_both_splits(data)
         tokenizer = common_tokenizer
         if tokenizer is None:
@@ -157,6 +161,8 @@ def _prepare_with_others(
         for part in share.of(file_folders):
             _fill_folder(part, tokenizer, needs_both_splits=False)
 
+    # The processes do not wait for each other. The one that ends last finds all files finished, or
+    # two that end together do: the lock lets one of them join.
     are_finished = all(map(_is_finished, file_folders))
     if not are_finished and not (folder / "manifest.json").exists():
         return None
@@ -245,7 +251,7 @@ def _fill_folder(
     """
     work = WorkFolder(Path(data.folder), "data.folder", "manifest.json")
     folder = work.path
-    # A finished folder may be read-only: it is somebody else's, perhaps.
+    # A finished folder may be read-only, as one that users of a cluster share. So it is not locked.
     opened = contextlib.nullcontext() if _is_finished(data) else work.opened()
     with opened, Progress("prepare", total=None, unit="tokens") as progress:
         manifest = _begin_or_resume(data, folder, common_tokenizer)

@@ -192,7 +192,7 @@ class _Tolerance:
     """Differences between hidden states that say nothing about a model."""
 
     rounding: float
-    """As a share of the states: by rounding in their dtype."""
+    """The relative difference that rounding in their dtype may cause."""
 
     noise: float
     """Absolute: as large as the effect of a tiny change of the input. Kernels round differently,

@@ -130,7 +130,8 @@ ROPE_FACTORS = "rope_freqs.weight"
 """The tensor by which llama.cpp divides the angles of Llama 3."""
 
 _GEMMA_27B_BLOCKS = (46, 62)
-"""Of Gemma 2 and 3. GGUF has no entry for the scale of their queries, which differs at 27B."""
+"""Numbers of blocks of Gemma 2 and 3 at 27B. GGUF has no entry for the scale of their queries,
+which differs at this size."""
 
 
 def complete_config(config: Any, header: Header) -> None:

@@ -122,7 +122,7 @@ def read_header(path: Path) -> Header:
             return _parse_header(path, data)
     except struct.error as error:
         raise DataError(f"'{path}' ends too early ({error}); download it again") from None
-    # What bytes that mean something else than a header may raise, such as a type that is unknown.
+    # Bytes that are not a header may raise any of these, such as KeyError for an unknown type.
     except (ValueError, KeyError, OSError, OverflowError, ZeroDivisionError, TypeError) as error:
         raise DataError(f"'{path}' is not a GGUF file ({error}); download it again") from None
 

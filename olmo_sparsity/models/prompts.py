@@ -101,7 +101,7 @@ class PromptModel(ABC):
         """Raise if the results in this folder were computed by a model that is no longer there."""
 
 
-if not TYPE_CHECKING:  # else mypy accepts any name of this module
+if not TYPE_CHECKING:  # otherwise mypy accepts any name of this module
     __getattr__ = getattr_with_old_names(__name__, {"Engine": "PromptModel"})
 
 

@@ -88,7 +88,7 @@ class _SharedStates:
 
     distant: DistantStates
     views: Sequence[LayerView]
-    """What each layer sees of them."""
+    """The view that each layer has of them."""
 
     num_calls: int = 0
     """How many layers have called our attention."""

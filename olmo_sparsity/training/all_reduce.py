@@ -1,8 +1,9 @@
-"""Measure how fast the processes of a job sum numbers, and fail below a least speed.
+"""Measure how fast the processes of a job sum numbers, and fail if they are slower than expected.
 
     srun … python -m olmo_sparsity.training.all_reduce [--least GB/s]
 
-Place in the flow: two rows of slurm/accept.sbatch."""
+slurm/accept.sbatch runs it within a node and between nodes.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +22,24 @@ from olmo_sparsity.base.devices import PCIE_GIGABYTES_PER_S, device_name, find_g
 from olmo_sparsity.training.distributed import Processes, connect
 from olmo_sparsity.training.engine import own_device
 
-# Of what `train --dry-run` assumes for a link. A cluster with less is slower than its dry run says.
-LEAST_SHARE = 0.5
+MIN_SHARE = 0.5
+"""Smallest share of the speed that `train --dry-run` assumes for a link. A cluster with less is
+slower than its dry run says."""
+
 INFINIBAND_GIGABYTES_PER_S = 25.0
-"""Of a card of 200 Gbit/s, which NCCL uses for one GPU at least."""
+"""GB/s of a card of 200 Gbit/s, which NCCL uses even for a single GPU."""
 
-LEAST_OVER_TCP = 0.5
-"""GB/s, about half of what ten-gigabit Ethernet carries."""
+MIN_OVER_TCP = 0.5
+"""Smallest GB/s over TCP: about half of what ten-gigabit Ethernet carries."""
 
-LEAST_ON_CPU = 0.02
-"""GB/s of gloo. Processes on CPUs only try a job out."""
+MIN_ON_CPU = 0.02
+"""Smallest GB/s of gloo. Processes on CPUs only try a job out."""
 
 NUM_REPETITIONS = 5
 
 
 def main(words: Sequence[str]) -> int:
+    """Measure, print a line, and return the exit code: 1 if the speed is too low."""
     parser = argparse.ArgumentParser(description="Measure an all-reduce of all processes.")
     parser.add_argument("--least", type=float, help="GB/s below which this fails; 0: never")
     options = parser.parse_args(words)
@@ -44,14 +48,15 @@ def main(words: Sequence[str]) -> int:
         speed = measure(device, processes)
         if not processes.is_first:
             return 0
-        link, least = least_speed(device, processes)
+        link, min_speed = least_speed(device, processes)
         if options.least is not None:
-            least = options.least
+            min_speed = options.least
         print(
-            f"{processes.world_size} processes, {speed:.2f} GB/s each ({link}; at least {least:g})",
+            f"{processes.world_size} processes, {speed:.2f} GB/s each ({link}; at least "
+            f"{min_speed:g})",
             flush=True,
         )
-        return int(speed < least)
+        return int(speed < min_speed)
 
 
 def measure(device: torch.device, processes: Processes) -> float:
@@ -71,17 +76,17 @@ def measure(device: torch.device, processes: Processes) -> float:
 
 
 def least_speed(device: torch.device, processes: Processes) -> tuple[str, float]:
-    """Return the kind of link between the processes, and the least GB/s that it should have."""
+    """Return the kind of link between the processes, and the smallest GB/s that it should have."""
     if device.type != "cuda":
-        return "gloo", LEAST_ON_CPU
+        return "gloo", MIN_ON_CPU
     if processes.world_size == processes.local_world_size:
         gpu = find_gpu(device_name(device))
         speed = gpu.gigabytes_per_s if gpu else PCIE_GIGABYTES_PER_S
         link = "NVLink" if speed > PCIE_GIGABYTES_PER_S else "PCIe"
-        return link, LEAST_SHARE * speed
+        return link, MIN_SHARE * speed
     if has_infiniband():
-        return "InfiniBand or RoCE", LEAST_SHARE * INFINIBAND_GIGABYTES_PER_S
-    return "TCP", LEAST_OVER_TCP
+        return "InfiniBand or RoCE", MIN_SHARE * INFINIBAND_GIGABYTES_PER_S
+    return "TCP", MIN_OVER_TCP
 
 
 def has_infiniband() -> bool:

@@ -389,21 +389,22 @@ class Disk:
     """Bytes on disk of a run and its text."""
 
     text: int
-    """Of the tokens that the run reads, if it reads none of them twice."""
+    """Bytes of the tokens that the run reads, if it reads none of them twice."""
 
     checkpoint: int
     run_folder: int
-    """Of all checkpoints that are there at once, with the one that is being written."""
+    """Bytes of all checkpoints that exist at once, with the one that is being written."""
 
 
 def disk_of(config: RunConfig) -> Disk:
-    """Return what a run takes on disk. The vocabulary of the config must be known."""
+    """Return the bytes that a run takes on disk. The vocabulary of the config must be known."""
     training = config.training
     token_size = 2 if config.model.vocab_size <= 2**16 else 4
     # Weights and two moments, in fp32.
     checkpoint = 12 * count_parameters(without_memory(config.model))
-    kept = config.checkpoint
-    num_kept = kept.keep + 1 + kept.num_staying(0, training.num_steps)
+    settings = config.checkpoint
+    # One more than is kept: the oldest is deleted after the new one is complete.
+    num_kept = settings.keep + 1 + settings.num_staying(0, training.num_steps)
     return Disk(
         text=training.batch_size * training.length * training.num_steps * token_size,
         checkpoint=checkpoint,

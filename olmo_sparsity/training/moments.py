@@ -41,7 +41,7 @@ class MomentSlice:
     """The first of the elements."""
 
     moments: dict[str, Tensor]
-    """By the name of the moment."""
+    """The views, by the name of the moment, such as `exp_avg`."""
 
     @property
     def length(self) -> int:
