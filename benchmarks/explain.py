@@ -52,8 +52,8 @@ MIN_GAP = 1.0
 
 
 def word_tokenizer(size: int) -> transformers.PreTrainedTokenizerFast:
-    """A token is a word: who cuts words out of the text and who masks tokens score the same
-    things."""
+    """Return a tokenizer whose tokens are words, so that methods that cut words out of the text and
+    methods that mask tokens score the same things."""
     words = Tokenizer(WordLevel({"the_end": 0} | {f"w{i}": i for i in range(1, size)}, "the_end"))
     words.pre_tokenizer = WhitespaceSplit()
     special = dict.fromkeys(("eos_token", "pad_token", "unk_token"), "the_end")
@@ -81,7 +81,7 @@ SHAPES: dict[str, dict[str, int]] = {
 
 
 def write_random_model(folder: Path, length: int, shape: str) -> None:
-    """Weights do not change what a method costs."""
+    """Write a model with random weights: they do not change what a method costs."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         **SHAPES[shape],
@@ -111,15 +111,15 @@ def _question(ids: list[int]) -> dict[str, list[int]]:
 def repeated_questions(
     loaded: Any, tokenizer: Any, text: str, length: int, count: int
 ) -> list[dict[str, list[int]]]:
-    """Documents in which a passage occurs once among passages of other texts, and once more at the
-    end, up to the answer."""
+    """Return documents in which a passage occurs once among passages of other texts, and once more
+    at the end, up to the answer."""
     documents = [d for d in open_documents(text, loaded) if len(d.tokens) > 2 * length]
     generator = np.random.default_rng(0)
     found: list[dict[str, list[int]]] = []
     num_passage = SHORT + 2 * NUM_ANSWER
 
     def words(num_tokens: int) -> list[int]:
-        """Of any document, from the beginning of a word."""
+        """Return tokens of a random document, from the beginning of a word."""
         document = documents[generator.integers(len(documents))]
         begins = [i for i, piece in enumerate(document.texts) if piece[:1] == " "]
         begins = [i for i in begins if i + num_tokens <= len(document.tokens)]
@@ -150,7 +150,7 @@ def repeated_questions(
 def ask(
     name: str, folder: Path, questions: list[dict[str, list[int]]], limit: int, other_python: str
 ) -> tuple[list[dict[str, Any]], str]:
-    """Answers, and the reason why the rest has none."""
+    """Return the answers of a contestant, and the reason why the other questions have none."""
     package, _ = CONTESTANTS[name]
     python = other_python if package in ELSEWHERE else sys.executable
     if not python:
@@ -162,9 +162,9 @@ def ask(
 
 
 class Judge:
-    """The log-probability of a question's answer with some of its distant tokens, in two ways:
-    masked, where those that are left keep the states that they have in the whole text; deleted,
-    where the text without them is read anew."""
+    """Computes the log-probability of a question's answer with some of its distant tokens, in two
+    ways: masked, where those that are left keep the states that they have in the whole text;
+    deleted, where the text without them is read anew."""
 
     def __init__(self, model: HuggingFaceLM, question: Question) -> None:
         self.model, self.question = model, question
@@ -178,11 +178,13 @@ class Judge:
         self.gap = every - none
 
     def masked(self, sets: list[np.ndarray]) -> np.ndarray:
+        """Return log p of the answer with each of these sets of distant tokens."""
         rows = [self.context.set_row(distant) for distant in sets]
         return -np.array([loss_W.sum() for loss_W in self.scorer.losses(rows)])
 
     @torch.no_grad()
     def deleted(self, sets: list[np.ndarray]) -> np.ndarray:
+        """Return log p of the answer after the text of each of these sets of distant tokens."""
         found, answer = [], torch.tensor(self.question.answer)
         for distant in sets:
             text = "".join(self.pieces[distant]) + self.question.near_text
@@ -194,7 +196,8 @@ class Judge:
         return np.array(found)
 
     def prepare(self, seed: int) -> None:
-        """The model's loss without a random half of the distant tokens."""
+        """Compute the answer's log-probability with random halves of the distant tokens, which
+        scores must predict."""
         generator, num_distant = np.random.default_rng(seed), len(self.question.distant)
         self.halves = [
             np.sort(generator.permutation(num_distant)[: num_distant // 2])
@@ -203,6 +206,8 @@ class Judge:
         self.truth = {"masked": self.masked(self.halves), "deleted": self.deleted(self.halves)}
 
     def judge(self, scores_F: np.ndarray) -> dict[str, float]:
+        """Return how well scores of the distant tokens predict what the model does without them:
+        rank correlations over the halves (LDS), and nats lost without the best k."""
         predicted = np.array([scores_F[half].sum() for half in self.halves])
         every = np.arange(len(scores_F))
         best = np.argsort(-scores_F, kind="stable")
@@ -219,7 +224,7 @@ class Judge:
 
 
 def mean_interval(values_Q: np.ndarray) -> tuple[float, float, float]:
-    """Mean and its 95% interval over questions."""
+    """Return the mean and its 95% interval over questions."""
     generator = np.random.default_rng(0)
     draws = values_Q[generator.integers(len(values_Q), size=(2000, len(values_Q)))].mean(1)
     return percentile_interval(draws, float(values_Q.mean()))
@@ -231,7 +236,7 @@ def mean_interval(values_Q: np.ndarray) -> tuple[float, float, float]:
 def cost_table(
     names: list[str], length: int, shape: str, limit: int, num_questions: int, other_python: str
 ) -> dict[str, dict[str, float]]:
-    """Prints medians over the questions, and returns them for each contestant that answered."""
+    """Print medians over the questions, and return them for each contestant that answered."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_random_model(folder, length, shape)
@@ -275,7 +280,7 @@ def cost_table(
 def keep_costs(
     file: Path, length: int, names: list[str], rows: dict[str, dict[str, float]]
 ) -> None:
-    """What is known of these names at this length is replaced, also where one no longer answers."""
+    """Replace the rows of these names at this length, also where one no longer answers."""
     kept = pd.read_csv(file).to_dict("records") if file.exists() else []
     kept = [row for row in kept if row["length"] != length or row["name"] not in names]
     kept += [{"length": length, "name": name, **row} for name, row in rows.items()]
@@ -284,6 +289,7 @@ def keep_costs(
 
 
 def quality_table(names: list[str], folder: Path, options: argparse.Namespace) -> None:
+    """Print how well each contestant's scores predict what the model does, with intervals."""
     loaded = load_model(str(folder), device="cpu")
     assert isinstance(loaded.model, HuggingFaceLM)
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)

@@ -99,8 +99,9 @@ class Contest:
 
 @torch.no_grad()
 def one_at_a_time(model: Any, block: Block, distant: list[int], target: int) -> np.ndarray:
-    """As one would write it with transformers: a forward per distant token, batch 1, all logits.
-    (With gaps in the position IDs a mask of ones must say that this is one sequence.)"""
+    """Return influence_F as one would write it with transformers: a forward per distant token,
+    batch 1, all logits. (With gaps in the position IDs a mask of ones must say that this is one
+    sequence.)"""
     found = []
     for chosen in [[], *([j] for j in distant)]:
         places = np.concatenate(
@@ -118,9 +119,9 @@ def one_at_a_time(model: Any, block: Block, distant: list[int], target: int) -> 
 
 
 def captum_inputs(tokenizer: Any, block: Block) -> dict[str, Any]:
-    """As its tutorial has it: every token of the long window replaced in turn. And the nearest it
-    comes to our question: each distant token put before the local window (as text, so IDs are
-    contiguous and words may be cut anew)."""
+    """Return captum's inputs in two ways. `replaced`, as in its tutorial: every token of the long
+    window is replaced in turn. `added`, the nearest it comes to our question: each distant token is
+    put before the local window (as text, so IDs are contiguous and words may be cut anew)."""
     words = [tokenizer.decode([token]) for token in block.distant_F.tolist()]
     near = tokenizer.decode(block.tokens[LONG - SHORT : LONG].tolist())
     return {
@@ -141,7 +142,8 @@ class Ids:
 
 @torch.no_grad()
 def longppl_loop(model: Any, document: np.ndarray, windows: Windows) -> np.ndarray:
-    """gap_T. Its loop, each step's long window as long as ours instead of the whole document."""
+    """Return gap_T by longppl's loop, with each step's long window as long as ours instead of the
+    whole document."""
     loss = torch.nn.CrossEntropyLoss(reduction="none")
     found: list[list[Tensor]] = [[], []]
     for block in windows.blocks(document):
@@ -157,7 +159,8 @@ def longppl_loop(model: Any, document: np.ndarray, windows: Windows) -> np.ndarr
 def losses_in_whole_documents(
     scorer: Scorer, document: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """longppl's interpretation: the long context is all preceding text."""
+    """Return L_long and L_short as longppl interprets them: the long context is all preceding
+    text."""
     whole = Windows(SHORT, 1, len(document) - SHORT).blocks(document)
     near = Windows(SHORT, 1, SHORT).blocks(document)
     long, *_ = scorer.losses([Context(block).long_row() for block in whole])
@@ -176,8 +179,8 @@ def dense(model: PositionedOLMo, tokens_BL: Tensor, positions_BL: Tensor, labels
 
 @torch.no_grad()
 def under_a_mask(model: PositionedOLMo, block: Block) -> np.ndarray:
-    """influence_FW of distant tokens with their context, the plain way: the long window for each,
-    in batches, with a mask that hides the other distant tokens from the local window."""
+    """Return influence_FW of distant tokens with their context, the plain way: the long window for
+    each, in batches, with a mask that hides the other distant tokens from the local window."""
     places = np.arange(len(block.tokens) - 1)
     tokens_1L = torch.from_numpy(block.tokens[places].astype(np.int64))[None]
     targets_W = torch.from_numpy(block.targets_W.astype(np.int64))
@@ -198,19 +201,20 @@ def under_a_mask(model: PositionedOLMo, block: Block) -> np.ndarray:
 
 
 def ours(scorer: Scorer, block: Block) -> np.ndarray:
-    """influence_FW, with the distant text read anew."""
+    """Return influence_FW by this package, with the distant text read anew."""
     return influence_map(scorer, anew(scorer, block), Units.of_tokens(block.num_distant))
 
 
 def screened(scorer: Scorer, block: Block) -> np.ndarray:
-    """The 4 distant tokens that matter most to the first target."""
+    """Return the 4 distant tokens that matter most to the first target."""
     units = Units.of_tokens(block.num_distant)
     question = Question(anew(scorer, block), units, [(0, 1)], 4, np.random.default_rng(0))
     return add_one_screened(scorer, question).unit_TK
 
 
 def anew(scorer: Scorer, block: Block) -> Context:
-    """States of the text that was read last are kept; here each question pays for its own."""
+    """Return the context of a block without reusing states: the scorer keeps those of the text that
+    was read last, but here each question pays for its own."""
     scorer._known_text = None
     return scorer.context(block)
 
@@ -220,6 +224,8 @@ def anew(scorer: Scorer, block: Block) -> Context:
 
 @dataclass
 class Setting:
+    """What all contestants share."""
+
     config: ModelConfig
     fp32: PositionedOLMo
     bf16: PositionedOLMo
@@ -229,12 +235,13 @@ class Setting:
     rounds: int
 
     def question(self, number: int, stride: int = 1) -> Block:
-        """A stretch that begins elsewhere in another document each time."""
+        """Return a stretch that begins elsewhere in another document each time."""
         document = self.documents[number % len(self.documents)]
         return next(iter(Windows(LONG, SHORT, stride).blocks(document[number % 8 :])))
 
 
 def one_target(setting: Setting) -> None:
+    """Time the influence on one target: one forward at a time, captum, ours."""
     contest = Contest(f"One target, S={SHORT}, N={LONG}: ms per (target, distant token)")
     exact, rounded = shown_alone(setting.fp32), shown_alone(setting.bf16)
     ablation = LLMAttribution(FeatureAblation(setting.hugging_face), setting.tokenizer)
@@ -265,6 +272,7 @@ def one_target(setting: Setting) -> None:
 
 
 def shared_windows(setting: Setting) -> None:
+    """Time the influence on targets that share windows."""
     contest = Contest(
         f"Targets sharing windows, S=W={SHORT}, N={LONG}: ms per (target, distant token)"
     )
@@ -285,6 +293,7 @@ def shared_windows(setting: Setting) -> None:
 
 
 def with_context(setting: Setting, long: int, short: int, stride: int) -> None:
+    """Time the influence of distant tokens that keep their context, against a mask."""
     contest = Contest(
         f"Distant tokens with their context, S={short}, N={long}, W={stride}: ms for all of a block"
     )
@@ -300,7 +309,8 @@ def with_context(setting: Setting, long: int, short: int, stride: int) -> None:
 
 
 def token_forwards() -> None:
-    """Counted while a tiny model runs. A last layer that computes little still counts in full."""
+    """Print token-forwards, counted while a tiny model runs. A last layer that computes little
+    still counts in full."""
     print("\nToken-forwards per (target, distant token), a backward counted as two forwards\n")
     print("| | S=64, N=256 | S=256, N=2048 |\n|---|---:|---:|")
     rows: dict[str, list[float]] = {}
@@ -327,6 +337,7 @@ def token_forwards() -> None:
 
 
 def against_longppl(setting: Setting) -> None:
+    """Time context losses against longppl's loop, and compare both."""
     windows = Windows(LONG, SHORT, SHORT)
     bounded = Contest(f"Context losses, S=W={SHORT}, N={LONG}: ms per target")
     whole = Contest(f"The same, the long context being the whole document, S=W={SHORT}")
@@ -364,6 +375,7 @@ def against_longppl(setting: Setting) -> None:
 
 
 def against_dense(setting: Setting) -> None:
+    """Time our forwards against plain ones of ready rows: what is left to gain."""
     contest = Contest(
         "W=1 against plain forwards of ready rows, as many places unembedded: ms a row"
     )
