@@ -189,23 +189,7 @@ def parse_text(text: Any, where: str, field: str = "text") -> Record:
 def read_file(path: Path, config: CorpusConfig) -> Iterator[Record]:
     """Yield the records of a file. Its suffix tells the format; a file with none of the suffixes of
     records is plain text."""
-    suffix = suffix_of(path)
-    if config.source == "files" and suffix in (".csv", ".tsv"):
-        raise ConfigError(
-            f"path={path} is a table of text; write it as .parquet or .jsonl, for example with "
-            f"pandas.read_csv(...).to_json('{path.stem}.jsonl', orient='records', lines=True)"
-        )
-    if suffix in OTHER_DOCUMENTS:
-        raise ConfigError(
-            f"path={path} is not plain text; convert it, for example with pdftotext or pandoc"
-        )
-    read_rows = None if config.source in ("text", "python") else _READERS_OF_ROWS.get(suffix)
-    if read_rows is None:
-        _check_no_fields(path, config)
-    elif config.split_at != "whole":
-        raise ConfigError(
-            f"split_at={config.split_at} cuts plain text, and {path} is none; leave it out"
-        )
+    read_rows = _find_row_reader(path, config)
     if path != STDIN and not path.stat().st_size:  # such as a shard of no rows
         yield LeftOut("empty document", str(path))
         return
@@ -233,6 +217,29 @@ def read_file(path: Path, config: CorpusConfig) -> Iterator[Record]:
         ) from None
 
 
+def _find_row_reader(path: Path, config: CorpusConfig) -> RowReader | None:
+    """Return the function that reads the rows of a file of records; None for plain text. Raise
+    ConfigError for a file that is neither, and for an option that has no effect on this one."""
+    suffix = suffix_of(path)
+    if config.source == "files" and suffix in (".csv", ".tsv"):
+        raise ConfigError(
+            f"path={path} is a table of text; write it as .parquet or .jsonl, for example with "
+            f"pandas.read_csv(...).to_json('{path.stem}.jsonl', orient='records', lines=True)"
+        )
+    if suffix in OTHER_DOCUMENTS:
+        raise ConfigError(
+            f"path={path} is not plain text; convert it, for example with pdftotext or pandoc"
+        )
+    read_rows = None if config.source in ("text", "python") else _READERS_OF_ROWS.get(suffix)
+    if read_rows is None:
+        _check_no_fields(path, config)
+    elif config.split_at != "whole":
+        raise ConfigError(
+            f"split_at={config.split_at} cuts plain text, and {path} is none; leave it out"
+        )
+    return read_rows
+
+
 def _check_no_fields(path: Path, config: CorpusConfig) -> None:
     """Raise ConfigError for an option that names a field of plain text."""
     for name, default in (("field", "text"), ("group_field", None), ("prompt_field", None)):
@@ -243,6 +250,9 @@ def _check_no_fields(path: Path, config: CorpusConfig) -> None:
 
 Rows = Iterator[Any]
 """Objects, the text of plain text as bytes, and what is no record, without its place."""
+
+RowReader = Callable[[Path, list[str]], Rows]
+"""Reads a file, of records with these fields."""
 
 
 def _read_whole(path: Path, fields: list[str]) -> Rows:
@@ -330,7 +340,7 @@ def _read_parquet(path: Path, fields: list[str]) -> Rows:
 _ROWS_OF_BATCH = 16
 """Rows of Parquet that are in memory as Python objects at once: each may be a whole novel."""
 
-_READERS_OF_ROWS: dict[str, Callable[[Path, list[str]], Rows]] = {
+_READERS_OF_ROWS: dict[str, RowReader] = {
     ".json": _read_json,
     ".jsonl": _read_json,
     ".parquet": _read_parquet,

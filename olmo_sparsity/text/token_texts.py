@@ -63,6 +63,14 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     else:
         groups = _by_byte_tokens(names, has_byte_tokens="ByteFallback" in kinds)
 
+    return _decode_groups(tokenizer, ids, text, groups)
+
+
+def _decode_groups(
+    tokenizer: Tokenizer, ids: Sequence[int], text: str, groups: Iterable[Group]
+) -> list[str]:
+    """Return the text of each token, by decoding one group after the other. `text`: all of them
+    decoded at once."""
     texts = [""] * len(ids)
     num_characters = 0  # of `text` that belong to the groups so far
     # The text of a group depends on what precedes it: a space is dropped at the start, for example.
