@@ -23,6 +23,8 @@ class Progress:
 
     LOG_EVERY_S = 30.0
     TERMINAL_EVERY_S = 0.1
+    LEAST_PAUSE_S = 1.0
+    """Between the lines of `begin` in a log: short units are not listed one by one."""
 
     def __init__(self, title: str, total: int | None, unit: str, *, enabled: bool = True) -> None:
         self.title = title
@@ -36,6 +38,7 @@ class Progress:
         self.started = time.perf_counter()
         # A terminal shows the first update at once; a log, which keeps its lines, after a pause.
         self.shown_at = -float("inf") if self.live else self.started
+        self.begun_at = -float("inf")
         self.text = ""
 
     def __enter__(self) -> Progress:
@@ -64,9 +67,20 @@ class Progress:
                 time_left = f" · {format_duration((self.total - done) / rate)} left"
         # The time left is not part of it: the last line, which `__exit__` prints, has none.
         self.text = printable(" · ".join(parts))
-        if now - self.shown_at >= self.pause_s:
+        is_listed = not self.live and self.begun_at > -float("inf")  # `begin` prints the lines
+        if now - self.shown_at >= self.pause_s and not is_listed:
             self.shown_at = now
             self._show(self.text + time_left)
+
+    def begin(self, what: str) -> None:
+        """Show which unit begins: on a terminal in the line that is replaced; in a log as a line of
+        its own, in place of those by time, and at most one a second."""
+        count = f"{self.done + 1:,}/{self.total:,}" if self.total else f"{self.done + 1:,}"
+        text = printable(f"{self.title} · {self.unit} {count} · {what}")
+        now = time.perf_counter()
+        if self.live or now - self.begun_at >= self.LEAST_PAUSE_S:
+            self.begun_at = now
+            self._show(text)
 
     def note(self, message: str) -> None:
         """Print a line that stays."""

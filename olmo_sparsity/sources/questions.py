@@ -35,7 +35,7 @@ from olmo_sparsity.sources.answers import (
 )
 from olmo_sparsity.sources.attributing import Attributing
 from olmo_sparsity.sources.cost import cost_of
-from olmo_sparsity.sources.documents import read_turns
+from olmo_sparsity.sources.documents import parts_of, read_turns
 from olmo_sparsity.sources.index_page import page_file, write_index, write_page_without_sources
 from olmo_sparsity.sources.questions_file import MOST_DECOYS, read_lines, read_questions
 from olmo_sparsity.sources.request import AttributeRequest
@@ -75,6 +75,7 @@ def measure_questions(
         progress.resume_at(len(own_numbers) - len(unfinished))
         for number in unfinished:
             line = lines[number]
+            progress.begin(_describe_question(requests[number], number, line.id))
             with naming(line.place):
                 answered = _answer_question(model, requests[number], number, line.id, pages)
             write_answer(folder.path, identity, answered.answer, answered.tables)
@@ -85,6 +86,20 @@ def measure_questions(
     if pages is not None:
         write_index(pages, out)
     return statements
+
+
+SHOWN_SOURCES = 3
+"""Names of sources in a line of progress."""
+
+
+def _describe_question(request: AttributeRequest, number: int, id: str) -> str:
+    """Return what is read next, for a line of progress: the question's id or number, and its
+    sources."""
+    names = [part.name for part in parts_of(read_turns(request.sources)) if part.name]
+    shown = ", ".join(names[:SHOWN_SOURCES])
+    num_left = len(names) - SHOWN_SOURCES
+    and_more = f" and {num_left} more" if num_left > 0 else ""
+    return f"reading {id or f'question {number + 1}'}: {shown or 'no sources'}{and_more}"
 
 
 def _is_finished(folder: Path, pages: Path | None, number: int) -> bool:

@@ -14,6 +14,7 @@ import pytest
 from olmo_sparsity import Answer, attribute, check
 from olmo_sparsity.analysis.options import ModelOptions, build
 from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.models.load import wrap_model
 from olmo_sparsity.models.loaded import LoadedModel
@@ -289,3 +290,19 @@ def test_stopped_questions_go_on(
     ):
         assert main(["attribute", "demo", *words]) == 130
         assert capsys.readouterr().err == f"olmo-sparsity: stopped{said}\n"
+
+
+def test_a_log_says_which_question_is_read(
+    model: LoadedModel, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(Progress, "LEAST_PAUSE_S", 0)
+    records = [RECORDS[0] | {"id": "opening"}, RECORDS[1]]
+    path.write_text("\n".join(map(json.dumps, records)))
+    measured(model, path, tmp_path / "out")
+    lines = [line for line in capsys.readouterr().err.splitlines() if "reading " in line]
+    begun = [line for line in lines if line.startswith("explaining · questions")]
+    assert begun == [
+        f"explaining · questions 1/2 · reading opening: {', '.join(SOURCES)}",
+        "explaining · questions 2/2 · reading question 2: source 1, source 2",
+    ]

@@ -174,8 +174,32 @@ def _pairs(first: Results, second: Results) -> list[pd.DataFrame]:
             "measure both in one way"
         )
     if first.meta.data["fingerprint"] != second.meta.data["fingerprint"]:
-        raise DataError("the measurements are of other texts or tokens; compare their net_nats")
+        if _have_same_text(first, second):
+            reason = (
+                "have other tokens of one text, by their tokenizers, and differences are paired by "
+                "token; measure one with --targets of the other, and compare their summaries"
+            )
+        else:
+            reason = (
+                "are of other texts, and differences are paired by target; measure both on one "
+                "text, or compare their net_nats"
+            )
+        names = " and ".join(str(results.meta.model.get("name")) for results in (first, second))
+        raise DataError(f"{names} {reason} (`figure` draws both)")
     return [pair(results.losses, results.targets, results.recovery) for results in (first, second)]
+
+
+def _have_same_text(first: Results, second: Results) -> bool:
+    """Return whether documents that both measurements have begin with the same characters."""
+    first_texts, second_texts = (
+        results.tokens.sort_values("place").groupby("document").text.agg("".join)
+        for results in (first, second)
+    )
+    shared = first_texts.index.intersection(second_texts.index)
+    pairs = zip(first_texts[shared], second_texts[shared], strict=True)
+    return len(shared) > 0 and all(
+        min(pair, key=len) == max(pair, key=len)[: len(min(pair, key=len))] for pair in pairs
+    )
 
 
 FILES = ("meta.json", *(f"{name}.parquet" for name in SCHEMAS))

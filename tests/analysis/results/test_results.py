@@ -50,7 +50,11 @@ from tests.support.parts import IDENTITY, flip_a_byte, truncate, write
 
 
 def test_measurements_of_other_texts_are_not_compared(results: Results) -> None:
-    other = replace(results, meta=replace(results.meta, data={"fingerprint": "b"}))
+    other = replace(
+        results,
+        meta=replace(results.meta, data={"fingerprint": "b"}),
+        tokens=results.tokens.assign(text="other "),
+    )
     assert compare(results, results).net.abs().max() == 0
     noise = np.random.default_rng(0).normal(size=len(results.recovery))
     noisy = replace(results, recovery=results.recovery.assign(loss_set=noise))
@@ -295,3 +299,17 @@ def test_a_comparison_names_what_differs_and_refuses_replaced_beside_masked_text
     replaced = replace(results.meta, windows=windows | {"distant_states": "replaced"})
     with pytest.raises(DataError, match="distant_states: isolated and replaced ask other"):
         compare(results, replace(results, meta=replaced))
+
+
+def test_measurements_in_other_tokens_of_one_text_are_refused_with_a_way_out(
+    results: Results,
+) -> None:
+    """The same characters, in tokens of other lengths."""
+    in_pairs = results.tokens.sort_values("place").assign(text="ab")
+    is_even = in_pairs.groupby("document").cumcount() % 2 == 0
+    split_otherwise = in_pairs.assign(text=np.where(is_even, "aba", "b"))
+    first = replace(results, tokens=in_pairs)
+    meta = replace(results.meta, data={"fingerprint": "other tokens"})
+    other = replace(results, tokens=split_otherwise, meta=meta)
+    with pytest.raises(DataError, match=r"other tokens of one text.*--targets of the other"):
+        compare(first, other)
