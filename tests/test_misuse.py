@@ -95,7 +95,7 @@ def test_a_mapping_of_texts_is_told_from_a_data_set_of_splits(model: Any) -> Non
     refused(r"list\(texts.values", tool.open_documents, {"a": TEXT}, model)
 
 
-@pytest.mark.parametrize("value", [None, 3, b"demo", [], object()], ids=repr)
+@pytest.mark.parametrize("value", [None, 3, b"demo", [], {"name": "demo"}], ids=repr)
 def test_a_model_is_a_name_or_a_model(value: Any, documents: Any) -> None:
     refused("model=", tool.measure, value, documents, **SMALL)
     refused("model=", tool.explain, value, text=TEXT)
