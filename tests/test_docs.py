@@ -158,6 +158,7 @@ def test_commands_of_a_page_run_in_their_order(page: str, folder: Path, server: 
     instead |= dict.fromkeys(("SMALL", "runs/b"), seeds[1])
     instead |= {"http://127.0.0.1:8000": server.url, "Qwen/Qwen3-8B": "chat_model"}
     instead |= {"my_texts/*.parquet": "my_texts.parquet", "docs/examples/notes": "notes"}
+    instead |= {"decoys": "my_texts"}
     commands = commands_in(f"docs/{page}.md")
     assert len(commands) > 1
     for command in commands:
