@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from glob import glob, has_magic
 from os.path import isfile
@@ -237,8 +238,15 @@ def _list_files(source: str) -> list[_NamedFile]:
         files = sorted(file for file in paths if file.is_file() and file.name[0] != ".")
         if not files:
             raise ConfigError(f"--source={source} is a folder or glob without files; name files")
-        return [_NamedFile(file.name, str(file)) for file in files]
+        return [_NamedFile(_readable_name(file), str(file)) for file in files]
     name, _, file_name = source.partition("=")
-    if file_name:
+    # A file whose name holds = is a file, too.
+    if file_name and not path.is_file():
         return [_NamedFile(name, file_name)]
-    return [_NamedFile(path.name, source)]
+    return [_NamedFile(_readable_name(path), source)]
+
+
+def _readable_name(path: Path) -> str:
+    """Return the name of a file as text. In the locale C Python reads names as ASCII, and other
+    letters as halves of surrogate pairs, though most names are in UTF-8."""
+    return os.fsencode(path.name).decode(errors="backslashreplace")

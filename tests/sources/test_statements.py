@@ -274,6 +274,20 @@ def test_each_file_of_a_folder_is_a_source(
     assert "sources: 12, decoys" in out
 
 
+def test_a_file_with_an_equals_sign_or_an_umlaut_in_its_name_is_a_source(
+    shell_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("a=b.txt", "half \udcc3\udcbc.txt")  # the second as the locale C has an umlaut
+    texts = list(SOURCES.values())
+    for name, text in zip(names, texts, strict=False):
+        (tmp_path / name).write_text(text)
+    files = [str(tmp_path / name) for name in names]
+    words = [shell_words[0], "--source", *files, *shell_words[7:], "--answer", "w1", "--json"]
+    code, out, err = shell(capsys, *words)
+    assert code == 0, err
+    assert json.loads(out)["sources"] == ["a=b.txt", "half ü.txt"]
+
+
 def test_a_clear_verdict_does_not_depend_on_the_order_of_the_sources() -> None:
     notes = {
         "bridge": "The new bridge was opened by Katharina Weiss in June 1921.",
