@@ -109,7 +109,9 @@ def test_killed_at_a_file_operation_the_same_command_ends_with_the_same_files(
     assert run_until(whole, float("inf")) == 0
     expected = content(whole)
     assert expected
-    for die_at in random.Random(command).sample(range(1, int(counted.read_text())), 2):
+    # A slow run renews its lock more often, so that the next one may change files less often.
+    certain = int(0.9 * int(counted.read_text()))
+    for die_at in random.Random(command).sample(range(1, certain), 2):
         folder = tmp_path / f"killed{die_at}"
         assert run_until(folder, die_at) == -signal.SIGKILL
         code = main(words_of(command, folder, made / "train", tmp_path))
