@@ -189,7 +189,7 @@ class TrainingBatches:
         self.world_size = world_size
         self.eos_id = shards.eos_id
         self.skipped: Sequence[int] = ()
-        """Numbers of batches that are left out, from 0: later steps move up."""
+        """Numbers of batches that are left out, from 0. Each later step takes the batch after."""
         self.vocab_size = shards.vocab_size
         self.sequences = Sequences(shards, plan.length)
         self.order = find_order(

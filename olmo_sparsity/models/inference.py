@@ -442,8 +442,8 @@ def _attend(
     q = q.transpose(1, 2)
     k = k.transpose(1, 2)
     v = v.transpose(1, 2)
-    # Kernels align a causal mask with the first key if there are fewer queries than keys. A single
-    # query needs no mask.
+    # Kernels align a causal mask with the first key if there are fewer queries than keys, so a mask
+    # is passed. With as many queries as keys `block.mix` masks by itself; a single query sees all.
     if bias is None and 1 < num_last < k.shape[2]:
         bias = causal_bias(k.shape[2], q.device, num_last)
     if bias is not None:
@@ -477,31 +477,31 @@ def _attend_to_common_window(
 
         (1 − share) · a_w + share · v_d,   share = sigmoid(s_d − log Σ exp(s_w)),
 
-    so that each row costs one score and one sum for each query.
+    so that each row costs one score and one sum for each query. S = L − 1 places are the window.
     """
     q_PHK, k_PGK, v_PGK = projections_P
     distant_B = pair_BL[:, 0]
-    window_L = pair_BL[0, 1:]
-    q_LHK = q_PHK[window_L] * q_PHK.shape[-1] ** -0.5
+    window_S = pair_BL[0, 1:]
+    q_SHK = q_PHK[window_S] * q_PHK.shape[-1] ** -0.5
     if block.config.scales_queries:
-        counts_1L = count_keys(len(window_L), pair_BL.shape[1], q_LHK.device)
-        factors_LH = block.query_factors(counts_1L)[0].T
-        q_LHK *= factors_LH[..., None].to(q_LHK.dtype)
-    k_PHK = _for_each_query_head(k_PGK, q_LHK)
-    v_PHK = _for_each_query_head(v_PGK, q_LHK)
+        counts_1S = count_keys(len(window_S), pair_BL.shape[1], q_SHK.device)
+        factors_SH = block.query_factors(counts_1S)[0].T
+        q_SHK *= factors_SH[..., None].to(q_SHK.dtype)
+    k_PHK = _for_each_query_head(k_PGK, q_SHK)
+    v_PHK = _for_each_query_head(v_PGK, q_SHK)
 
     # Attention within the window, once for all rows.
-    scores_HLL = torch.einsum("lhk,mhk->hlm", q_LHK, k_PHK[window_L]).float()
-    scores_HLL += causal_bias(len(window_L), scores_HLL.device)[0]
-    weights_HLL = scores_HLL.softmax(-1).to(v_PHK.dtype)
-    local_LHK = torch.einsum("hlm,mhk->lhk", weights_HLL, v_PHK[window_L])
+    scores_HSS = torch.einsum("lhk,mhk->hlm", q_SHK, k_PHK[window_S]).float()
+    scores_HSS += causal_bias(len(window_S), scores_HSS.device)[0]
+    weights_HSS = scores_HSS.softmax(-1).to(v_PHK.dtype)
+    local_SHK = torch.einsum("hlm,mhk->lhk", weights_HSS, v_PHK[window_S])
 
     # The share of the distant token, for each row.
-    scores_BLH = torch.einsum("lhk,bhk->blh", q_LHK, k_PHK[distant_B]).float()
-    share_BLH = (scores_BLH - scores_HLL.logsumexp(-1).T).sigmoid().to(v_PHK.dtype)
-    mixed_BLHK = local_LHK.new_empty(*pair_BL.shape, *local_LHK.shape[1:])
+    scores_BSH = torch.einsum("lhk,bhk->blh", q_SHK, k_PHK[distant_B]).float()
+    share_BSH = (scores_BSH - scores_HSS.logsumexp(-1).T).sigmoid().to(v_PHK.dtype)
+    mixed_BLHK = local_SHK.new_empty(*pair_BL.shape, *local_SHK.shape[1:])
     mixed_BLHK[:, 0] = v_PHK[distant_B]  # the distant token sees itself alone
-    torch.lerp(local_LHK, v_PHK[distant_B, None], share_BLH[..., None], out=mixed_BLHK[:, 1:])
+    torch.lerp(local_SHK, v_PHK[distant_B, None], share_BSH[..., None], out=mixed_BLHK[:, 1:])
     return mixed_BLHK
 
 

@@ -44,17 +44,18 @@ def rotary_tables(positions_BL: Tensor, config: ModelConfig) -> RotaryTables:
     """Return cos_BLR and sin_BLR of the angles of these position IDs, always computed in fp32: in
     bf16 neighbouring position IDs above 256 would be one number."""
     frequencies_R = rotary_frequencies(config, positions_BL.device)
-    factor = attention_factor(config)
+    attention_scale = attention_factor(config)
     with torch.autocast(positions_BL.device.type, enabled=False):
         angles_BLR = positions_BL.float()[..., None] * frequencies_R
         if torch.compiler.is_compiling():
             cos_BLR, sin_BLR = _cos_and_sin(angles_BLR)
-        else:  # not by the operation, which imports the compiler
+        else:
+            # Eager models call PyTorch itself: the custom operation would import the compiler.
             cos_BLR = angles_BLR.cos()
             sin_BLR = angles_BLR.sin()
-    if factor == 1.0:
+    if attention_scale == 1.0:
         return cos_BLR, sin_BLR
-    return cos_BLR * factor, sin_BLR * factor
+    return cos_BLR * attention_scale, sin_BLR * attention_scale
 
 
 @torch.library.custom_op(
@@ -90,11 +91,13 @@ def rotary_frequencies(config: ModelConfig, device: torch.device) -> Tensor:
     if kind == "linear":
         return frequencies_R / scaling["factor"]
     if kind == "yarn":
-        keeps_R = _share_that_yarn_keeps(scaling, config.rope_theta, width, device)
-        return 1.0 / (scaling["factor"] * powers_R) * (1 - keeps_R) + frequencies_R * keeps_R
+        kept_share_R = _share_that_yarn_keeps(scaling, config.rope_theta, width, device)
+        return (
+            1.0 / (scaling["factor"] * powers_R) * (1 - kept_share_R) + frequencies_R * kept_share_R
+        )
     if kind == "llama3":
-        keeps_R = _share_that_llama3_keeps(scaling, frequencies_R)
-        return (1 - keeps_R) * frequencies_R / scaling["factor"] + keeps_R * frequencies_R
+        kept_share_R = _share_that_llama3_keeps(scaling, frequencies_R)
+        return (1 - kept_share_R) * frequencies_R / scaling["factor"] + kept_share_R * frequencies_R
     return frequencies_R  # unscaled, or "ntk", which only has another theta
 
 
@@ -119,17 +122,18 @@ def attention_factor(config: ModelConfig) -> float:
     return _yarn_temperature(scaling["factor"]) if stated is None else stated
 
 
-def _yarn_temperature(factor: float, weight: float = 1.0) -> float:
-    """Return YaRN's factor of queries and keys for lengths that are `factor` times as long."""
-    if factor <= 1:
+def _yarn_temperature(length_factor: float, mscale: float = 1.0) -> float:
+    """Return YaRN's scale of queries and keys for lengths that are `length_factor` times as long.
+    `mscale` is DeepSeek's weight of it."""
+    if length_factor <= 1:
         return 1.0
-    return 0.1 * weight * math.log(factor) + 1.0
+    return 0.1 * mscale * math.log(length_factor) + 1.0
 
 
 def _share_that_yarn_keeps(
     scaling: Mapping[str, Any], theta: float, width: int, device: torch.device
 ) -> Tensor:
-    """Return keeps_R, by which share each frequency is kept: 1 where a pair makes more than
+    """Return kept_share_R, the share of each frequency that is kept: 1 where a pair makes more than
     `beta_fast` turns within the original length, 0 where it makes fewer than `beta_slow`. Between
     the two, the share falls linearly with the number of the pair."""
 
@@ -148,7 +152,7 @@ def _share_that_yarn_keeps(
 
 
 def _share_that_llama3_keeps(scaling: Mapping[str, Any], frequencies_R: Tensor) -> Tensor:
-    """Return keeps_R, by which share each frequency is kept: 1 where a pair makes more than
+    """Return kept_share_R, the share of each frequency that is kept: 1 where a pair makes more than
     `high_freq_factor` turns within the original length, 0 below `low_freq_factor`, and linear in
     the number of turns between the two."""
     turns_R = scaling["original_max_position_embeddings"] / (2 * math.pi / frequencies_R)

@@ -269,7 +269,7 @@ def looks(draws: int) -> list[int]:
 
 def weigh(losses: Losses, rate: float) -> Evidence:
     """Test each source after 2, 4, 8, … decoys, as far as they were evaluated. Each look but the
-    last spends a small part of the error rate: its p-values count so many times more."""
+    last spends a small part of the error rate: its p-values are divided by that part."""
     stages = looks(losses.decoys_TD.shape[-1])
     num_early = len(stages) - 1
     shares = [EARLY_SHARE] * num_early + [1 - EARLY_SHARE * num_early]
@@ -287,7 +287,8 @@ def weigh(losses: Losses, rate: float) -> Evidence:
     ]
     nats_above_TS = np.nan_to_num(np.array(nats_above), nan=-np.inf).max((0, 1))
 
-    # Other statements count as no discovery: they would raise the share allowed to these.
+    # Statements without a gap get p = 1. As discoveries they would raise the threshold of
+    # Benjamini and Hochberg for all others.
     has_gap_T1 = losses.gap_T[:, None] >= MIN_GAP
     named_TS = are_named(np.where(has_gap_T1, p_2TS, 1.0), rate)
 

@@ -118,7 +118,7 @@ class CheckpointWriter:
     ) -> None:
         """Begin to write the checkpoint of a step. Every process must call it.
 
-        write_once: Writes into a folder the files that there are once.
+        write_once: Writes into a folder the files that all processes have in common.
         write_part: Writes into a folder the files of this process, and returns their paths. Both
             must write copies, as training changes the originals.
         begun: When copying began, by `time.monotonic`.
@@ -183,7 +183,7 @@ class CheckpointWriter:
     def _say_if_slow(self, step: int, took_s: float) -> None:
         if took_s > SLOW_S and not self._has_said_slow:
             self._has_said_slow = True
-            grace = f"a preempted job needs as long a GraceTime, or --signal=USR2@{2 * took_s:.0f}"
+            grace = f"set GraceTime to at least as long, or --signal=USR2@{2 * took_s:.0f}"
             say(f"saving step {step} took {took_s:.0f} s: {grace}")
 
     @property
@@ -218,6 +218,8 @@ class CheckpointWriter:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._give_up_at = min(self._give_up_at, time.monotonic() + PATIENCE_S)
         self._thread.shutdown()
+        if not self.failure:
+            return
         is_reported = isinstance(error, ReportedElsewhere) or self.failure in str(error)
         if not is_reported:  # training ends with another error
             say(self.failure)

@@ -8,6 +8,9 @@
 
 The config determines a run, and its checkpoints hold all state that must survive a kill. So the
 same command resumes a run, whether it was stopped by a signal or killed.
+
+Several processes run this loop together. Within `processes.agree()`, an error of one is raised by
+all, so that none waits for another that has gone.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Which texts these are, two columns of the tables say:
 `recover` is the entry point. A selector sees a context and its units, and no documents.
 
 Dimension key: T targets, K numbers of distant units, A random halves of the units, G groups of
-units and none of them, R unrelated texts.
+units (the empty group comes first), R unrelated texts.
 """
 
 from __future__ import annotations

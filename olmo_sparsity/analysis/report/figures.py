@@ -1,4 +1,4 @@
-"""Draw Figure 2.
+"""Draw Figure 2: how much distant text helps, and how much of that a few units recover.
 
     (a)        how much distant text reduces the loss, by the length of the window and the step
     (b)        how much of that k distant units recover, next to unrelated text and placebo targets
