@@ -415,7 +415,7 @@ def _draw_gaps(
     """Draw the panel of gaps: mean L_short − L_long of all tokens by the length of the long window.
     Steps before the last one are fainter. Lengths beyond the trained one are shaded."""
     axes.set_title("(a) What distant text adds", loc="left", fontweight="bold")
-    axes.set_ylabel("L_short − L_long, mean of reported tokens (nats)")
+    axes.set_ylabel("L_short − L_long (nats),\nmean of reported tokens")
     axes.axhline(0, color=_INK, linewidth=0.8, zorder=1)
     lengths = _finite_lengths(curves, missing)
     # long="all" has no length, and is drawn at twice the longest one.
