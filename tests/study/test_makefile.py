@@ -14,6 +14,7 @@ import pytest
 
 from study.pages.stored import ROOT, evaluations, measurements, others, task_rows, tasks
 from study.rows import one_each
+from study.tasks import planted
 from study.tasks.experiment import fixed_settings, list_trials, with_defaults
 from study.tasks.settings import load_settings
 from tests.support.commands import check_command
@@ -121,7 +122,8 @@ def test_the_command_of_a_stored_result_still_asks_for_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The text of planted pieces is not prepared here; settings draw one sample of it.
-    monkeypatch.setattr("study.tasks.planted._text", lambda *_: (np.zeros(2048, int), 1024))
+    text = planted._Text(np.zeros(2048, int), 1024)
+    monkeypatch.setattr(planted, "_read_text", lambda *_: text)
     meta = tasks()[name]["meta"]
     python, option, module, config, *overrides = shlex.split(meta["command"])
     settings = load_settings(config, overrides)

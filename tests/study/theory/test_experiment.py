@@ -67,7 +67,7 @@ def test_one_process_at_a_time_computes_one_setting_in_a_folder(
         ("cases=[{setting: somewhere, num_places: 1}]", "'somewhere' is not one of local"),
         ("cases=[{setting: order, num_places: 3}]", "num_places=3 must be 2"),
         ("cases=[{setting: local, num_places: 5}]", "num_places=5 must lie between 1 and"),
-        ("output=''", "output='' must be a path"),
+        ("output=''", "output='' is blank"),
     ],
 )
 def test_bad_settings_are_refused(
