@@ -224,7 +224,7 @@ def anew(scorer: Scorer, block: Block) -> Context:
 
 @dataclass
 class Setting:
-    """What all contestants share."""
+    """The models, documents and number of rounds with which each contestant is timed."""
 
     config: ModelConfig
     fp32: PositionedOLMo

@@ -47,7 +47,7 @@ Result = TypeVar("Result")
 
 
 class EntryPoint(NamedTuple):
-    """What stands behind a function of this module."""
+    """The request, the answering function and the cost of a public function of this module."""
 
     request: type[Request]
     """The class that holds the arguments of a call, and checks them."""

@@ -22,7 +22,8 @@ InterpretationName = Literal["contextual", "isolated", "replaced"]
 
 @dataclass(frozen=True)
 class Interpretation:
-    """What happens to distant tokens when only k of them are kept.
+    """One of three ways to keep only k distant units: mask the others, show the k alone, or replace
+    the others by unrelated text. Callers ask it what it does, and never compare its name:
 
     interpretation_of("replaced").replaces  # True
     """

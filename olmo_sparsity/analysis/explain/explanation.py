@@ -68,7 +68,7 @@ class Explanation:
     """The unrelated texts of `check`."""
 
     checked: Check | None = None
-    """What the last call of `check` returned."""
+    """The result of the last call of `check`; None before the first."""
 
     sink: dict[str, Any] = field(default_factory=dict, repr=False)
     """The sink check; empty if a prefix precedes the text."""

@@ -314,11 +314,11 @@ class ChatIds(NamedTuple):
     """A prompt in a chat template, as token IDs."""
 
     before: list[int]
-    """What the template writes before the prompt."""
+    """The template's tokens before the prompt."""
 
     prompt: list[int]
     after: list[int]
-    """What the template writes between the prompt and the answer."""
+    """The template's tokens between the prompt and the answer."""
 
 
 def chat_ids(model: LoadedModel, prompt: str) -> ChatIds:
@@ -339,6 +339,7 @@ def split_template(
     """Return what the chat template writes before the first of these texts, between two of them,
     and after the last. `messages`: a function from texts to the messages that hold them."""
     # Unique marks in place of the texts show where the template puts these.
+    # Unique placeholders show where the template puts the texts.
     marks = [f"⟦{number}⟧" for number in range(len(texts))]
     pieces = re.split(r"⟦\d+⟧", through_template(model, messages(marks)))
     inserted = chain(*zip_longest(pieces, texts, fillvalue=""))

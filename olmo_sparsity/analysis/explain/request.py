@@ -39,7 +39,7 @@ from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.windows import Spans, Windows
 
 DECODE = "decode token IDs first, with tokenizer.decode(ids)"
-"""What an error tells a user to do who has passed token IDs."""
+"""The remedy in errors for a user who passed token IDs in place of text."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -279,8 +279,8 @@ def losses_forwards(plan: Plan, number: int, blocks: Sequence[Block]) -> int:
 
 @dataclass
 class _Trial:
-    """What is learnt by running the model for a few seconds: how fast it is, and which share of all
-    targets is chosen."""
+    """The result of running the model for a few seconds: its speed, and the share of all targets
+    that is chosen."""
 
     induction: dict[str, Any]
     """The result of the induction check on a few passages."""
@@ -461,7 +461,8 @@ def _fixed_places(plan: Plan, numbers: Sequence[int]) -> dict[int, np.ndarray]:
 
 
 class _Amounts(NamedTuple):
-    """What one count of `_Prices.of` depends on, in the order of the prices."""
+    """Three amounts that the token-forwards of a document are proportional to; each has its price
+    in `_Prices`, in this order."""
 
     num_tokens: float
     own_size: float
@@ -470,8 +471,8 @@ class _Amounts(NamedTuple):
 
 @dataclass(frozen=True)
 class _Prices:
-    """What evaluating the targets of a document costs, in token-forwards: a price for each token of
-    the document, whose states are computed, and a price for each target (see `_size`)."""
+    """The cost of evaluating the targets of a document, in token-forwards: a price for each token
+    of the document, whose states are computed, and a price for each target (see `_size`)."""
 
     token: float
     own: float
