@@ -52,7 +52,7 @@ class DrawnTrials(Trials):
         """Compute losses from effects, in place of a model."""
         for trial in trials:
             effects_TS = self.effects_TSE[:, :, 0].copy()
-            for source in trial.replaced(len(self.decoys)):
+            for source in trial.replaced_sources(len(self.decoys)):
                 effects_TS[:, source] = self.effects_TSE[:, source, 1 + trial.draw]
             losses_T = -self.combine(effects_TS)
             self.statement_losses[trial.way][(slice(None), *trial.place)] = losses_T

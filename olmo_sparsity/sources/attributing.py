@@ -24,7 +24,7 @@ from olmo_sparsity.models.use import in_use
 from olmo_sparsity.sources.answer_tokens import AnswerIds, encode_answer
 from olmo_sparsity.sources.decoys import draw_decoys, read_decoys
 from olmo_sparsity.sources.documents import Answer
-from olmo_sparsity.sources.evidence import looks
+from olmo_sparsity.sources.evidence import decoy_rounds
 from olmo_sparsity.sources.layout import Layout, lay_out
 from olmo_sparsity.sources.prompt import SourcePrompt, encode_prompt
 from olmo_sparsity.sources.reasoning import sentences
@@ -150,7 +150,7 @@ class Attributing:
             # Computed once here, because most prompts begin with them.
             logprobs.scorer.states(layout.before_question)
 
-        num_rounds = 1 + len(looks(settings.draws))
+        num_rounds = 1 + len(decoy_rounds(settings.draws))
         with Progress(progress_name, num_rounds, "rounds", enabled=not self.quiet) as progress:
             trials = Trials(logprobs, layout, decoys)
             losses = trials.run(settings.rate, progress.update)

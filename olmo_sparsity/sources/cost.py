@@ -16,7 +16,7 @@ import torch
 from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.analysis.scoring.logprobs import CountingLogprobs
 from olmo_sparsity.sources.attributing import Attributing, load_model_of
-from olmo_sparsity.sources.evidence import looks
+from olmo_sparsity.sources.evidence import decoy_rounds
 from olmo_sparsity.sources.layout import Layout
 from olmo_sparsity.sources.prompt import SourcePrompt
 from olmo_sparsity.sources.request import AttributeRequest
@@ -95,7 +95,7 @@ def flops_per_second() -> float:
 def _count_at_most(prompt: SourcePrompt, layout: Layout, draws: int) -> TrialCount:
     """Count all trials that verdicts may need."""
     every_source = range(len(prompt.names))
-    rounds = [next_round(every_source, every_source, num) for num in [1, *looks(draws)]]
+    rounds = [next_round(every_source, every_source, num) for num in [1, *decoy_rounds(draws)]]
     return _count(prompt, layout, draws, rounds)
 
 

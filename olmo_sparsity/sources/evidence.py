@@ -1,331 +1,367 @@
-"""Test whether a source does more for a statement than a decoy in its place. Without torch.
+"""Test whether a source does more for a statement than a decoy in its place.
 
-Place in the flow: losses (trials.py) → **evidence** (`weigh`) → verdicts.py.
+Place in the flow: losses.py (filled by trials.py) → **`collect_evidence`** → verdicts.py. The
+module needs NumPy only, not PyTorch.
 
-Two numbers of each statement and source are tested: what the source *gives* among decoys of all
-others, and what is *lost* when a decoy replaces it. Each test is a t-test of a mean over decoys,
+**Which evidence.** Each source has two effects on the loss of a statement, both in nats
+(losses.py): what it *gives* when decoys replace all other sources, and what is *lost* when a decoy
+replaces it. Each effect is measured with several decoys, and its mean over decoys is tested.
 
-    t = mean over D decoys / (spread × √(1 + 1/D)),
+**Which test.** If the source does not matter, its text is one more draw from the texts of which its
+decoys are drawn. Then the mean over D decoys differs from 0 by chance alone, and
 
-where the spread is how the loss of the statement varies with the text in one place, and 1 stands
-for the source's own text, which is one more draw. What was not evaluated is NaN, a test with p = 1:
-which sources are looked at more closely may depend on anything without raising the error rate.
+    t = mean over D decoys / (spread × √(1 + 1/D))
 
-The constants here and in verdicts.py were fixed before the error rates of docs/sources.md were
-measured (study/records/thresholds.md).
+has roughly Student's t distribution. The *spread* is the standard deviation of the statement's loss
+when the text in one place changes. The 1 below the root is the source's own draw, and 1/D are its
+decoys. Two to eight decoys show little of a variance, so the spread is pooled from three parts:
 
-Dimension key: T statements, S sources, D decoys of a source, 2 tests (gives, lost).
+    spread² = (3 · prior² + (D − 1) · variance over decoys + 4 · variance seen at other sources)
+              / (3 + (D − 1) + 4)
+
+The third part, and its 4 in the denominator, exist with more than four sources only. With fewer,
+a second test has the variance over decoys in place of spread², and a source must pass both.
+
+**Which sources are named.** The smaller of a source's two p-values is doubled (Bonferroni). Then
+Benjamini–Hochberg selects sources over all statements, so that of the named sources a share `rate`
+is expected to be named by chance.
+
+**How often it is tested.** After 2, 4, 8, … decoys, since most sources are clear after two. Each
+of these rounds has a part of the error rate for itself, and divides its p-values by that part.
+
+**An example.** One statement, sources A and B, two decoys of each (a and b). Losses in nats:
+
+    prompt          decoy 1   decoy 2
+    A B               2.0                  gap: mean(10.0, 10.2) − 2.0 = 8.1
+    a b              10.0      10.4        cap: median = 10.2
+    a B               9.8      10.3        lost without A: 7.8, 8.2, mean 8.0
+    A b               2.1       2.5        lost without B: 0.1, 0.5, mean 0.3
+
+    prior²      = 0.3² + (0.02 × 10.2)²    = 0.132
+    variance    = mean over A and B, gives and lost, of 0.02, 0.02, 0.08, 0.08 = 0.05
+    spread      = √((3 × 0.132 + 1 × 0.05) / (3 + 1)) = 0.333
+    t of A lost = 8.0 / (0.333 × √1.5) = 19.6;  p = 0.00015  (3 degrees of freedom)
+    t of B lost = 0.3 / (0.333 × √1.5) =  0.73; p = 0.26
+
+In the second test, by the variance over decoys without a cap, A has t = 28.5 and p = 0.0006 (2
+degrees of freedom). The larger p counts, so A is named (2 × 0.0006 is below 0.05 / 2), B is not.
+
+**Where the constants come from.** All of them were fixed before the error rates of docs/sources.md
+were measured (study/records/thresholds.md, entries of 2026-11-28 and 2026-11-30). What was tried is
+in study/records/log.md, "A rule for sources with few decoys". Where no run is named below, a
+constant is our choice.
+
+Dimension key: T statements, S sources, D decoys of a source, E the two effects in the order of
+`EFFECTS`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
 
 from olmo_sparsity.analysis.options import MIN_GAP
 from olmo_sparsity.analysis.results.intervals import quantile, tail
+from olmo_sparsity.sources.losses import StatementLosses, mean_over_decoys
+
+EFFECTS = ("gives", "lost")
+"""The two effects of a source, in the order of dimension E."""
 
 # --- shares of the nats that all sources give -----------------------------------------------------
 
 SUFFICIENT_SHARE = 0.5
-"""A source suffices if it alone gives this share."""
+"""A source suffices if it alone gives this share. Part of the definition of a verdict, as the next
+one; both are as old as verdicts."""
 
 NEEDED_SHARE = 0.2
 """A source is needed only if this share is lost without it."""
 
-# --- variance of the tests ------------------------------------------------------------------------
+# --- the spread -----------------------------------------------------------------------------------
 
 PRIOR_NATS = 0.3
 PRIOR_SHARE = 0.02
-"""How the loss of a statement varies with the text in one place, known beforehand: the root of the
-sum of squares of the first, and of the second times the loss with decoys."""
+"""The spread that is assumed before any decoy is evaluated: √(PRIOR_NATS² + (PRIOR_SHARE × loss
+with decoys)²). On 15 questions of SQuAD with SmolLM2 maximum likelihood gave 0.3 nats and 0.01 of
+the loss, on 19 questions 0.1 and 0.02. These are the larger ones of both."""
 
 PRIOR_WEIGHT = 3
-"""How many decoys the prior is worth."""
+"""Degrees of freedom that the prior's variance counts for. D decoys count for D − 1."""
 
 OTHERS_WEIGHT = 4
-"""How many decoys the other sources' losses are worth. Their median is taken, as one of them may
-matter."""
+"""Degrees of freedom that the losses without the other sources count for. With the prior alone up
+to 0.33 of simulated answers got a name by chance, where effects are ten times as large as the prior
+says. With the other sources it is 0.20, and 0.06 with this weight and `MAX_DEGREES`, too."""
 
 FEW_SOURCES = 4
-"""With so many sources or fewer, the others show too little. A source must then also pass a test
-whose variance is that of the decoys alone, without a cap, as the prior may be far too small."""
+"""With so many sources or fewer, the other sources are too few to show a variance: one of them may
+matter, and a median of three or fewer does not exclude it. A second test takes their place."""
 
 MEDIAN_OF_CHI2 = 0.455
-"""Median of the square of a normal number with variance 1."""
+"""Median of χ² with one degree of freedom. The median of squares of a normal variable, divided by
+this, estimates its variance."""
 
 TINY_VARIANCE = 1e-12
-"""Variance of decoys that are all alike, in nats²."""
+"""In nats². Added to the variance over decoys, so that decoys with equal losses cause no division
+by zero."""
 
 # --- degrees of freedom ---------------------------------------------------------------------------
 
-MOST_FREEDOM = 4
-"""Degrees of freedom of a test at most, as nats have heavy tails, however well their variance is
-known."""
+MAX_DEGREES = 4
+"""Largest number of degrees of freedom of the test by the spread, however well its variance is
+known. What one decoy changes has heavy tails: on 19 questions of SQuAD those of Student's t with 3
+degrees of freedom."""
 
-MOST_FREEDOM_OF_TWO = 3
-"""The same with two decoys in all."""
+MAX_DEGREES_WITH_TWO_DECOYS = 3
+"""The same if each source has only two decoys in all. The only round then has the whole error rate,
+and two decoys show least of the tails."""
 
-MOST_FREEDOM_OF_DECOYS = 6
-"""Degrees of freedom at most of the test by the variance of decoys alone."""
+MAX_DEGREES_BY_DECOYS = 6
+"""Largest number of degrees of freedom of the second test, by the variance over decoys. Chosen
+among four numbers, and confirmed on fresh draws: six name a source of 4 nats in 0.55 of answers
+with two sources and eight decoys, four in 0.37, and at most 5% are named by chance."""
 
-FREEDOM_PER_DECOY = 0.75
-"""More than eight decoys show more of the tails, and allow so many degrees of freedom each.
-Otherwise no number of decoys would decide what eight leave open."""
+DEGREES_BY_DECOYS_PER_DECOY = 0.75
+"""Degrees of freedom of the second test for each decoy, if that is more than
+`MAX_DEGREES_BY_DECOYS`: more than eight decoys show more of the tails. Without it no number of
+decoys could decide what eight leave undecided."""
 
-EARLY_SHARE = 0.1
-"""Share of the error rate that each look before the last one may spend."""
+EARLY_ROUND_RATE = 0.1
+"""Part of the error rate that each round but the last may spend; the last has what remains. All
+parts add up to 1, so testing again does not raise the error rate."""
 
 # --- which sources are neither named nor excluded -------------------------------------------------
 
 OPEN_SPREADS = 2.0
-"""A source that is not named is open if its effect is at least so many spreads of the statement's
-loss."""
+"""A source that is not named is open if its effect is at least so many spreads: chance alone rarely
+reaches it, so "no source" would claim too much."""
 
 OPEN_NATS = 1.5
-"""A smaller effect is never open."""
+"""An effect of fewer nats is never open, so that small effects do not make answers undecided."""
 
 SEVERAL_NATS = 3.0
-"""A larger effect is always open, also that of all sources together."""
+"""An effect of so many nats is always open, also that of all sources together: a statement that
+loses a factor of 20 in probability does rely on something."""
 
 
-@dataclass(frozen=True)
-class Losses:
-    """Losses of each statement with these texts in view, in nats."""
-
-    all_T: np.ndarray
-    """All sources."""
-
-    decoys_TD: np.ndarray
-    """A decoy in place of each source. This and the following are NaN where they were not needed,
-    and not computed: always the last ones of D."""
-
-    among_TSD: np.ndarray
-    """A decoy in place of each source but one."""
-
-    without_TSD: np.ndarray
-    """A decoy in place of one source."""
-
-    @cached_property
-    def cap_T(self) -> np.ndarray:
-        """The usual loss with decoys. Losses are capped here: what raises a loss above it misleads,
-        and does not show what sources give."""
-        return np.nanmedian(self.decoys_TD, -1)
-
-    @property
-    def gap_T(self) -> np.ndarray:
-        """Nats that all sources give, against decoys in place of all."""
-        return np.nanmean(np.minimum(self.decoys_TD, self.cap_T[:, None]), -1) - self.all_T
-
-    @property
-    def gives_TSD(self) -> np.ndarray:
-        """Nats that a source gives among these decoys."""
-        cap_T11 = self.cap_T[:, None, None]
-        return np.minimum(self.decoys_TD[:, None], cap_T11) - np.minimum(self.among_TSD, cap_T11)
-
-    @property
-    def lost_TSD(self) -> np.ndarray:
-        """Nats that are lost when its decoy takes its place among the other sources."""
-        return np.minimum(self.without_TSD, self.cap_T[:, None, None]) - self.all_T[:, None, None]
-
-    def first(self, num_decoys: int) -> Losses:
-        """Return the losses with the first decoys only."""
-        names = [field.name for field in fields(self) if field.name.endswith("D")]
-        return replace(self, **{name: getattr(self, name)[..., :num_decoys] for name in names})
-
-
-def mean_of_tried(nats_TSD: np.ndarray) -> np.ndarray:
-    """Return means over the decoys that were evaluated; NaN where none was."""
-    num_TS = np.isfinite(nats_TSD).sum(-1)
-    return np.nansum(nats_TSD, -1) / np.where(num_TS > 0, num_TS, np.nan)
-
-
-# --- one look -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Scale:
-    """The unit in which a test measures means over decoys."""
-
-    nats: np.ndarray
-    """Standard error of a mean over decoys, less one more decoy: TS."""
-
-    freedom: int
-    """Degrees of freedom."""
-
-
-@dataclass(frozen=True)
-class Look:
-    """Tests of all sources after the same number of decoys."""
-
-    nats_2TS: np.ndarray
-    """Means over decoys; NaN for sources with fewer of them."""
-
-    spread_TS: np.ndarray
-    scales: list[Scale]
-    """A source must pass a test by each."""
-
-    @property
-    def p_2TS(self) -> np.ndarray:
-        """1 for sources with fewer decoys."""
-        p_by_scale = [tail(self.nats_2TS / scale.nats, scale.freedom) for scale in self.scales]
-        return np.where(np.isnan(self.nats_2TS), 1.0, np.max(p_by_scale, axis=0))
-
-    def nats_above(self, p: float) -> np.ndarray:
-        """Return by how many nats the means exceed those with this p-value."""
-        thresholds = [scale.nats * quantile(p, scale.freedom) for scale in self.scales]
-        return self.nats_2TS - np.max(thresholds, axis=0)
-
-
-def look_at(losses: Losses, freedom: int = MOST_FREEDOM) -> Look:
-    """Test all sources by all decoys."""
-    nats_2TSD = np.stack([losses.gives_TSD, losses.lost_TSD])
-    num_sources, num_decoys = nats_2TSD.shape[2:]
-    has_all_2TS = np.isfinite(nats_2TSD).all(-1)
-    spread_TS = _spread(losses, nats_2TSD, has_all_2TS)
-
-    # A mean over decoys is compared with the source's own text, which is one more draw.
-    noise = sqrt(1 + 1 / num_decoys)
-    scales = [Scale(spread_TS * noise, freedom)]
-    if num_sources <= FEW_SOURCES and _has_variance(has_all_2TS, num_decoys):
-        uncapped_2TSD = np.stack([losses.decoys_TD[:, None] - losses.among_TSD, losses.without_TSD])
-        variance_TS = _variance_of_decoys(uncapped_2TSD, has_all_2TS)
-        num_tried = int(has_all_2TS.any((0, 1)).sum())
-        most_freedom = max(MOST_FREEDOM_OF_DECOYS, int(FREEDOM_PER_DECOY * num_decoys))
-        freedom_of_decoys = min(most_freedom, num_tried * (num_decoys - 1))
-        scales.append(Scale(np.sqrt(variance_TS + TINY_VARIANCE) * noise, freedom_of_decoys))
-    means_2TS = np.where(has_all_2TS, nats_2TSD.mean(-1), np.nan)
-    return Look(means_2TS, spread_TS, scales)
-
-
-def _spread(losses: Losses, nats_2TSD: np.ndarray, has_all_2TS: np.ndarray) -> np.ndarray:
-    """Return spread_TS: how the loss of a statement varies with the text in one place.
-
-    Its square is the mean of three variances, by their weights: the prior's; that of the decoys of
-    each source, on average over sources; and half the median of the squares of what is lost without
-    each other source with its first decoy, as if most of these did not matter."""
-    num_sources, num_decoys = nats_2TSD.shape[2:]
-    prior_T1 = PRIOR_NATS**2 + (PRIOR_SHARE * losses.cap_T[:, None]) ** 2
-    total_TS = np.repeat(PRIOR_WEIGHT * prior_T1, num_sources, 1)
-    weight = PRIOR_WEIGHT
-    if _has_variance(has_all_2TS, num_decoys):
-        total_TS = total_TS + (num_decoys - 1) * _variance_of_decoys(nats_2TSD, has_all_2TS)
-        weight += num_decoys - 1
-    if num_sources > FEW_SOURCES:
-        squares_TS = losses.lost_TSD[..., 0] ** 2
-        medians = [np.median(np.delete(squares_TS, s, 1), axis=1) for s in range(num_sources)]
-        # Half of it: what is lost varies with the source's text and with its decoy's.
-        total_TS = total_TS + OTHERS_WEIGHT * np.stack(medians, 1) / (2 * MEDIAN_OF_CHI2)
-        weight += OTHERS_WEIGHT
-    return np.sqrt(total_TS / weight)
-
-
-def _has_variance(has_all_2TS: np.ndarray, num_decoys: int) -> bool:
-    """Return whether any source has several decoys, all of them evaluated."""
-    return num_decoys > 1 and bool(has_all_2TS.any())
-
-
-def _variance_of_decoys(values_2TSD: np.ndarray, has_all_2TS: np.ndarray) -> np.ndarray:
-    """Return variance_TS: of each statement, the variance over decoys, on average over sources with
-    all decoys."""
-    variance_2TS = np.where(has_all_2TS, values_2TSD.var(-1, ddof=1), np.nan)
-    mean_T1 = np.nanmean(variance_2TS, (0, 2))[:, None]
-    return np.zeros(values_2TSD.shape[1:3]) + mean_T1
-
-
-# --- all looks ------------------------------------------------------------------------------------
+# --- the result -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Evidence:
     """Results of the tests of each statement and source."""
 
-    p_2TS: np.ndarray
-    """Probability that one more decoy does as well: as what the source gives, and what is lost."""
+    p_ETS: np.ndarray
+    """Probability that one more decoy in place of the source would have as large an effect."""
 
     named_TS: np.ndarray
-    """Discoveries at the error rate."""
+    """Whether the source is selected at the error rate."""
 
     spread_TS: np.ndarray
-    """How the loss of the statement varies with the text in one place, in nats."""
+    """Standard deviation of the statement's loss when the text in one place changes, in nats."""
 
     nats_above_TS: np.ndarray
-    """Nats above the threshold from which the source is named if no other is."""
+    """By how many nats the effect exceeds the threshold of a source that is the only one named. The
+    larger of both effects; minus infinity if none was tested."""
 
     open_TS: np.ndarray
-    """Not named, with an effect too large to be excluded."""
+    """Whether the source is not named, but has too large an effect to be excluded."""
 
 
-def looks(draws: int) -> list[int]:
-    """Return after how many decoys `weigh` looks whether more are needed: 2, 4, 8, …, all."""
-    numbers = [2]
-    while numbers[-1] < draws:
-        numbers.append(min(2 * numbers[-1], draws))
-    return numbers
+def decoy_rounds(max_decoys: int) -> list[int]:
+    """Return after how many decoys sources are tested: 2, 4, 8, … and at last `max_decoys`."""
+    nums_decoys = [2]
+    while nums_decoys[-1] < max_decoys:
+        nums_decoys.append(min(2 * nums_decoys[-1], max_decoys))
+    return nums_decoys
 
 
-def weigh(losses: Losses, rate: float) -> Evidence:
-    """Test each source after 2, 4, 8, … decoys, as far as they were evaluated. Each look but the
-    last spends a small part of the error rate: its p-values are divided by that part."""
-    stages = looks(losses.decoys_TD.shape[-1])
-    num_early = len(stages) - 1
-    shares = [EARLY_SHARE] * num_early + [1 - EARLY_SHARE * num_early]
-    freedom = MOST_FREEDOM if num_early > 0 else MOST_FREEDOM_OF_TWO
-    all_looks = [look_at(losses.first(num_decoys), freedom) for num_decoys in stages]
-    p_of_looks = [
-        (look.p_2TS / share).clip(max=1.0) for look, share in zip(all_looks, shares, strict=True)
+def collect_evidence(losses: StatementLosses, rate: float) -> Evidence:
+    """Test both effects of each source on each statement.
+
+    losses: Losses of each statement. An effect that was not evaluated has p = 1. So which sources
+        get more decoys may depend on any loss, without raising the error rate.
+    rate: Share of the named sources that is expected to be named by chance.
+    """
+    rounds = decoy_rounds(losses.decoys_TD.shape[-1])
+    num_early = len(rounds) - 1
+    rate_parts = [EARLY_ROUND_RATE] * num_early + [1 - EARLY_ROUND_RATE * num_early]
+    max_degrees = MAX_DEGREES if num_early > 0 else MAX_DEGREES_WITH_TWO_DECOYS
+    tests_by_round = [
+        run_tests(losses.of_first_decoys(num_decoys), max_degrees) for num_decoys in rounds
     ]
-    p_2TS = np.min(p_of_looks, axis=0)
 
-    # The limit of a single discovery among the tests of all statements and sources.
-    limit = rate / (2 * p_2TS[0].size)
-    nats_above = [
-        look.nats_above(limit * share) for look, share in zip(all_looks, shares, strict=True)
+    p_by_round = [
+        (tests.p_ETS / part).clip(max=1.0)
+        for tests, part in zip(tests_by_round, rate_parts, strict=True)
     ]
-    nats_above_TS = np.nan_to_num(np.array(nats_above), nan=-np.inf).max((0, 1))
+    p_ETS = np.min(p_by_round, axis=0)
 
-    # Statements without a gap get p = 1. As discoveries they would raise the threshold of
-    # Benjamini and Hochberg for all others.
+    # Statements without a gap have nothing to attribute, and count as p = 1. Were they selected,
+    # Benjamini–Hochberg would raise the threshold for all other statements.
     has_gap_T1 = losses.gap_T[:, None] >= MIN_GAP
-    named_TS = are_named(np.where(has_gap_T1, p_2TS, 1.0), rate)
+    named_TS = named_sources(np.where(has_gap_T1, p_ETS, 1.0), rate)
 
-    # The last look at which any source had all its decoys.
-    evaluated = [look for look in all_looks if np.isfinite(look.nats_2TS).any()] or all_looks[:1]
-    spread_TS = evaluated[-1].spread_TS
+    # The p-value from which Benjamini–Hochberg selects a source if it selects no other.
+    p_of_only_name = rate / (2 * p_ETS[0].size)
+    nats_above_by_round = [
+        tests.nats_above(p_of_only_name * part)
+        for tests, part in zip(tests_by_round, rate_parts, strict=True)
+    ]
+    nats_above_TS = np.nan_to_num(np.array(nats_above_by_round), nan=-np.inf).max((0, 1))
+
+    # Most decoys show the spread best, but in the last rounds often no source had all its decoys.
+    evaluated = [tests for tests in tests_by_round if np.isfinite(tests.mean_ETS).any()]
+    spread_TS = evaluated[-1].spread_TS if evaluated else tests_by_round[0].spread_TS
+
     return Evidence(
-        p_2TS=p_2TS,
+        p_ETS=p_ETS,
         named_TS=named_TS,
         spread_TS=spread_TS,
         nats_above_TS=nats_above_TS,
-        open_TS=~named_TS & _are_open(losses, spread_TS),
+        open_TS=~named_TS & _has_large_effect(losses, spread_TS),
     )
 
 
-def are_named(p_2TS: np.ndarray, rate: float) -> np.ndarray:
-    """Return the sources that pass one of two tests, by what they give and what is lost without
-    them, at this error rate."""
-    # Bonferroni over the two tests of a source, Benjamini–Hochberg over sources.
-    return are_discoveries((2 * p_2TS.min(0)).clip(max=1.0), rate)
+def named_sources(p_ETS: np.ndarray, rate: float) -> np.ndarray:
+    """Return named_TS: which sources have at least one effect beyond chance at this error rate."""
+    # Bonferroni over the two effects of a source, Benjamini–Hochberg over sources.
+    p_TS = (len(EFFECTS) * p_ETS.min(0)).clip(max=1.0)
+    return benjamini_hochberg(p_TS, rate)
 
 
-def are_discoveries(p: np.ndarray, rate: float) -> np.ndarray:
-    """Select by Benjamini–Hochberg: at most this share of the selected is expected to be chance."""
+def benjamini_hochberg(p: np.ndarray, rate: float) -> np.ndarray:
+    """Return which of these p-values are selected: of the selected ones, at most a share `rate` is
+    expected to be chance (Benjamini and Hochberg, 1995)."""
     ordered = np.sort(p.ravel())
     passing = ordered[ordered <= rate * np.arange(1, p.size + 1) / p.size]
     largest_passing = passing[-1] if len(passing) else -1.0
     return p <= largest_passing
 
 
-def _are_open(losses: Losses, spread_TS: np.ndarray) -> np.ndarray:
-    """Return which sources have an effect that is too large to be excluded, and that would be part
-    of the verdict if it were not chance."""
+def _has_large_effect(losses: StatementLosses, spread_TS: np.ndarray) -> np.ndarray:
+    """Return which sources have an effect that is too large to be excluded, and that would decide
+    the verdict if it were not chance: the source would suffice, or would be needed."""
     gap_T1 = losses.gap_T[:, None]
-    gives_TS = np.nan_to_num(mean_of_tried(losses.gives_TSD), nan=-np.inf)
-    lost_TS = mean_of_tried(losses.lost_TSD)
-    least_nats_TS = np.clip(OPEN_SPREADS * spread_TS, OPEN_NATS, SEVERAL_NATS)
-    may_suffice_TS = gives_TS >= np.maximum(least_nats_TS, SUFFICIENT_SHARE * gap_T1)
-    may_be_needed_TS = lost_TS >= np.maximum(least_nats_TS, NEEDED_SHARE * gap_T1)
+    gives_TS = np.nan_to_num(mean_over_decoys(losses.gives_TSD), nan=-np.inf)
+    lost_TS = mean_over_decoys(losses.lost_TSD)
+    min_nats_TS = np.clip(OPEN_SPREADS * spread_TS, OPEN_NATS, SEVERAL_NATS)
+    may_suffice_TS = gives_TS >= np.maximum(min_nats_TS, SUFFICIENT_SHARE * gap_T1)
+    may_be_needed_TS = lost_TS >= np.maximum(min_nats_TS, NEEDED_SHARE * gap_T1)
     return may_suffice_TS | may_be_needed_TS
+
+
+# --- one round of tests ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StandardError:
+    """The denominator of a t-test, and how well it is known."""
+
+    nats_TS: np.ndarray
+    """Standard error of a mean over decoys that is compared with one more draw, in nats."""
+
+    degrees_of_freedom: int
+
+
+@dataclass(frozen=True)
+class RoundOfTests:
+    """Tests of both effects of all sources after the same number of decoys."""
+
+    mean_ETS: np.ndarray
+    """Means over decoys, in nats; NaN for effects that were evaluated with fewer decoys."""
+
+    spread_TS: np.ndarray
+    """Standard deviation of the statement's loss when the text in one place changes, in nats."""
+
+    standard_errors: list[StandardError]
+    """One for each test. A source must pass all of them."""
+
+    @property
+    def p_ETS(self) -> np.ndarray:
+        """The largest p-value of these tests; 1 for effects with fewer decoys."""
+        p_by_test = [
+            tail(self.mean_ETS / error.nats_TS, error.degrees_of_freedom)
+            for error in self.standard_errors
+        ]
+        return np.where(np.isnan(self.mean_ETS), 1.0, np.max(p_by_test, axis=0))
+
+    def nats_above(self, p: float) -> np.ndarray:
+        """Return by how many nats each mean exceeds the one that has this p-value."""
+        thresholds = [
+            error.nats_TS * quantile(p, error.degrees_of_freedom) for error in self.standard_errors
+        ]
+        return self.mean_ETS - np.max(thresholds, axis=0)
+
+
+def run_tests(losses: StatementLosses, max_degrees: int = MAX_DEGREES) -> RoundOfTests:
+    """Test each source that has all decoys of these losses."""
+    nats_ETSD = np.stack([losses.gives_TSD, losses.lost_TSD])
+    num_sources, num_decoys = nats_ETSD.shape[2:]
+    has_all_ETS = np.isfinite(nats_ETSD).all(-1)
+    spread_TS = _pooled_spread(losses, nats_ETSD, has_all_ETS)
+
+    # The variance of a mean over decoys is 1/D; the source's own text, one more draw, adds 1.
+    noise_factor = sqrt(1 + 1 / num_decoys)
+    standard_errors = [StandardError(spread_TS * noise_factor, max_degrees)]
+    if num_sources <= FEW_SOURCES and _has_variance(has_all_ETS, num_decoys):
+        # Without a cap, which would hide how much decoys vary. One `all_T` is common to all decoys,
+        # so it does not change the variance of what is lost.
+        gives_TSD = losses.decoys_TD[:, None] - losses.among_TSD
+        uncapped_ETSD = np.stack([gives_TSD, losses.without_TSD])
+        variance_TS = _variance_over_decoys(uncapped_ETSD, has_all_ETS)
+        # Variances are averaged over sources, and each has D − 1 degrees of freedom.
+        num_tested_sources = int(has_all_ETS.any((0, 1)).sum())
+        max_degrees_by_decoys = max(
+            MAX_DEGREES_BY_DECOYS, int(DEGREES_BY_DECOYS_PER_DECOY * num_decoys)
+        )
+        degrees_by_decoys = min(max_degrees_by_decoys, num_tested_sources * (num_decoys - 1))
+        error_TS = np.sqrt(variance_TS + TINY_VARIANCE) * noise_factor
+        standard_errors.append(StandardError(error_TS, degrees_by_decoys))
+
+    mean_ETS = np.where(has_all_ETS, nats_ETSD.mean(-1), np.nan)
+    return RoundOfTests(mean_ETS, spread_TS, standard_errors)
+
+
+def _pooled_spread(
+    losses: StatementLosses, nats_ETSD: np.ndarray, has_all_ETS: np.ndarray
+) -> np.ndarray:
+    """Return spread_TS, the standard deviation of a statement's loss when the text in one place
+    changes. Its square is the mean of up to three variances, weighted by degrees of freedom."""
+    num_sources, num_decoys = nats_ETSD.shape[2:]
+
+    # The prior.
+    prior_T1 = PRIOR_NATS**2 + (PRIOR_SHARE * losses.cap_T[:, None]) ** 2
+    sum_TS = np.repeat(PRIOR_WEIGHT * prior_T1, num_sources, 1)
+    weight = PRIOR_WEIGHT
+
+    # The variance over the decoys of a source.
+    if _has_variance(has_all_ETS, num_decoys):
+        sum_TS = sum_TS + (num_decoys - 1) * _variance_over_decoys(nats_ETSD, has_all_ETS)
+        weight += num_decoys - 1
+
+    # What is lost without each other source, as if most of them did not matter: then it is the
+    # difference of two texts in one place, and its variance is twice the square of the spread. The
+    # median is not changed by the one or two that do matter. Only the first decoy is certain to be
+    # evaluated at each source.
+    if num_sources > FEW_SOURCES:
+        squares_TS = losses.lost_TSD[..., 0] ** 2
+        medians = [np.median(np.delete(squares_TS, s, 1), axis=1) for s in range(num_sources)]
+        sum_TS = sum_TS + OTHERS_WEIGHT * np.stack(medians, 1) / (2 * MEDIAN_OF_CHI2)
+        weight += OTHERS_WEIGHT
+
+    return np.sqrt(sum_TS / weight)
+
+
+def _has_variance(has_all_ETS: np.ndarray, num_decoys: int) -> bool:
+    """Return whether any effect was evaluated with several decoys."""
+    return num_decoys > 1 and bool(has_all_ETS.any())
+
+
+def _variance_over_decoys(nats_ETSD: np.ndarray, has_all_ETS: np.ndarray) -> np.ndarray:
+    """Return variance_TS: the variance over decoys, on average over effects and sources that were
+    evaluated with all decoys. It is the same for all sources of a statement."""
+    variance_ETS = np.where(has_all_ETS, nats_ETSD.var(-1, ddof=1), np.nan)
+    mean_T1 = np.nanmean(variance_ETS, (0, 2))[:, None]
+    return np.zeros(nats_ETSD.shape[1:3]) + mean_T1

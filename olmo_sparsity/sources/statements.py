@@ -32,18 +32,17 @@ from olmo_sparsity.analysis.results.tables import to_json_value
 from olmo_sparsity.analysis.results.view import quoted, sentence, strong
 from olmo_sparsity.base.errors import ConfigError, check_type, printable
 from olmo_sparsity.base.files import path_of
-from olmo_sparsity.sources.evidence import Losses, mean_of_tried
 from olmo_sparsity.sources.layout import Layout
+from olmo_sparsity.sources.losses import StatementLosses, mean_over_decoys
 from olmo_sparsity.sources.options import SourceSettings
 from olmo_sparsity.sources.page import AnswerPage, NumberedText, ReasoningStep
 from olmo_sparsity.sources.prompt import Piece, SourcePrompt
+from olmo_sparsity.sources.verdict_text import in_words, shows_what_it_gives
 from olmo_sparsity.sources.verdicts import (
     Judgement,
     Verdict,
-    in_words,
     judge,
     needed_for_parts,
-    shows_what_it_gives,
 )
 from olmo_sparsity.sources.words import describe_words, nats_by_word
 
@@ -87,9 +86,9 @@ class Attribution:
     prompt: SourcePrompt
     layout: Layout
     settings: SourceSettings
-    losses: Losses
+    losses: StatementLosses
     token_forwards: int
-    token_losses: Losses | None = None
+    token_losses: StatementLosses | None = None
     """Losses of each token of the answer. None: statements are not judged by their parts."""
 
     steps: dict[str, Attribution] = field(default_factory=dict, repr=False)
@@ -173,9 +172,9 @@ class Attribution:
         evidence = self._judged.evidence
         columns = dict[str, np.ndarray]()
         effects = {"gives": self.losses.gives_TSD, "lost": self.losses.lost_TSD}
-        for p_TS, (name, nats_TSD) in zip(evidence.p_2TS, effects.items(), strict=True):
+        for p_TS, (name, nats_TSD) in zip(evidence.p_ETS, effects.items(), strict=True):
             num_tried_TS = np.isfinite(nats_TSD).sum(-1)
-            columns[name] = mean_of_tried(nats_TSD)
+            columns[name] = mean_over_decoys(nats_TSD)
             # By the spread of the statement: that of a few decoys may be far too small.
             columns[f"se_{name}"] = (
                 evidence.spread_TS / np.where(num_tried_TS > 0, num_tried_TS, np.nan) ** 0.5
@@ -194,7 +193,7 @@ class Attribution:
         """A row for each statement; docs/sources.md explains the columns."""
         evidence, verdicts = self._judged
         # Bonferroni: the least of two tests of each source.
-        p_T = (2 * len(self.names) * evidence.p_2TS.min((0, 2))).clip(max=1.0)
+        p_T = (2 * len(self.names) * evidence.p_ETS.min((0, 2))).clip(max=1.0)
         rows = list[dict[str, Any]]()
         for number, verdict in enumerate(verdicts):
             nats = self.losses.gap_T[number]
@@ -226,7 +225,7 @@ class Attribution:
         losses = self.token_losses
         if losses is None or not verdict.sources:
             return ""
-        lost_WS = mean_of_tried(losses.lost_TSD)
+        lost_WS = mean_over_decoys(losses.lost_TSD)
         nats_W_by_source = dict[str, np.ndarray]()
         if verdict.kind == "either":
             nats_W_by_source[""] = losses.gap_T
@@ -235,7 +234,7 @@ class Attribution:
                 nats_W_by_source[self.names[source]] = lost_WS[:, source]
         else:
             (source,) = verdict.sources
-            gives_WS = mean_of_tried(losses.gives_TSD)
+            gives_WS = mean_over_decoys(losses.gives_TSD)
             shown_WS = gives_WS if shows_what_it_gives(cells.iloc[0]) else lost_WS
             nats_W_by_source[""] = shown_WS[:, source]
         first, end = self.layout.statements[number]

@@ -1,15 +1,20 @@
 """Evaluate the losses of statements while decoys replace sources, as far as verdicts need them.
 
-Place in the flow: layout and decoys (layout.py, decoys.py) → **losses** (`Trials.run`) →
-verdicts.py.
+Place in the flow: layout and decoys (layout.py, decoys.py) → **`Trials.run`** → losses.py, which
+evidence.py and verdicts.py judge.
 
-A decoy is as long as its source, so all other texts keep their positions. A model that has never
-seen a prompt with a source missing is not asked to score one. The prompts of three sources are
+A *trial* is one prompt in which decoys replace some sources. A decoy is as long as its source, so
+all other texts keep their positions. No source is left out instead, because a model has never seen
+a prompt with such a gap. The trials of three sources are
 
+    way            texts of the prompt                shows
     all            source 0   source 1   source 2
-    decoys         decoy 0    decoy 1    decoy 2
-    among, 1       decoy 0    source 1   decoy 2     what source 1 gives
-    without, 1     source 0   decoy 1    source 2    what is lost without source 1
+    decoys         decoy 0    decoy 1    decoy 2      what all sources give together
+    among, 1       decoy 0    source 1   decoy 2      what source 1 gives
+    without, 1     source 0   decoy 1    source 2     what is lost without source 1
+
+`run` begins with one decoy of each source. Then it evaluates 2, 4, 8, … decoys of those sources
+that may still change a verdict, and stops as soon as there are none.
 
 Dimension key: T statements, S sources, D decoys of a source, W tokens of the answer, P prompts,
 F distant tokens, L tokens of a source.
@@ -24,16 +29,18 @@ import numpy as np
 
 from olmo_sparsity.analysis.scoring.scorer import check_finite
 from olmo_sparsity.models.prompts import LogprobModel, Prompt
-from olmo_sparsity.sources.evidence import Losses, looks
+from olmo_sparsity.sources.evidence import decoy_rounds
 from olmo_sparsity.sources.layout import Layout
-from olmo_sparsity.sources.verdicts import sources_to_look_at
+from olmo_sparsity.sources.losses import StatementLosses
+from olmo_sparsity.sources.verdicts import needs_more_decoys
 
 CERTAIN_NATS = 1e-4
-"""A token of a smaller loss may have the same loss, to the last digit, whatever precedes it."""
+"""A token of a smaller loss may have the same loss, to the last digit, whatever precedes it: its
+probability rounds to 1."""
 
-LEAST_UNCERTAIN_TOKENS = 4
-"""If a source changes that the model reads, at least one of so many tokens of the answer changes
-its loss."""
+MIN_UNCERTAIN_TOKENS = 4
+"""With fewer tokens above `CERTAIN_NATS`, equal losses may be chance, and do not show that the
+model has not read a source."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +57,10 @@ class Trial:
 
     @property
     def place(self) -> tuple[int, ...]:
-        """Where the loss is stored in the array of its way, after the statement."""
+        """Index of the loss in the array of its way, behind the index of the statement."""
         return (self.draw,) if self.source is None else (self.source, self.draw)
 
-    def replaced(self, num_sources: int) -> set[int]:
+    def replaced_sources(self, num_sources: int) -> set[int]:
         """Return the numbers of the sources that decoys replace."""
         every_source = set(range(num_sources))
         if self.way == "all":
@@ -81,18 +88,22 @@ class Trials:
         # trials, since a test's layout need not say how many tokens there are.
         self._token_losses = dict[str, np.ndarray]()
 
-    def run(self, rate: float, report: Callable[[int], None]) -> Losses:
-        """Evaluate one decoy of each source, and of those that may matter 2, 4, 8, … until the
-        verdicts are clear. `report` gets the number of rounds that are done."""
+    def run(self, rate: float, report: Callable[[int], None]) -> StatementLosses:
+        """Evaluate one decoy of each source, then more decoys of those that may matter, until more
+        decoys would not change a verdict.
+
+        rate: Share of the named sources that is expected to be named by chance.
+        report: Called with the number of rounds that are done.
+        """
         self.evaluate(first_round(len(self.decoys)))
-        for num_rounds, num_draws in enumerate([1, *looks(self.num_draws)], start=1):
+        for num_rounds, num_draws in enumerate([1, *decoy_rounds(self.num_draws)], start=1):
             report(num_rounds)
-            closer_look = sources_to_look_at(self.losses, rate)
-            if not (closer_look.gives_S | closer_look.lost_S).any():
+            more_decoys = needs_more_decoys(self.losses, rate)
+            gives_sources = np.flatnonzero(more_decoys.gives_S).tolist()
+            lost_sources = np.flatnonzero(more_decoys.lost_S).tolist()
+            if not gives_sources and not lost_sources:
                 break
-            gives = np.flatnonzero(closer_look.gives_S).tolist()
-            lost = np.flatnonzero(closer_look.lost_S).tolist()
-            self.evaluate(next_round(gives, lost, num_draws))
+            self.evaluate(next_round(gives_sources, lost_sources, num_draws))
         return self.losses
 
     @property
@@ -100,12 +111,12 @@ class Trials:
         return len(self.decoys[0])
 
     @property
-    def losses(self) -> Losses:
+    def losses(self) -> StatementLosses:
         """The losses of each statement."""
         return _as_losses(self.statement_losses)
 
     @property
-    def token_losses(self) -> Losses:
+    def token_losses(self) -> StatementLosses:
         """The losses of each token of the answer."""
         return _as_losses(self._token_losses)
 
@@ -115,7 +126,7 @@ class Trials:
         with_all_W = self._token_losses["all"][:, 0]
         without_WS = self._token_losses["without"][:, :, 0]
         is_uncertain_W = with_all_W > CERTAIN_NATS
-        if is_uncertain_W.sum() < LEAST_UNCERTAIN_TOKENS:
+        if is_uncertain_W.sum() < MIN_UNCERTAIN_TOKENS:
             return []
         is_same_WS = without_WS == with_all_W[:, None]
         is_unread_S = is_same_WS[is_uncertain_W].all(0)
@@ -155,7 +166,7 @@ class Trials:
     def distant_tokens(self, trial: Trial) -> np.ndarray:
         """Return distant_F: the distant part of the prompt, with decoys in it."""
         distant_F = self.layout.block.distant_F.copy()
-        for source in trial.replaced(len(self.decoys)):
+        for source in trial.replaced_sources(len(self.decoys)):
             first = self.layout.units.first[source]
             decoy_L = self.decoys[source][trial.draw]
             distant_F[first : first + len(decoy_L)] = decoy_L
@@ -173,8 +184,8 @@ class Trials:
         return {way: np.full((num_rows, *shape), np.nan) for way, shape in shapes.items()}
 
 
-def _as_losses(losses_by_way: dict[str, np.ndarray]) -> Losses:
-    return Losses(
+def _as_losses(losses_by_way: dict[str, np.ndarray]) -> StatementLosses:
+    return StatementLosses(
         all_T=losses_by_way["all"][:, 0],
         decoys_TD=losses_by_way["decoys"],
         among_TSD=losses_by_way["among"],
@@ -188,21 +199,22 @@ def first_round(num_sources: int) -> list[Trial]:
     return [Trial("all"), Trial("decoys"), *without]
 
 
-def next_round(gives: Iterable[int], lost: Iterable[int], num_draws: int) -> list[Trial]:
-    """Return trials of the first `num_draws` decoys of some sources.
+def next_round(
+    gives_sources: Sequence[int], lost_sources: Sequence[int], num_draws: int
+) -> list[Trial]:
+    """Return trials with the first `num_draws` decoys of some sources.
 
-    gives: Sources of which we ask what they give among decoys.
-    lost: Sources of which we ask what is lost without them.
+    gives_sources: Sources to show among decoys, for what they give.
+    lost_sources: Sources to replace, for what is lost without them.
     """
     draws = range(num_draws)
-    sources_that_give = list(gives)
     trials = list[Trial]()
-    for source in lost:
+    for source in lost_sources:
         trials += [Trial("without", source, draw) for draw in draws]
     # What a source gives is compared with decoys in all places, draw by draw. If none is tested,
     # two draws are enough for the nats that all sources give.
-    for draw in draws if sources_that_give else draws[:2]:
-        trials.append(Trial("decoys", draw=draw))
-    for source in sources_that_give:
+    num_of_all_replaced = num_draws if gives_sources else min(num_draws, 2)
+    trials += [Trial("decoys", draw=draw) for draw in range(num_of_all_replaced)]
+    for source in gives_sources:
         trials += [Trial("among", source, draw) for draw in draws]
     return trials

@@ -353,7 +353,7 @@ def measure(
     }  # fmt: skip
     for num in DRAWS:
         if num <= draws:
-            _, ((said, sources),) = judge(losses.first(num), found.settings.rate)
+            _, ((said, sources),) = judge(losses.of_first_decoys(num), found.settings.rate)
             row_of |= {f"said_{num}": said, f"sources_{num}": sources}
     row_of["scores"] = {
         **hidden(found),

@@ -20,7 +20,7 @@ from olmo_sparsity.command.cli import main
 from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.models.load import load_model
 from olmo_sparsity.sources.decoys import draw_decoys, read_decoys
-from olmo_sparsity.sources.evidence import mean_of_tried
+from olmo_sparsity.sources.losses import mean_over_decoys
 from olmo_sparsity.sources.statements import HOW_TO_READ
 from olmo_sparsity.sources.trials import Trials, next_round
 from tests.support.explanations import make_tokenizer
@@ -71,8 +71,8 @@ def test_the_tables_are_computed_from_the_losses() -> None:
     close(found.statements.nats, found.losses.gap_T)
     least_T = found.matrix[["p_gives", "p_lost"]].min(axis=1).groupby("statement").min()
     close(found.statements.p, np.minimum(1, 2 * 3 * least_T))  # of two tests of three sources
-    close(found.matrix.gives, mean_of_tried(found.losses.gives_TSD).ravel())
-    close(found.matrix.lost, mean_of_tried(found.losses.lost_TSD).ravel())
+    close(found.matrix.gives, mean_over_decoys(found.losses.gives_TSD).ravel())
+    close(found.matrix.lost, mean_over_decoys(found.losses.lost_TSD).ravel())
     spread_TS = found._judged[0].spread_TS
     close(found.statements.spread, spread_TS.mean(1))
     for name in ("gives", "lost"):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from olmo_sparsity import attribute
-from olmo_sparsity.sources.evidence import Losses
+from olmo_sparsity.sources.losses import StatementLosses
 from olmo_sparsity.sources.statements import Attribution
 from tests.support.explanations import WORDS, make_tokenizer
 from tests.support.families import SUPPORTED, build, find
@@ -83,7 +83,7 @@ def with_verdicts(attribution: Attribution) -> Attribution:
     return replace(attribution, losses=made_up(*GIVES_AND_LOST), token_losses=None)
 
 
-def made_up(gives: Any, lost: Any, gap: float = 8.0, noise: float = 0.05) -> Losses:
+def made_up(gives: Any, lost: Any, gap: float = 8.0, noise: float = 0.05) -> StatementLosses:
     """Return losses with eight decoys of each source.
 
     gives: Nats that each source gives to each statement, of `gap` that all give together.
@@ -94,7 +94,7 @@ def made_up(gives: Any, lost: Any, gap: float = 8.0, noise: float = 0.05) -> Los
     lost_TS1 = np.array(lost)[..., None]
     num_statements, num_sources = gives_TS1.shape[:2]
     noise_TSD = np.random.default_rng(0).normal(scale=noise, size=(num_statements, num_sources, 8))
-    return Losses(
+    return StatementLosses(
         all_T=np.zeros(num_statements),
         decoys_TD=np.full((num_statements, 8), gap),
         among_TSD=gap - gives_TS1 + noise_TSD,
