@@ -43,6 +43,12 @@ def blocks_in(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
+def outputs_in(page: str) -> list[str]:
+    """The block of text that follows each block of Python: what its code prints."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(r"```python\n(?:[^`]|`(?!``))*```\s*```text\n(.*?)```", text, flags=re.DOTALL)
+
+
 def commands_in(page: str) -> list[str]:
     """A line of each command, of a workflow's too; of `sbatch`, the command that the job runs."""
     text = "".join(blocks_in(page, "bash")).replace("\\\n", " ").replace(r"$'\n'", r"'\n'")
@@ -245,11 +251,28 @@ def test_the_output_on_a_page_is_what_its_code_prints(
         exec(code, names)
     printed = capsys.readouterr().out.splitlines()
     numbers = r"-?\d+\.\d+"
-    for line in filter(None, "".join(blocks_in(page, "text")[:blocks]).splitlines()):
+    outputs = outputs_in(page)[:blocks]
+    assert outputs
+    for line in filter(None, "".join(outputs).splitlines()):
         same = next(p for p in printed if re.sub(numbers, "", p) == re.sub(numbers, "", line))
         printed.remove(same)
         shown, found = (np.array(re.findall(numbers, text), float) for text in (line, same))
         np.testing.assert_allclose(found, shown, atol=0.1)
+
+
+@ALL_RESULTS
+def test_the_price_of_the_experiment_on_readme_is_what_its_dry_run_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the text is prepared depends on the clone, so its line is not on the page."""
+    monkeypatch.chdir(ROOT)
+    command = next(line for line in commands_in("README.md") if "--gpu-hour" in line)
+    assert main(shlex.split(command)[1:]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    shown = next(text for text in blocks_in("README.md", "text") if "c4_1b_pose-last" in text)
+    lines = [line for line in shown.splitlines() if line != "…"]
+    assert len(lines) > 4
+    assert set(lines) <= set(printed)
 
 
 # --- numbers, in addition to docs/numbers.yaml ----------------------------------------------------
