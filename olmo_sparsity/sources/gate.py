@@ -1,8 +1,9 @@
 """Check stored answers against what a questions file expects, and against an earlier run.
 
-Place in the flow: stored answers (answers.py) → **checks that pass or fail** (`check`) →
-gate_report.py. expectations.py compares one verdict with what is expected of it, baseline.py with
-that of an earlier run.
+Place in the flow: stored answers (answers.py) → **`check`** → a `GateReport` (gate_report.py).
+expectations.py compares one verdict with what is expected of it, baseline.py with the verdict of an
+earlier run. `check_has_expectations` is called before anything is measured, so that a file that
+expects nothing fails at once.
 """
 
 from __future__ import annotations
@@ -15,15 +16,12 @@ from typing import Any
 from olmo_sparsity.base.errors import ConfigError, DataError, check_type, printable
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.sources.answers import IDENTITY, StoredAnswer, identity_in, read_answers
-from olmo_sparsity.sources.baseline import (
-    compare_identities,
-    compare_servers,
-    compare_with_baseline,
-)
+from olmo_sparsity.sources.baseline import StatementPlace, compare_with_baseline
 from olmo_sparsity.sources.evidence import SEVERAL_NATS
 from olmo_sparsity.sources.expectations import Expectation, fits, read_expectations
 from olmo_sparsity.sources.gate_report import Check, GateReport, check_of
 from olmo_sparsity.sources.questions_file import read_lines
+from olmo_sparsity.sources.same_model import compare_identities, compare_servers
 
 MOST_MARGIN = SEVERAL_NATS
 """Largest margin in nats. With a larger one, a statement that loses several nats could pass as
@@ -133,16 +131,16 @@ def check(
         return GateReport(checks, notes, must_pass)
     notes += compare_identities(identity_in(out), baseline, allow_other_model)
     notes += compare_servers(Path(out), Path(baseline), allow_other_model)
-    # What a statement is expected to rely on is more than what it relied on before.
+    # What a person expects outweighs what an earlier run found.
     as_expected = {
-        (check.question, check.statement)
+        StatementPlace(check.question, check.statement)
         for check in checks
         if check.passed and not check.by_margin and check.statement is not None
     }
-    baseline_checks, baseline_notes = compare_with_baseline(
+    comparison = compare_with_baseline(
         answers, read_answers(baseline), baseline, as_expected, new_need_source
     )
-    return GateReport([*checks, *baseline_checks], [*notes, *baseline_notes], must_pass)
+    return GateReport([*checks, *comparison.checks], [*notes, *comparison.notes], must_pass)
 
 
 def _check_expectations(

@@ -1,7 +1,7 @@
 """A text that every server scores before anything else, to recognize its model by.
 
 Place in the flow: server_checks.py and server.py score the probe; a folder of results keeps its
-numbers, so that later runs (servers.py) and comparisons with a baseline (baseline.py) notice
+numbers, so that later runs (servers.py) and comparisons with a baseline (same_model.py) notice
 another model.
 """
 

@@ -1,0 +1,70 @@
+"""How failures are shown: as text, JUnit and JSON (gate_report.py)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from olmo_sparsity.sources.answers import (
+    read_answers,
+)
+from olmo_sparsity.sources.gate import check
+from olmo_sparsity.sources.gate_report import GateReport
+from tests.support.stored_answers import (
+    RESTS_ON_A,
+    RESTS_ON_NONE,
+    write_answers,
+    write_run,
+)
+
+
+@pytest.fixture
+def failed(questions: Callable[[Any], Path], tmp_path: Path) -> GateReport:
+    """A report of one failure among two checks, written into `out`."""
+    out = write_run(tmp_path / "out", RESTS_ON_A, RESTS_ON_NONE)
+    (answer,) = read_answers(out)
+    write_answers(out, [replace(answer, id="opening-hours", asked="When is it open?", seconds=3.0)])
+    report = check(questions(["b", "none"]), out)
+    report.write(out, "q\0.jsonl")
+    return report
+
+
+def test_a_failure_is_shown_with_its_question(failed: GateReport) -> None:
+    first = "1 of 2 checks failed\nquestion 1 (opening-hours), statement 1: text 0\n"
+    assert first in failed.describe()
+
+
+def test_failures_are_written_as_junit(failed: GateReport, tmp_path: Path) -> None:
+    suite = ElementTree.parse(tmp_path / "out" / "gate.xml").getroot()[0]
+    assert (suite.get("tests"), suite.get("failures"), suite.get("time")) == ("2", "1", "3.000")
+    cases = list(suite.iter("testcase"))
+    assert [len(case) for case in cases] == [1, 0]
+    assert [case.get("time") for case in cases] == ["1.500", "1.500"]
+    name = cases[0].get("name") or ""
+    assert "opening-hours" in name
+    assert "When is it open?" in name
+    assert (cases[0][0].text or "").splitlines()[0] == "text 0"
+
+
+def test_failures_are_written_as_json(failed: GateReport, tmp_path: Path) -> None:
+    report = json.loads((tmp_path / "out" / "gate.json").read_text())
+    assert (report["passed"], report["checks"][0]["expected"]) == (False, "b")
+
+
+def test_failures_of_a_gate_that_passes_are_written_as_skipped(
+    questions: Callable[[Any], Path], tmp_path: Path
+) -> None:
+    out = write_run(tmp_path / "out", *[RESTS_ON_A] * 9, RESTS_ON_NONE)
+    report = check(questions(["a"] * 10), out, must_pass=0.9)
+    assert "1 of 10 checks failed" in report.describe()
+    report.write(out, "q")
+    assert json.loads((out / "gate.json").read_text())["passed"]
+    suite = ElementTree.parse(out / "gate.xml").getroot()[0]
+    assert (suite.get("failures"), suite.get("skipped")) == ("0", "1")
+    assert [item.tag for case in suite.iter("testcase") for item in case] == ["skipped"]
