@@ -1,16 +1,18 @@
-"""Show which source each statement of an answer relies on: losses → **tables, text,
-JSON, page**.
+"""Hold an attribution: which source each statement of an answer relies on.
 
-Place in the flow: attributing.py evaluates losses and makes an `Attribution`, which has verdicts.py
-turn them into verdicts, and shows these as
+Place in the flow: attributing.py evaluates losses and makes an **`Attribution`**, which has
+verdicts.py turn them into verdicts, and shows these as
 
-    e.statements, e.matrix, e.sources   tables
-    e.relies_on("faq.md")               an assertion
-    e.text()                            the answer with citations
-    e.to_json(), e.to_html(path)        what other programs and people read
+    e.statements, e.matrix, e.sources   tables (attribution_tables.py)
+    e.relies_on("faq.md")               an assertion (reliance.py)
+    e.text()                            the answer with citations (citations.py)
+    e.to_json(), e.to_html(path)        what other programs and people read (page.py)
     print(e)                            a line for each statement
 
-Dimension key: T statements, S sources, D decoys of a source.
+If the model reasons before it answers, the sentences of the reasoning count as sources, too. The
+answer's attribution then has in `steps` the attribution of each sentence that it relies on.
+
+Dimension key: T statements, S sources, W tokens of the answer.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -32,11 +33,14 @@ from olmo_sparsity.analysis.results.tables import to_json_value
 from olmo_sparsity.analysis.results.view import quoted, sentence, strong
 from olmo_sparsity.base.errors import ConfigError, check_type, printable
 from olmo_sparsity.base.files import path_of
+from olmo_sparsity.sources.attribution_tables import matrix_of, sources_table
+from olmo_sparsity.sources.citations import cite
 from olmo_sparsity.sources.layout import Layout
 from olmo_sparsity.sources.losses import StatementLosses, mean_over_decoys
 from olmo_sparsity.sources.options import SourceSettings
 from olmo_sparsity.sources.page import AnswerPage, NumberedText, ReasoningStep
 from olmo_sparsity.sources.prompt import Piece, SourcePrompt
+from olmo_sparsity.sources.reliance import Reliance, describe_reliance
 from olmo_sparsity.sources.verdict_text import in_words, shows_what_it_gives
 from olmo_sparsity.sources.verdicts import (
     Judgement,
@@ -55,27 +59,9 @@ HOW_TO_READ = (
 )
 """Printed above the verdicts. The rates are those of docs/sources.md."""
 
-MOST_SHOWN = 3
-"""Statements that a failed assertion shows."""
-
 JSON_VERSION = 4
 """Version of `to_json`. It grows when a key is removed or changes its meaning, not when one is
 added."""
-
-
-@dataclass(frozen=True)
-class Reliance:
-    """True or false. A failed `assert` shows its words, in the 240 characters that pytest prints of
-    an object."""
-
-    holds: bool
-    words: str
-
-    def __bool__(self) -> bool:
-        return self.holds
-
-    def __repr__(self) -> str:
-        return self.words
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,76 +155,54 @@ class Attribution:
     def matrix(self) -> pd.DataFrame:
         """A row for each statement and source: `gives`, nats among decoys of all others; `lost`,
         when a decoy replaces it; and what docs/sources.md explains."""
-        evidence = self._judged.evidence
-        columns = dict[str, np.ndarray]()
-        effects = {"gives": self.losses.gives_TSD, "lost": self.losses.lost_TSD}
-        for p_TS, (name, nats_TSD) in zip(evidence.p_ETS, effects.items(), strict=True):
-            num_tried_TS = np.isfinite(nats_TSD).sum(-1)
-            columns[name] = mean_over_decoys(nats_TSD)
-            # By the spread of the statement: that of a few decoys may be far too small.
-            columns[f"se_{name}"] = (
-                evidence.spread_TS / np.where(num_tried_TS > 0, num_tried_TS, np.nan) ** 0.5
-            )
-            columns[f"beyond_{name}"] = (nats_TSD > 0).sum(-1)
-            columns[f"tried_{name}"] = num_tried_TS
-            columns[f"p_{name}"] = p_TS
-        nats_above_TS = evidence.nats_above_TS
-        columns["above"] = np.where(np.isfinite(nats_above_TS), nats_above_TS, np.nan)
-        keys = [range(len(self.texts)), self.names]
-        index = pd.MultiIndex.from_product(keys, names=["statement", "source"])
-        return pd.DataFrame({name: values.ravel() for name, values in columns.items()}, index)
+        return matrix_of(self.losses, self._judged.evidence, self.names)
 
     @cached_property
     def statements(self) -> pd.DataFrame:
         """A row for each statement; docs/sources.md explains the columns."""
+        return pd.DataFrame(
+            [self._statement_row(number) for number in range(len(self._judged.verdicts))]
+        )
+
+    def _statement_row(self, number: int) -> dict[str, Any]:
+        """Return the row of a statement."""
         evidence, verdicts = self._judged
-        # Bonferroni: the least of two tests of each source.
-        p_T = (2 * len(self.names) * evidence.p_ETS.min((0, 2))).clip(max=1.0)
-        rows = list[dict[str, Any]]()
-        for number, verdict in enumerate(verdicts):
-            nats = self.losses.gap_T[number]
-            named = [self.names[source] for source in verdict.sources]
-            is_open_S = evidence.open_TS[number]
-            open_names = [self.names[source] for source in np.flatnonzero(is_open_S)]
-            described = open_names if verdict.kind == "undecided" else named
-            cells = self.matrix.loc[number].loc[described]
-            spread = evidence.spread_TS[number].mean()
-            row = {
-                "text": self.texts[number].strip(),
-                "nats": nats,
-                "spread": spread,
-                "p": p_T[number],
-                "kind": verdict.kind,
-                "sources": tuple(named),
-                "open": tuple(open_names),
-                "verdict": in_words(verdict.kind, cells, nats, spread, self.settings.draws),
-                "origins": self.origins(named),
-                "by_word": self._describe_words(number, verdict, cells),
-            }
-            rows.append(row)
-        return pd.DataFrame(rows)
+        verdict = verdicts[number]
+        named = [self.names[source] for source in verdict.sources]
+        open_sources = np.flatnonzero(evidence.open_TS[number])
+        open_names = [self.names[source] for source in open_sources]
+        # An undecided verdict is about the sources that may matter.
+        described_names = open_names if verdict.kind == "undecided" else named
+        cells = self.matrix.loc[number].loc[described_names]
+        nats = self.losses.gap_T[number]
+        spread = evidence.spread_TS[number].mean()
+        # Bonferroni over both effects of each source.
+        smallest_p = evidence.p_ETS[:, number].min()
+        p = (2 * len(self.names) * smallest_p).clip(max=1.0)
+        return {
+            "text": self.texts[number].strip(),
+            "nats": nats,
+            "spread": spread,
+            "p": p,
+            "kind": verdict.kind,
+            "sources": tuple(named),
+            "open": tuple(open_names),
+            "verdict": in_words(verdict.kind, cells, nats, spread, self.settings.draws),
+            "origins": self.origins(named),
+            "by_word": self._describe_words(number, verdict, cells),
+        }
 
     def _describe_words(self, number: int, verdict: Verdict, cells: pd.DataFrame) -> str:
-        """Return how the nats of a statement that rests on sources are spread over its words: those
-        that the verdict shows of one source; of several that are needed, what is lost without each;
-        of alternatives, which replace each other, what all sources give."""
-        losses = self.token_losses
-        if losses is None or not verdict.sources:
+        """Return how the nats of a statement that rests on sources are spread over its words. Empty
+        if it rests on none.
+
+        cells: The rows of the matrix for this statement and the sources of its verdict.
+        """
+        if self.token_losses is None or not verdict.sources:
             return ""
-        lost_WS = mean_over_decoys(losses.lost_TSD)
-        nats_W_by_source = dict[str, np.ndarray]()
-        if verdict.kind == "either":
-            nats_W_by_source[""] = losses.gap_T
-        elif verdict.kind == "both":
-            for source in verdict.sources:
-                nats_W_by_source[self.names[source]] = lost_WS[:, source]
-        else:
-            (source,) = verdict.sources
-            gives_WS = mean_over_decoys(losses.gives_TSD)
-            shown_WS = gives_WS if shows_what_it_gives(cells.iloc[0]) else lost_WS
-            nats_W_by_source[""] = shown_WS[:, source]
         first, end = self.layout.statements[number]
         place = self.layout.block.start + first
+        nats_W_by_source = self._nats_of_tokens(self.token_losses, verdict, cells)
         return describe_words(
             {
                 name: nats_by_word(self.layout.document, place, nats_W[first:end])
@@ -246,28 +210,27 @@ class Attribution:
             }
         )
 
+    def _nats_of_tokens(
+        self, token_losses: StatementLosses, verdict: Verdict, cells: pd.DataFrame
+    ) -> dict[str, np.ndarray]:
+        """Return nats_W, which explain a verdict by the tokens of the answer, for each source. The
+        name is empty if there is one entry alone, since the verdict has the name."""
+        lost_WS = mean_over_decoys(token_losses.lost_TSD)
+        if verdict.kind == "either":
+            # Alternatives replace each other, so nothing is lost without one of them.
+            return {"": token_losses.gap_T}
+        if verdict.kind == "both":
+            return {self.names[source]: lost_WS[:, source] for source in verdict.sources}
+        (source,) = verdict.sources
+        gives_WS = mean_over_decoys(token_losses.gives_TSD)
+        nats_WS = gives_WS if shows_what_it_gives(cells.iloc[0]) else lost_WS
+        return {"": nats_WS[:, source]}
+
     @property
     def sources(self) -> pd.DataFrame:
         """A row for each source: statements that rely on it, by number from 0; nats, the most of
         any statement; verdict."""
-        named_by_statement = [{*row.sources, *row.origins} for row in self.statements.itertuples()]
-        open_names = set[str]().union(*self.statements.open)
-        nats = self.matrix[["gives", "lost"]].max(axis=1).groupby("source").max()
-        rows = list[dict[str, Any]]()
-        for name in self.names:
-            numbers = tuple(i for i, named in enumerate(named_by_statement) if name in named)
-            largest_effect = f"{nats[name] + 0.0:.1f} nats"  # no -0.0
-            if numbers:
-                from_one = ", ".join(str(i + 1) for i in numbers)
-                verdict = f"statement {from_one} relies on it ({largest_effect})"
-            elif name in open_names:
-                verdict = f"neither named nor excluded (at most {largest_effect})"
-            else:
-                verdict = f"changes nothing beyond its decoys (at most {largest_effect})"
-            rows.append(
-                {"source": name, "statements": numbers, "nats": nats[name], "verdict": verdict}
-            )
-        return pd.DataFrame(rows)
+        return sources_table(self.statements, self.matrix, self.names)
 
     # --- reasoning ---
 
@@ -315,37 +278,18 @@ class Attribution:
             relies = [source in {*row.sources, *row.origins} for row in rows.itertuples()]
             holds = any(relies)
 
-        # Those that rely on it come first, as not all are shown.
-        order = np.argsort(np.logical_not(relies), kind="stable")
-        shown = [_in_short(row) for row in rows.iloc[order[:MOST_SHOWN]].itertuples()]
-        if len(rows) > MOST_SHOWN:
-            shown.append(f"{len(rows) - MOST_SHOWN} more")
-        words = f"expected: {source or 'no source'}; found: {'; '.join(shown)}"
-        return Reliance(holds, printable(words))
+        return Reliance(holds, describe_reliance(source or "no source", rows, relies))
 
     # --- text, JSON and page ---
 
     def text(self, citations: str = "[1]", references: bool = True) -> str:
-        """Return the answer with a citation behind each statement that relies on a source: as
-        `[1]`, `(1)`, `[^1]`, or `[name]`. Sources that each suffice share one (`[1/2]`).
-        `references`: add a line for each source that is cited."""
-        check_type("citations", citations, str, "a text that holds 1 or name once, as in [1]")
-        if (citations.count("1"), citations.count("name")) not in ((1, 0), (0, 1)):
-            raise ConfigError(f"citations={citations} must hold 1 or name once, as in [1]")
-        writer = _CitationWriter(citations)
-        answer = ""
-        for text, number in self.pieces:
-            marks = ""
-            if number is not None:
-                row = self.statements.iloc[number]
-                # Alternatives share a mark; of sources that are needed together, each has one.
-                is_either = row.kind == "either" and row.origins == row.sources
-                groups = [row.sources] if is_either else [(name,) for name in row.origins]
-                marks = "".join(writer.mark(names) for names in groups)
-            answer += _with_marks(text, marks)
-        if references and writer.cited and not writer.by_name:
-            answer = "\n".join([answer.rstrip() + "\n", *writer.reference_lines()])
-        return answer.strip()
+        """Return the answer with a citation behind each statement that relies on a source.
+
+        citations: How a citation is written, such as `[1]`, `(1)`, `[^1]` or `[name]`. Sources that
+            each suffice share one, as `[1/2]`.
+        references: Whether to append a line for each source that is cited.
+        """
+        return cite(self.pieces, self.statements, citations, references)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `to_json` writes (docs/sources.md)."""
@@ -442,48 +386,3 @@ class Attribution:
 
     def __repr__(self) -> str:
         return self.describe()
-
-
-class _CitationWriter:
-    """Writes citations of sources, and numbers these in the order in which they are cited."""
-
-    def __init__(self, form: str) -> None:
-        """`form`: how a citation is written, such as `[1]` or `(name)`."""
-        self.form = form
-        self.by_name = "name" in form
-        self.cited = list[str]()
-        """Names of the sources that were cited."""
-
-    def mark(self, names: Sequence[str]) -> str:
-        """Return one citation of these sources."""
-        self.cited += [name for name in dict.fromkeys(names) if name not in self.cited]
-        if self.by_name:
-            return self.form.replace("name", "/".join(names))
-        numbers = "/".join(str(self.cited.index(name) + 1) for name in names)
-        return self.form.replace("1", numbers)
-
-    def reference_lines(self) -> list[str]:
-        """Return a line for each source that was cited, with its mark."""
-        colon = ":" if self.form.startswith("[^") else ""  # a footnote of Markdown
-        return [f"{self.mark([name])}{colon} {name}" for name in self.cited]
-
-
-def _with_marks(text: str, marks: str) -> str:
-    """Return a text with citations behind its last word."""
-    if not marks:
-        return text
-    body = text.rstrip()
-    is_fence = body.endswith(("```", "~~~"))  # which must be alone in its line
-    separator = "\n" if is_fence else " "
-    return f"{body}{separator}{marks}{text[len(body) :]}"
-
-
-def _in_short(row: Any) -> str:
-    """Describe the verdict of a statement for a failed assertion. `row`: of `statements`."""
-    if row.kind == "undecided":
-        verdict = "is undecided"
-    else:
-        joint = {"either": " or ", "both": " and "}.get(row.kind, "")
-        verdict = f"relies on {joint.join(row.sources) or 'no source'}"
-    text = shorten(row.text, 24, placeholder="…")
-    return f"statement {row.Index}, '{text}', {verdict} ({row.nats:.1f} nats)"

@@ -1,0 +1,61 @@
+"""Say whether an answer relies on a source, for `assert attribution.relies_on("faq.md")`.
+
+Place in the flow: `Attribution.relies_on` (statements.py) → **a `Reliance`**, which is true or
+false, and which pytest prints if the assertion fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from textwrap import shorten
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from olmo_sparsity.base.errors import printable
+
+MAX_SHOWN = 3
+"""Largest number of statements that a failed assertion shows: pytest prints 240 characters of an
+object."""
+
+
+@dataclass(frozen=True)
+class Reliance:
+    """True or false, with what was expected and found."""
+
+    holds: bool
+    words: str
+
+    def __bool__(self) -> bool:
+        return self.holds
+
+    def __repr__(self) -> str:
+        return self.words
+
+
+def describe_reliance(expected: str, rows: pd.DataFrame, relies: Sequence[bool]) -> str:
+    """Return what was expected and what was found.
+
+    expected: The name of a source, or "no source".
+    rows: Statements that were asked about, from `Attribution.statements`.
+    relies: Whether each of them relies on that source (on any, if none is expected).
+    """
+    # Those that rely on it come first, as not all are shown.
+    order = np.argsort(np.logical_not(relies), kind="stable")
+    shown = [_describe_row(row) for row in rows.iloc[order[:MAX_SHOWN]].itertuples()]
+    if len(rows) > MAX_SHOWN:
+        shown.append(f"{len(rows) - MAX_SHOWN} more")
+    return printable(f"expected: {expected}; found: {'; '.join(shown)}")
+
+
+def _describe_row(row: Any) -> str:
+    """Return the verdict of a statement in a few words."""
+    if row.kind == "undecided":
+        verdict = "is undecided"
+    else:
+        conjunction = {"either": " or ", "both": " and "}.get(row.kind, "")
+        verdict = f"relies on {conjunction.join(row.sources) or 'no source'}"
+    text = shorten(row.text, 24, placeholder="…")
+    return f"statement {row.Index}, '{text}', {verdict} ({row.nats:.1f} nats)"
