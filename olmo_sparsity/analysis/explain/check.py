@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.explain.prompt import Prepared, unrelated_documents
-from olmo_sparsity.analysis.measurement.recovery import DOCUMENT, PLACEBO
 from olmo_sparsity.analysis.measurement.targets import first_place, largest_gaps
 from olmo_sparsity.analysis.options import MIN_GAP, is_whole_number
 from olmo_sparsity.analysis.report.report import note
 from olmo_sparsity.analysis.results.intervals import Interval, percentile_interval, resample_weights
+from olmo_sparsity.analysis.results.target_rows import DOCUMENT, PLACEBO
 from olmo_sparsity.analysis.results.view import html_table, places, quoted, sentence
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import check_finite, context_losses

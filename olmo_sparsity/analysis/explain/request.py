@@ -23,9 +23,9 @@ from olmo_sparsity.analysis.explain.check import check
 from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.explain.prompt import Prepared, Prompt, read_text
 from olmo_sparsity.analysis.measurement.plan import SMALLER_UNITS, load
-from olmo_sparsity.analysis.measurement.recovery import DOCUMENT
 from olmo_sparsity.analysis.measurement.targets import At, first_place, largest_gaps
 from olmo_sparsity.analysis.options import ExplainSettings, ModelOptions, Request
+from olmo_sparsity.analysis.results.target_rows import DOCUMENT
 from olmo_sparsity.analysis.scoring.cost import Cost, counting
 from olmo_sparsity.analysis.scoring.induction import losses_of_repetition
 from olmo_sparsity.analysis.scoring.scorer import Scorer, check_finite, context_losses

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from olmo_sparsity.analysis.measurement.recovery_tables import RankingLabels
 from olmo_sparsity.analysis.measurement.targets import given_targets
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.results import Results, read_results
@@ -453,8 +454,8 @@ class Choices:
     def pick(
         self,
         document: int,
-        labels: dict[str, Any],
-        starts: Sequence[int],
+        labels: RankingLabels,
+        targets: Sequence[int],
         units: Units,
         offset: int,
     ) -> Choice:
@@ -463,7 +464,7 @@ class Choices:
         Args:
             document: Number of the document.
             labels: Kind of units, selector and control.
-            starts: Places of the targets in the document.
+            targets: Places of the targets in the document.
             units: All distant units of the block, by their index among the distant tokens.
             offset: Place of the first distant token in the document.
         """
@@ -471,8 +472,8 @@ class Choices:
         unit_of_bounds = {bounds: unit for unit, bounds in enumerate(all_bounds)}
         unit_TK = []
         influence_TK = []
-        for start in starts:
-            key = (document, labels["units"], labels["selector"], labels["control"], start)
+        for target in targets:
+            key = (document, labels.units, labels.selector, labels.control, target)
             first_K, end_K, influence_K = self.ranked[key].T
             bounds = zip(first_K.astype(int) - offset, end_K.astype(int) - offset, strict=True)
             unit_TK.append([unit_of_bounds[pair] for pair in bounds])

@@ -14,7 +14,9 @@ from olmo_sparsity.base.errors import DataError
 KEYS = ["document", "target"]
 """The columns that tell a target from others."""
 
-PARTS = ("document", "placebo")
+DOCUMENT = "document"
+PLACEBO = "placebo"
+PARTS = (DOCUMENT, PLACEBO)
 """Kinds of distant context, as the column `distant_part` stores them."""
 
 

@@ -163,7 +163,7 @@ def test_a_stop_in_the_middle_of_a_document_loses_no_finished_text(
     tokens = np.random.default_rng(1).integers(0, VOCAB, (4, 60))
     settings = replace(FEW, long=long, short=6, stride=8, share=0.5, draws=2, max_targets="all")
     plan = Plan.of(loaded(model), Documents.of(list(tokens)), settings)
-    really, num_evaluated = _Evaluation._evaluate, []
+    really, num_evaluated = _Evaluation._evaluate_text, []
 
     def run_until(num_texts: int, folder: Path) -> int:
         """Stop before the text of this number. Return how many were evaluated."""
@@ -175,7 +175,7 @@ def test_a_stop_in_the_middle_of_a_document_loses_no_finished_text(
             num_evaluated.append(1)
             really(self, text)
 
-        monkeypatch.setattr(_Evaluation, "_evaluate", evaluate)
+        monkeypatch.setattr(_Evaluation, "_evaluate_text", evaluate)
         with suppress(KeyboardInterrupt):
             run(plan, folder)
         return len(num_evaluated)

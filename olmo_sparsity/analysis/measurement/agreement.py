@@ -1,0 +1,114 @@
+"""Score whether rankings, and the unrelated texts that they rely on, can be trusted.
+
+Two scores are stored in the table `lds`, both as rank correlations (Spearman):
+
+    linear datamodeling score   a selector's scores against losses: does the sum of the scores of
+                                some units predict the loss reduction by all of them together?
+    reliability                 one half of the unrelated texts against the other half: do both
+                                find the same groups of units important?
+
+All losses are in nats, summed over the tokens of a target.
+
+Dimension key: T targets, U distant units, A random halves of the units, G groups of units, R
+unrelated texts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from olmo_sparsity.analysis.results.intervals import rank_correlations
+from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
+from olmo_sparsity.analysis.scoring.scorer import Context, Scorer
+from olmo_sparsity.analysis.selectors.influence import (
+    NUM_HALVED,
+    Choice,
+    Question,
+    falls_of_sets,
+    first_groups,
+    halves_of,
+)
+from olmo_sparsity.text.windows import NOTHING, Spans, Units
+
+LEAST_CORRELATION = -1 / 3
+"""Spearman–Brown of this correlation is −1, and of a smaller one less than −1."""
+
+
+@dataclass(frozen=True)
+class RandomHalves:
+    """Random halves of the units, and how far each half lowers the loss of each target."""
+
+    has_unit_AU: np.ndarray
+    """Whether a half holds a unit."""
+
+    reduction_TA: np.ndarray
+    """Loss reduction of a target when the units of a half are added to the local window."""
+
+
+def evaluate_halves(scorer: Scorer, question: Question, num_halves: int) -> RandomHalves:
+    """Draw random halves of the units of a question, and evaluate them at its targets."""
+    has_unit_AU = question.units.halves(num_halves, question.generator)
+    return RandomHalves(has_unit_AU, falls_of_sets(scorer, question, has_unit_AU))
+
+
+def linear_datamodeling_scores(choice: Choice, halves: RandomHalves) -> np.ndarray:
+    """Return lds_T: over random halves of the units, the rank correlation of a half's summed scores
+    with its loss reduction."""
+    predicted_TA = choice.score_TU @ halves.has_unit_AU.T
+    return rank_correlations(predicted_TA, halves.reduction_TA, of_equal_values=0.0)
+
+
+def reliability_of_texts(
+    scorer: ReplacingScorer, context: Context, units: Units, spans: Spans
+) -> np.ndarray | None:
+    """Return reliability_T, how well the unrelated texts agree on what matters to each target, or
+    None if there are too few texts or groups of units to tell.
+
+    The effects of groups of units are measured twice, by either half of the texts, and compared by
+    rank. The correlation r of two halves is turned into that of all texts by the formula of
+    Spearman and Brown:
+
+        reliability = 2 r / (1 + r)
+    """
+    groups = _compared_groups(units, context.block.num_distant)
+    # One text has no halves, and the order of a few groups says little.
+    if scorer.num_texts < 2 or len(groups) <= NUM_HALVED:
+        return None
+
+    # The first set is empty: its loss is that with the local window alone.
+    sets = [NOTHING, *(units.run(first, end) for first, end in groups)]
+    rows = []
+    for span in spans:
+        rows += [context.set_row(places, span) for places in sets]
+    # `by_text` returns the losses of a target's tokens; a target's loss is their sum.
+    losses = [nll_RW.sum(1) for nll_RW in scorer.by_text(rows)]
+    loss_TGR = np.array(losses).reshape(len(spans), len(sets), scorer.num_texts)
+
+    # Every other text belongs to one half, so that the halves differ by at most one text.
+    even_reduction_TG = _reductions(loss_TGR[..., 0::2].mean(-1))
+    odd_reduction_TG = _reductions(loss_TGR[..., 1::2].mean(-1))
+    r_T = rank_correlations(even_reduction_TG, odd_reduction_TG, of_equal_values=0.0)
+    r_T = np.maximum(LEAST_CORRELATION, r_T)
+    return 2 * r_T / (1 + r_T)
+
+
+def _reductions(loss_TG: np.ndarray) -> np.ndarray:
+    """Return how far each group lowers the loss. The first group is empty, and is left out."""
+    return loss_TG[:, :1] - loss_TG[:, 1:]
+
+
+def _compared_groups(units: Units, num_distant: int) -> list[tuple[int, int]]:
+    """Return the groups of units on whose effects two halves of the texts should agree, each by its
+    first unit and one past its last.
+
+    These are the groups that the selector `halving` begins with. They are halved until there are
+    more of them than it keeps in a step, or only single units."""
+    groups = first_groups(units, num_distant)
+    while len(groups) <= NUM_HALVED:
+        halves = halves_of(groups)
+        if not halves:
+            break
+        groups = halves
+    return groups
