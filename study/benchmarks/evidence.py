@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 
 from olmo_sparsity import read_results
-from olmo_sparsity.analysis.results.statistics import LCL_NATS, LSD_NATS
+from olmo_sparsity.analysis.results.loss_statistics import LCL_NATS, LSD_NATS
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.config.text import CorpusConfig, DataConfig
 from olmo_sparsity.data.shards import open_shards

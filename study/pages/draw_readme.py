@@ -68,8 +68,8 @@ def read_placebo_recovery(scheme: Scheme, window: int) -> pd.Series:
     """Return recovery at placebo targets by k."""
     rows = stored_rows(name_of(scheme, window))
     rows = rows[(rows.selector == SELECTOR) & (rows.distant_part == "placebo")]
-    sums = rows.groupby("k")[["own", "gap"]].sum()
-    return sums.own / sums.gap
+    sums = rows.groupby("k")[["own_reduction", "gap"]].sum()
+    return sums.own_reduction / sums.gap
 
 
 # --- the picture ----------------------------------------------------------------------------------

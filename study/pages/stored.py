@@ -206,11 +206,13 @@ def read_counts(name: str, target_set: str, units: str, selector: str, k: int) -
     rows = rows[(rows.target_set == target_set) & (rows.units == units) & (rows.k == k)]
     rows = rows[(rows.selector == selector) & (not second)]  # transfer has no placebo
     own, placebo = (rows[rows.distant_part == part] for part in ("document", "placebo"))
-    ratios = own.own / own.gap if (own.gap > 0).all() else pd.Series(dtype=float)
+    ratios = own.own_reduction / own.gap if (own.gap > 0).all() else pd.Series(dtype=float)
     return {
         "mean_ratio": ratios.mean(),
         "share_enough": (ratios >= ENOUGH).mean(),
-        "placebo_recovery": placebo.own.sum() / placebo.gap.sum() if len(placebo) else np.nan,
+        "placebo_recovery": placebo.own_reduction.sum() / placebo.gap.sum()
+        if len(placebo)
+        else np.nan,
         "num_placebo_targets": len(placebo),
         "num_placebo_documents": placebo.document.nunique(),
     }

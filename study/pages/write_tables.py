@@ -19,9 +19,9 @@ import pandas as pd
 from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.results.intervals import (
     FEW_FOR_BOOTSTRAP,
-    percentile_interval,
+    Bootstrapped,
+    elementwise,
     resample,
-    resample_weights,
 )
 from olmo_sparsity.analysis.results.statistics import net_differences
 from olmo_sparsity.base.files import write_atomically
@@ -118,10 +118,9 @@ def ends(numbers: Iterable[float], form: str = ".3f") -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def with_ends(name: str, values_R: np.ndarray) -> dict[str, float]:
-    """A number, the first, with the interval of its resamples."""
-    numbers = percentile_interval(values_R[1:], values_R[0])
-    return dict(zip((name, f"{name}_low", f"{name}_high"), numbers, strict=True))
+def with_ends(name: str, value: Bootstrapped) -> dict[str, float]:
+    """A number with the ends of its interval."""
+    return dict(zip((name, f"{name}_low", f"{name}_high"), value.interval(), strict=True))
 
 
 # --- measurements ---------------------------------------------------------------------------------
@@ -204,12 +203,13 @@ def gains(name: str, of: dict[str, str]) -> Rows:
     for measured, called in of.items():
         rows = tables[tables.measurement == measured]
         counts = rows.drop(columns=["measurement", "document"]).astype(float)
-        resampled = pd.DataFrame(resample(counts), columns=counts.columns)
+        sums = dict(zip(counts.columns, resample(counts), strict=True))
         row = {"called": called, "targets": counts.targets.sum(), "documents": len(rows)}
         for column in ("gain", "gain_unrelated", "key", "key_unrelated", "small"):
             scale = 1 if column.startswith("gain") else 100
-            means_R = scale * resampled[column].to_numpy() / resampled.targets.to_numpy()
-            row |= with_ends(column, means_R)
+            row |= with_ends(
+                column, elementwise(np.multiply, scale, sums[column]) / sums["targets"]
+            )
         yield row
 
 
@@ -220,9 +220,13 @@ def gains_beside(name: str, of: dict[str, tuple[str, str]]) -> Rows:
         read = tables[tables.document < min(map(num_documents_read, names))]
         sums = read.pivot(index="document", columns="measurement", values=["gain", "targets"])
         sums = sums[sums["targets"][list(names)].notna().any(axis=1)].fillna(0.0)
-        one, other = (resample(sums[[("gain", name), ("targets", name)]]) for name in names)
-        first, second = (sums_R2[:, 0] / sums_R2[:, 1] for sums_R2 in (one, other))
-        means = {"first": first[0], "second": second[0], "documents": len(sums)}
+        first, second = (
+            gain / targets
+            for gain, targets in (
+                resample(sums[[("gain", name), ("targets", name)]]) for name in names
+            )
+        )
+        means = {"first": first.estimate, "second": second.estimate, "documents": len(sums)}
         yield {"called": called, **means, **with_ends("more", first - second)}
 
 
@@ -252,10 +256,10 @@ def difference(name: str, other: str, k: int, other_k: int) -> dict[str, float]:
     own = [rows.query("distant_part == 'document' and target_set == 'gap'") for rows in both]
     documents = np.union1d(own[0].document, own[1].document)
     sums = (
-        resample(rows.groupby("document")[["own", "gap"]].sum().reindex(documents, fill_value=0.0))
+        rows.groupby("document")[["own_reduction", "gap"]].sum().reindex(documents, fill_value=0.0)
         for rows in own
     )
-    first, second = (sums_R2[:, 0] / sums_R2[:, 1] for sums_R2 in sums)
+    first, second = (reduction / gap for reduction, gap in map(resample, sums))
     return {**nets.loc["gap", k], **with_ends("recovery", first - second)}
 
 
@@ -283,13 +287,13 @@ def chosen_words(own: str, others: dict[str, tuple[str, str]]) -> Rows:
 
     for name, (ranked, called) in {own: (own, "SmolLM2 itself"), **others}.items():
         for k in (1, 2, 4):
-            rows = rows_of(name, k).join(rows_of(own, 1).own, rsuffix="_first", how="inner")
-            sums_DC = rows.groupby("document")[["gap", "own", "own_first"]].sum().to_numpy()
-            sums_RC = np.vstack([sums_DC.sum(0), resample_weights(len(sums_DC)) @ sums_DC])
-            gap_R, own_R, first_R = sums_RC.T
+            best_of_own = rows_of(own, 1).own_reduction.rename("best_of_own")
+            rows = rows_of(name, k).join(best_of_own, how="inner")
+            columns = ["gap", "own_reduction", "best_of_own"]
+            gap, reduction, best = resample(rows.groupby("document")[columns].sum())
             row = {"called": called, "k": k, "cost": cost(ranked) / cost(own), "targets": len(rows)}
-            row |= with_ends("recovery", own_R / gap_R)
-            yield row | with_ends("difference", (own_R - first_R) / gap_R)
+            row |= with_ends("recovery", reduction / gap)
+            yield row | with_ends("difference", (reduction - best) / gap)
 
 
 def pairs(

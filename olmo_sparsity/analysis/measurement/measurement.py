@@ -32,20 +32,16 @@ from olmo_sparsity.analysis.measurement.plan import (
 )
 from olmo_sparsity.analysis.measurement.targets import check_all_evaluated
 from olmo_sparsity.analysis.options import ALL_DOCUMENTS, Shard
+from olmo_sparsity.analysis.results.loss_statistics import longppl
 from olmo_sparsity.analysis.results.meta import Meta
+from olmo_sparsity.analysis.results.reported import STUDENT
 from olmo_sparsity.analysis.results.results import (
     FILES,
     Results,
     complete_summary,
     read_results,
 )
-from olmo_sparsity.analysis.results.statistics import (
-    RELIABILITY,
-    STUDENT,
-    longppl,
-    mean_lds,
-    summarize,
-)
+from olmo_sparsity.analysis.results.statistics import RELIABILITY, mean_lds, summarize
 from olmo_sparsity.analysis.results.summary import describe_induction, describe_sink
 from olmo_sparsity.analysis.results.target_rows import half_of, with_ends
 from olmo_sparsity.base.devices import device_name

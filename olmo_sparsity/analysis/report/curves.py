@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 import pandas as pd
 
+from olmo_sparsity.analysis.results.loss_statistics import mean_gap
 from olmo_sparsity.analysis.results.meta import Meta, main_set
-from olmo_sparsity.analysis.results.statistics import mean_gap
 from olmo_sparsity.analysis.results.view import spell
 from olmo_sparsity.config.windows import long_window
 

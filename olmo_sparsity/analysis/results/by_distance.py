@@ -7,25 +7,34 @@ text, at the distances where these are. Both are summed by distance, and divided
 targets. So the bins of recovery, unrelated, excess, placebo excess and net excess add up to the
 values of the row. Never imports torch.
 
-Dimension key: B bins of distance, D documents, R all documents, then bootstrap resamples.
+Dimension key: B bins of distance, D documents, N ranked units of all targets.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.results.intervals import percentile_interval, resample
+from olmo_sparsity.analysis.results.intervals import Bootstrapped, resample
+from olmo_sparsity.analysis.results.reported import with_t_intervals
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.statistics import NO_GAP_NATS, pair, with_t_intervals
-from olmo_sparsity.analysis.results.target_rows import KEYS
-
-CONTROLS = ("own", "unrelated")
+from olmo_sparsity.analysis.results.statistics import known_gap, pair
+from olmo_sparsity.analysis.results.target_rows import DOCUMENT, KEYS, PLACEBO
 
 RANDOM = "random"
 """The selector whose units show where there are units to choose."""
+
+
+class _BinShares(NamedTuple):
+    """The loss reduction by the units of each bin, divided by the gap of all targets."""
+
+    own_B: list[Bootstrapped]
+    """By the units that were ranked in the text that the targets were chosen by."""
+
+    unrelated_B: list[Bootstrapped]
+    """By the units of another text, as a control."""
 
 
 def split_by_distance(results: Results, row: Any) -> pd.DataFrame:
@@ -37,43 +46,46 @@ def split_by_distance(results: Results, row: Any) -> pd.DataFrame:
     recovery, unrelated: their share of the whole gap
     excess, placebo, net, net_low, net_high: as in the summary, of this bin
     """
-    names = {name: row[name] for name in ("units", "selector")}
-    units = _ranked_units(results, row, **names)
-    targets = results.targets[results.targets.target_set == row["target_set"]]
-    is_row = (results.recovery[list(names)] == pd.Series(names)).all(axis=1)
-    recovery = results.recovery[is_row & (results.recovery.k == row["k"])]
+    units = _ranked_units(results, row, units=row["units"], selector=row["selector"])
+    recovery = results.recovery
+    is_row = (recovery.units == row["units"]) & (recovery.selector == row["selector"])
+    recovery = recovery[is_row & (recovery.k == row["k"])]
     if units.empty or recovery.empty:
         return pd.DataFrame()
+    targets = results.targets[results.targets.target_set == row["target_set"]]
     rows = pair(results.losses, targets, recovery)
-    random = _ranked_units(results, row, units=row["units"], selector=RANDOM)
-    power_N = pd.concat([units.power, random.power])
-    powers = range(int(power_N.min()), int(power_N.max()) + 1)
-    own, placebo = (rows[rows.distant_part == part] for part in ("document", "placebo"))
-    documents = pd.Index(np.unique(rows.document))
-    own_RB = _shares_of_gap(own, units, powers, documents)
-    placebo_RB = _shares_of_gap(placebo, units, powers, documents)
+    random_units = _ranked_units(results, row, units=row["units"], selector=RANDOM)
 
-    share_units = _shares_of_units(units, powers)
-    share_random = _shares_of_units(random, powers)
+    power_N = pd.concat([units.power, random_units.power])
+    powers = range(int(power_N.min()), int(power_N.max()) + 1)
+    # Document and placebo targets are resampled together, as their difference is computed.
+    documents = pd.Index(np.unique(rows.document))
+    document_rows = rows[rows.distant_part == DOCUMENT]
+    placebo_rows = rows[rows.distant_part == PLACEBO]
+    at_document = _shares_of_gap(document_rows, units, powers, documents)
+    at_placebo = _shares_of_gap(placebo_rows, units, powers, documents)
+
+    share_units_B = _shares_of_units(units, powers)
+    share_random_B = _shares_of_units(random_units, powers)
     lines = []
     for index, power in enumerate(powers):
-        excess_R = own_RB["own"][:, index] - own_RB["unrelated"][:, index]
-        placebo_R = placebo_RB["own"][:, index] - placebo_RB["unrelated"][:, index]
-        net_R = excess_R - placebo_R
-        _, low, high = percentile_interval(net_R[1:], net_R[0])
+        excess = at_document.own_B[index] - at_document.unrelated_B[index]
+        placebo_excess = at_placebo.own_B[index] - at_placebo.unrelated_B[index]
+        net = excess - placebo_excess
+        net_interval = net.interval()
         lines.append(
             {
                 "first": 2**power,
                 "last": 2 ** (power + 1) - 1,
-                "share_units": share_units[index],
-                "share_random": share_random[index],
-                "recovery": own_RB["own"][0, index],
-                "unrelated": own_RB["unrelated"][0, index],
-                "excess": excess_R[0],
-                "placebo": placebo_R[0],
-                "net": net_R[0],
-                "net_low": low,
-                "net_high": high,
+                "share_units": share_units_B[index],
+                "share_random": share_random_B[index],
+                "recovery": at_document.own_B[index].estimate,
+                "unrelated": at_document.unrelated_B[index].estimate,
+                "excess": excess.estimate,
+                "placebo": placebo_excess.estimate,
+                "net": net.estimate,
+                "net_low": net_interval.low,
+                "net_high": net_interval.high,
             }
         )
     table = pd.DataFrame(lines)
@@ -93,19 +105,21 @@ def _ranked_units(results: Results, row: Any, units: str, selector: str) -> pd.D
     ranked = ranked[(ranked.units == units) & (ranked.selector == selector)]
     ranked = ranked[ranked["rank"] <= row["k"]]
     ranked = ranked.merge(targets[[*KEYS, "distant_part"]], on=[*KEYS, "distant_part"])
-    distance = np.maximum(ranked.target - ranked.distant_first, 1)
+
+    # A unit that raises the loss takes no part in the loss reduction by the k.
     influence = ranked.influence.clip(lower=0)
     by_target = [*KEYS, "distant_part", "control"]
     grouped = ranked.assign(influence=influence).groupby(by_target).influence
     total = grouped.transform("sum")
     # Where no unit helps by itself, all count alike.
     weight = (influence / total.where(total > 0)).fillna(1 / grouped.transform("size"))
+    distance = np.maximum(ranked.target - ranked.distant_first, 1)
     return ranked.assign(power=np.floor(np.log2(distance)).astype(int), weight=weight)
 
 
 def _shares_of_units(units: pd.DataFrame, powers: range) -> np.ndarray:
     """Return the share of own units in each bin; NaN if there are none."""
-    is_own = (units.control == "own") & (units.distant_part == "document")
+    is_own = (units.control == "own") & (units.distant_part == DOCUMENT)
     power_N = units.power[is_own].to_numpy()
     if not len(power_N):
         return np.full(len(powers), np.nan)
@@ -114,26 +128,35 @@ def _shares_of_units(units: pd.DataFrame, powers: range) -> np.ndarray:
 
 def _shares_of_gap(
     rows: pd.DataFrame, units: pd.DataFrame, powers: range, documents: pd.Index
-) -> dict[str, np.ndarray]:
-    """Return the loss reduction by the units of each bin, divided by the gap of all targets: for
-    own and unrelated units an array of all documents, then of each resample. `rows`: rows of
+) -> _BinShares:
+    """Divide the loss reduction by the units of each bin by the gap of all targets. `rows`: rows of
     `pair` of one kind of distant text."""
     document_T = documents.get_indexer(rows.document)
-    shape = (len(documents), len(powers))
-    sums = []
-    for control in CONTROLS:
-        reduction = rows[[*KEYS, "distant_part", control]]
-        placed = units[units.control == control].merge(reduction, on=[*KEYS, "distant_part"])
-        sums_DB = np.zeros(shape)
-        place = (documents.get_indexer(placed.document), placed.power - powers.start)
-        np.add.at(sums_DB, place, placed.weight * placed[control])
-        if rows[control].isna().any() or not len(placed):
-            sums_DB[:] = np.nan
-        sums.append(sums_DB)
+    own_DB = _reductions_by_bin(rows, "own", units, powers, documents)
+    unrelated_DB = _reductions_by_bin(rows, "unrelated", units, powers, documents)
     gap_D = np.bincount(document_T, rows.gap, len(documents))
-    targets_D = np.bincount(document_T, minlength=len(documents))
-    sums_R = resample(np.column_stack([*sums, gap_D, targets_D]))
-    gap_R = sums_R[:, -2]
-    gap_R = np.where(gap_R >= NO_GAP_NATS * np.maximum(sums_R[:, -1], 1), gap_R, np.nan)
-    shares = sums_R[:, :-2] / gap_R[:, None]
-    return dict(zip(CONTROLS, np.split(shares, len(CONTROLS), axis=1), strict=True))
+    num_targets_D = np.bincount(document_T, minlength=len(documents))
+
+    columns = np.column_stack([own_DB, unrelated_DB, gap_D, num_targets_D])
+    *reductions, gap, num_targets = resample(columns)
+    gap = known_gap(gap, num_targets)
+    shares = [reduction / gap for reduction in reductions]
+    num_bins = len(powers)
+    return _BinShares(own_B=shares[:num_bins], unrelated_B=shares[num_bins:])
+
+
+def _reductions_by_bin(
+    rows: pd.DataFrame, control: str, units: pd.DataFrame, powers: range, documents: pd.Index
+) -> np.ndarray:
+    """Return reduction_DB, the loss reduction by the units of each bin in each document, in nats;
+    NaN if it is not known for all targets."""
+    name = f"{control}_reduction"
+    keys = [*KEYS, "distant_part"]
+    placed = units[units.control == control].merge(rows[[*keys, name]], on=keys)
+    reduction_DB = np.zeros((len(documents), len(powers)))
+    document_N = documents.get_indexer(placed.document)
+    bin_N = placed.power - powers.start
+    np.add.at(reduction_DB, (document_N, bin_N), placed.weight * placed[name])
+    if rows[name].isna().any() or not len(placed):
+        reduction_DB[:] = np.nan
+    return reduction_DB

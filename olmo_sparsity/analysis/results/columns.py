@@ -7,7 +7,7 @@
 The schema of the stored table, both kinds of tables, the explanations on the page and the table in
 docs/measure.md are made from these lists, or compared with them. To add a column with an interval,
 add an entry to `SUMMARY`, one to `TERMINAL` or `PAGE` if readers should see it, and its computation
-to `statistics`: to `_quantities` if it is a ratio of sums over documents, else to
+to `statistics`: to `ratios_of_sums` if it is a ratio of sums over documents, else to
 `quantities_with_intervals`. This module imports nothing of the project.
 """
 

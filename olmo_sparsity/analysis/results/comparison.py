@@ -14,8 +14,8 @@ from olmo_sparsity.analysis.results.doubts import (
     warnings_of_few,
 )
 from olmo_sparsity.analysis.results.intervals import BOOTSTRAP, FEW_FOR_BOOTSTRAP
+from olmo_sparsity.analysis.results.reported import has_few_targets
 from olmo_sparsity.analysis.results.results import Results, compare, differing_conditions, transfer
-from olmo_sparsity.analysis.results.statistics import has_few_targets
 from olmo_sparsity.analysis.results.view import with_interval
 
 
@@ -51,7 +51,7 @@ def _describe_intervals_of_comparison(table: pd.DataFrame, transfers: bool) -> l
     doubtful, or why these have none."""
     remarks = dict.fromkeys(remark for remark in table.remark if remark)
     lines = [f"  *: {remark}" for remark in remarks]
-    has_few = has_few_targets(table) | has_few_targets(table, "placebo_")
+    has_few = has_few_targets(table) | has_few_targets(table, "placebo")
     if has_few.any():
         lines.append("  for intervals, measure more documents (--max-documents)")
     if has_few.all():

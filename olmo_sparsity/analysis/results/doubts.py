@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from olmo_sparsity.analysis.results.statistics import MIN_DOCUMENTS, MIN_TARGETS, has_few_targets
+from olmo_sparsity.analysis.results.reported import MIN_DOCUMENTS, MIN_TARGETS, has_few_targets
 from olmo_sparsity.analysis.results.view import num_of
 
 FEW_DOCUMENTS = 10
@@ -40,7 +40,7 @@ def describe_few(row: Any, has_net: bool) -> str:
     if has_few_targets(frame).any():
         documents = num_of(row["num_documents"], "document")
         return f"{num_of(row['num_targets'], 'target')} in {documents}; {MINIMUM} are needed"
-    if has_net and has_few_targets(frame, "placebo_").any():
+    if has_net and has_few_targets(frame, "placebo").any():
         documents = num_of(row["num_placebo_documents"], "document")
         targets = num_of(row["num_placebo_targets"], "placebo target")
         return f"{targets} in {documents}; {MINIMUM} are needed"

@@ -1,23 +1,23 @@
 """Compute intervals over documents: by a bootstrap, and by Student's t.
 
-A bootstrap draws as many documents as there are, with replacement, `NUM_RESAMPLES` times. Its
-values are kept in arrays whose first entry is the value over all documents, so that a computation
-is written once:
+A bootstrap draws as many documents as there are, with replacement, `NUM_RESAMPLES` times. A number
+is computed from all documents and again from each resample; `Bootstrapped` holds both, so that a
+computation is written once:
 
-    sums_RV = resample(sums_DV)              # first all documents, then each resample
-    ratio_R = sums_RV[:, 0] / sums_RV[:, 1]
-    percentile_interval(ratio_R[1:], ratio_R[0])
+    gain, num_tokens = resample(sums_DV)     # a `Bootstrapped` for each column
+    (gain / num_tokens).interval()           # the mean gain of a token, and its 95% interval
 
 SciPy has all this, and is too large for it (docs/development.md). Never imports torch.
 
-Dimension key: D documents, V values, R all documents, then bootstrap resamples; N pairs of rows of
-A values."""
+Dimension key: D documents, V values, R bootstrap resamples; N pairs of rows of A values."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import pi, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -33,13 +33,6 @@ BOOTSTRAP = "95%, by a bootstrap over documents"
 
 NORMAL = 1.959964
 """97.5% of a normal distribution."""
-
-
-def resample(counts: pd.DataFrame | np.ndarray) -> np.ndarray:
-    """Return the sums of each column: first over all documents, then over each resample."""
-    # The memory layout decides in which order BLAS adds, and so the last digits of a sum.
-    counts_DV = np.ascontiguousarray(counts, float)
-    return np.vstack([counts_DV.sum(0), resample_weights(len(counts_DV)) @ counts_DV])
 
 
 @lru_cache(maxsize=4)
@@ -69,6 +62,61 @@ def percentile_interval(resampled_R: np.ndarray, value: float) -> Interval:
         return NO_INTERVAL
     low, high = np.nanpercentile(resampled_R, [2.5, 97.5])
     return Interval(float(value), float(low), float(high))
+
+
+@dataclass(frozen=True)
+class Bootstrapped:
+    """A number that was computed from all documents, and again from each bootstrap resample.
+
+    Sums, differences and ratios are those of the estimates and, resample by resample, those of the
+    replicates. Numbers of the same resample belong together, so intervals of differences are
+    paired over documents."""
+
+    estimate: Any
+    """The number computed from all documents."""
+
+    replicates_R: np.ndarray
+    """The number computed from each resample."""
+
+    def __add__(self, other: Bootstrapped | float) -> Bootstrapped:
+        return elementwise(np.add, self, other)
+
+    def __sub__(self, other: Bootstrapped | float) -> Bootstrapped:
+        return elementwise(np.subtract, self, other)
+
+    def __truediv__(self, other: Bootstrapped | float) -> Bootstrapped:
+        # A resample may have no gap, or no target: its ratio is then NaN, or infinite.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return elementwise(np.divide, self, other)
+
+    def interval(self) -> Interval:
+        """Return the estimate and the ends of its 95% percentile interval."""
+        return percentile_interval(self.replicates_R, self.estimate)
+
+
+def elementwise(
+    function: Callable[..., np.ndarray], *arguments: Bootstrapped | float
+) -> Bootstrapped:
+    """Apply a function of arrays to the estimates, and to the replicates of each resample."""
+    estimates: list[Any] = []
+    replicates: list[Any] = []
+    for argument in arguments:
+        if isinstance(argument, Bootstrapped):
+            estimates.append(argument.estimate)
+            replicates.append(argument.replicates_R)
+        else:  # a constant
+            estimates.append(argument)
+            replicates.append(argument)
+    return Bootstrapped(function(*estimates), function(*replicates))
+
+
+def resample(counts: pd.DataFrame | np.ndarray) -> list[Bootstrapped]:
+    """Return the sum of each column over documents. `counts`: a row for each document."""
+    # The memory layout decides in which order BLAS adds, and so the last digits of a sum.
+    counts_DV = np.ascontiguousarray(counts, float)
+    sum_V = counts_DV.sum(0)
+    sums_RV = resample_weights(len(counts_DV)) @ counts_DV
+    return [Bootstrapped(total, sums_R) for total, sums_R in zip(sum_V, sums_RV.T, strict=True)]
 
 
 def t_interval(values_D: np.ndarray) -> Interval:

@@ -51,7 +51,7 @@ class Meta:
     units."""
 
     intervals: str = ""
-    """How the intervals of the stored summary were computed: `statistics.STUDENT`, or empty. Empty
+    """How the intervals of the stored summary were computed: `reported.STUDENT`, or empty. Empty
     means an earlier version, which stored bootstrap intervals without Student's t, also for a
     handful of targets."""
 

@@ -17,19 +17,16 @@ from typing import Any
 
 import pandas as pd
 
+from olmo_sparsity.analysis.results.chosen_units import median_distances, shares_of_all
 from olmo_sparsity.analysis.results.columns import later_columns
 from olmo_sparsity.analysis.results.meta import SETS, Meta
+from olmo_sparsity.analysis.results.reported import STUDENT, as_reported, without_few_intervals
 from olmo_sparsity.analysis.results.statistics import (
     GROUPS,
-    STUDENT,
-    as_reported,
     both_ways,
-    median_distances,
     net_differences,
     pair,
-    shares_of_all,
     summarize,
-    without_few_intervals,
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS, absent_columns, read_table
 from olmo_sparsity.analysis.results.target_rows import half_of

@@ -25,15 +25,11 @@ from olmo_sparsity.analysis.results.doubts import (
     warnings_of_few,
 )
 from olmo_sparsity.analysis.results.intervals import BOOTSTRAP, FEW_FOR_BOOTSTRAP
+from olmo_sparsity.analysis.results.loss_statistics import INDUCTION_SHARE
 from olmo_sparsity.analysis.results.meta import SETS, main_set
+from olmo_sparsity.analysis.results.reported import as_reported
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.statistics import (
-    ENOUGH,
-    GROUPS,
-    INDUCTION_SHARE,
-    as_reported,
-    summarize,
-)
+from olmo_sparsity.analysis.results.statistics import ENOUGH, GROUPS, summarize
 from olmo_sparsity.analysis.results.target_rows import KEYS, losses_of_targets
 from olmo_sparsity.analysis.results.view import (
     format_interval,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from olmo_sparsity.analysis.results.statistics import INDUCTION_SHARE
+from olmo_sparsity.analysis.results.loss_statistics import INDUCTION_SHARE
 from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.models.losses import repetition_losses, token_losses

@@ -17,7 +17,7 @@ from olmo_sparsity.analysis.interpretation import InterpretationName
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.reuse import Matched, is_other_tokenizer, match_targets
 from olmo_sparsity.analysis.options import Settings
-from olmo_sparsity.analysis.results import statistics
+from olmo_sparsity.analysis.results import reported
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.results.target_rows import KEYS
@@ -101,7 +101,7 @@ def test_recovery_is_that_of_the_others_units_by_brute_force(
 def test_both_directions_are_averaged(
     documents: Documents, found: dict[int, Results], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(statistics, "MIN_DOCUMENTS", 3)  # so many are measured
+    monkeypatch.setattr(reported, "MIN_DOCUMENTS", 3)  # so many are measured
     one, other = evaluated(1, documents, found[0]), evaluated(0, documents, found[1])
     mean = transfer(one, other).set_index(SHARED)
     for names, row in mean.iterrows():

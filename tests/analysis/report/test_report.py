@@ -20,10 +20,10 @@ from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.report.page import json_for_html
 from olmo_sparsity.analysis.report.report import write_report
 from olmo_sparsity.analysis.results.by_distance import split_by_distance
+from olmo_sparsity.analysis.results.chosen_units import distances
 from olmo_sparsity.analysis.results.columns import page_columns, terminal_columns
 from olmo_sparsity.analysis.results.conclusion import conclude, quoted_row_of
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.statistics import distances
 from olmo_sparsity.analysis.results.summary import INTERVALS, describe, describe_intervals
 from olmo_sparsity.analysis.results.view import format_interval, format_number, sentence
 from olmo_sparsity.base.errors import ConfigError, DataError

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from olmo_sparsity.analysis.measurement.parts import Parts
-from olmo_sparsity.analysis.results import statistics
+from olmo_sparsity.analysis.results import reported
 from olmo_sparsity.analysis.results.columns import (
     PAGE,
     SUMMARY,
@@ -32,13 +32,13 @@ from olmo_sparsity.analysis.results.columns import (
 from olmo_sparsity.analysis.results.comparison import describe_comparison
 from olmo_sparsity.analysis.results.conclusion import quoted_row_of
 from olmo_sparsity.analysis.results.meta import Meta
+from olmo_sparsity.analysis.results.reported import with_t_intervals
 from olmo_sparsity.analysis.results.results import FILES, Results, compare, read_results
 from olmo_sparsity.analysis.results.statistics import (
     ENOUGH,
     net_differences,
     pair,
     summarize,
-    with_t_intervals,
 )
 from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.results.tables import SCHEMAS
@@ -145,7 +145,7 @@ def test_the_table_is_split_by_groups(results: Results, monkeypatch: pytest.Monk
     by_group = replace(results, meta=replace(results.meta, data={"source": "x", "groups": groups}))
     assert "3 of 3 groups are not shown: at least 10 targets and 5" in describe(by_group)
     assert "\nlong" not in describe(by_group)
-    monkeypatch.setattr(statistics, "MIN_DOCUMENTS", 2)
+    monkeypatch.setattr(reported, "MIN_DOCUMENTS", 2)
     said = describe(
         replace(results, meta=replace(results.meta, data={"source": "x", "groups": groups}))
     )
@@ -233,15 +233,15 @@ columns.TERMINAL["halved"] = columns.Display(heading="half", width=20)
 columns.PAGE["halved"] = columns.Display(heading="half of recovery")
 from olmo_sparsity.analysis.results import statistics
 
-quantities_before = statistics._quantities
+ratios_before = statistics.ratios_of_sums
 
 
-def quantities(sums_DV):
-    computed = quantities_before(sums_DV)
+def ratios_with_halved(sums):
+    computed = ratios_before(sums)
     return computed | {"halved": computed["recovery"] / 2}
 
 
-statistics._quantities = quantities
+statistics.ratios_of_sums = ratios_with_halved
 from olmo_sparsity.analysis.report.report import write_report
 from olmo_sparsity.analysis.results.results import read_results
 from olmo_sparsity.analysis.results.summary import describe

@@ -15,15 +15,15 @@ from olmo_sparsity.analysis.results.intervals import (
     rank_correlations,
     tail,
 )
+from olmo_sparsity.analysis.results.loss_statistics import longppl
+from olmo_sparsity.analysis.results.reported import with_t_intervals
 from olmo_sparsity.analysis.results.statistics import (
     both_ways,
-    longppl,
     mean_lds,
     net_differences,
     summarize,
     summarize_pairs,
     weights_of_equal_gaps,
-    with_t_intervals,
 )
 from olmo_sparsity.base.errors import DataError
 from tests.support.measurements import losses_table, recovery_rows
@@ -85,7 +85,7 @@ def test_ratios_need_a_gap_and_nine_tenths_of_it_are_enough(
             summarize(losses, targets, pd.DataFrame(lacking))
 
 
-SUMMED = ("own", "unrelated", "removed", "gap", "targets")
+SUMMED = ("own_reduction", "unrelated_reduction", "removal_increase", "gap", "weight")
 
 
 def rows_of_pairs(seed: int, num_documents: int = 12) -> pd.DataFrame:
@@ -100,7 +100,7 @@ def rows_of_pairs(seed: int, num_documents: int = 12) -> pd.DataFrame:
             rows.append((document, target, part, target_set, k, own, unrelated, removed, gap))
     columns = ["document", "target", "distant_part", "target_set", "k", *SUMMED[:4]]
     rows_of = pd.DataFrame(rows, columns=columns)
-    return rows_of.assign(units="tokens", selector="add_one", targets=1.0, num_tokens_own=rows_of.k)
+    return rows_of.assign(units="tokens", selector="add_one", weight=1.0, num_tokens_own=rows_of.k)
 
 
 def sums(rows: pd.DataFrame, documents: list[int], weights: np.ndarray) -> dict[str, np.ndarray]:
@@ -129,11 +129,14 @@ def by_loops(
     ):
         of = sums(rows, documents, weights)
         with np.errstate(invalid="ignore", divide="ignore"):
-            gap = np.where(of["gap"] < 1e-4 * of["targets"], np.nan, of["gap"])
-            excess = of["own"] - of["unrelated"]
-            found |= {f"{name}recovery": of["own"] / gap, f"{name}unrelated": of["unrelated"] / gap}
-            found |= {f"{name}excess": excess / gap, f"{name}removal": of["removed"] / gap}
-            found[f"{name}excess_nats"] = excess / of["targets"]
+            gap = np.where(of["gap"] < 1e-4 * of["weight"], np.nan, of["gap"])
+            excess = of["own_reduction"] - of["unrelated_reduction"]
+            found |= {
+                f"{name}recovery": of["own_reduction"] / gap,
+                f"{name}unrelated": of["unrelated_reduction"] / gap,
+            }
+            found |= {f"{name}excess": excess / gap, f"{name}removal": of["removal_increase"] / gap}
+            found[f"{name}excess_nats"] = excess / of["weight"]
     net_equal = found["equal_excess"] - found["placebo_excess"]
     net_nats = found["excess_nats"] - found["placebo_excess_nats"]
     net, placebo_R = found["excess"] - found["placebo_excess"], found["placebo_excess"]

@@ -13,20 +13,16 @@ import pyarrow as pa
 import pytest
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
+from olmo_sparsity.analysis.results.chosen_units import median_distances, shares_of_all
 from olmo_sparsity.analysis.results.columns import SUMMARY, column_named
 from olmo_sparsity.analysis.results.comparison import describe_comparison, with_remarks
 from olmo_sparsity.analysis.results.conclusion import conclude, summary_in_order_of_units
 from olmo_sparsity.analysis.results.intervals import BOOTSTRAP, FEW_FOR_BOOTSTRAP
+from olmo_sparsity.analysis.results.loss_statistics import mean_gap
 from olmo_sparsity.analysis.results.meta import Meta
+from olmo_sparsity.analysis.results.reported import as_reported
 from olmo_sparsity.analysis.results.results import FILES, Results, read_results
-from olmo_sparsity.analysis.results.statistics import (
-    GROUPS,
-    as_reported,
-    mean_gap,
-    median_distances,
-    shares_of_all,
-    summarize,
-)
+from olmo_sparsity.analysis.results.statistics import GROUPS, summarize
 from olmo_sparsity.analysis.results.summary import (
     INTERVALS,
     describe,

@@ -1,0 +1,77 @@
+"""Compute where the chosen units are, and at how many targets they are all that there is.
+
+These are columns of the summary besides recovery: `distance`, how far back the units of the
+document's own context are, and `share_all`. Never imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from olmo_sparsity.analysis.results.statistics import GROUPS
+from olmo_sparsity.analysis.results.target_rows import DOCUMENT, KEYS
+from olmo_sparsity.text.windows import Windows
+
+
+def distances(targets: pd.DataFrame, influence: pd.DataFrame) -> pd.DataFrame:
+    """Return a row with a `distance` for each ranked unit, in each target set of its target: the
+    number of tokens from the unit's first token to the target. The units are those of the
+    document's own distant context."""
+    columns = [*KEYS, "units", "selector", "rank", "distant_first"]
+    ranked = _with_target_sets(targets, influence, columns)
+    return ranked.assign(distance=ranked.target - ranked.distant_first)
+
+
+def median_distances(
+    targets: pd.DataFrame, influence: pd.DataFrame, ks: Sequence[int]
+) -> pd.DataFrame:
+    """Return the median `distance` of the first k units of all targets, for each k and the other
+    columns of `GROUPS`."""
+    ranked = distances(targets, influence)
+    parts = []
+    for k in ks:
+        first_k = ranked[ranked["rank"] <= k]
+        medians = first_k.groupby(GROUPS[:3]).distance.median().reset_index()
+        parts.append(medians.assign(k=k)[[*GROUPS, "distance"]])
+    return pd.concat(parts, ignore_index=True)
+
+
+def shares_of_all(
+    targets: pd.DataFrame, recovery: pd.DataFrame, windows: Mapping[str, Any]
+) -> pd.DataFrame:
+    """Return the share of targets whose k units hold all distant tokens, by the columns of
+    `GROUPS`. There recovery is 1 whatever the units are. `windows`: the section of meta.json."""
+    columns = [*KEYS, "units", "selector", "k", "num_tokens"]
+    rows = _with_target_sets(targets, recovery, columns)
+    num_distant = _num_distant_tokens(rows.target, windows)
+    rows = rows.assign(share_all=(rows.num_tokens >= num_distant).astype(float))
+    return rows.groupby(GROUPS).share_all.mean().reset_index()
+
+
+def _num_distant_tokens(target: pd.Series, windows: Mapping[str, Any]) -> pd.Series:
+    """Return the number of distant tokens of each target, those between the first distant token and
+    the local window of its block."""
+    cut = Windows(
+        long=windows["long"],
+        short=windows["short"],
+        stride=windows["stride"],
+        # Measurements of an earlier release did not store these two.
+        most=windows.get("most"),
+        least=windows.get("least", 1),
+    )
+    start = cut.start_of(target)
+    return start - cut.first_distant(start) - cut.short
+
+
+def _with_target_sets(
+    targets: pd.DataFrame, rows: pd.DataFrame, columns: list[str]
+) -> pd.DataFrame:
+    """Return the rows of the document's own units, one for each target set of their target. `rows`:
+    of the table influence or recovery."""
+    is_own = (rows.distant_part == DOCUMENT) & (rows.control == "own")
+    document_targets = targets[targets.distant_part == DOCUMENT]
+    target_sets = document_targets[[*KEYS, "target_set"]]
+    return target_sets.merge(rows.loc[is_own, columns], on=KEYS)
