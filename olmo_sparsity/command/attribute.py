@@ -96,13 +96,13 @@ def _attribute_one(options: argparse.Namespace) -> int:
 def _read_inputs(options: argparse.Namespace) -> dict[str, Any]:
     """Read the files that options name."""
     from olmo_sparsity.analysis.explain.prompt import read_text
-    from olmo_sparsity.sources import messages
+    from olmo_sparsity.sources.chat_log import read_log
 
     inputs: dict[str, Any] = {"sources": None, "messages": None}
     if options.source is not None:
         inputs["sources"] = _read_sources(options.source)
     if options.messages is not None:
-        inputs["messages"] = messages.read_log(options.messages)
+        inputs["messages"] = read_log(options.messages)
     for name in TEXTS:
         text = getattr(options, name)
         if text and isfile(text):

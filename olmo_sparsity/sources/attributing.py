@@ -1,7 +1,7 @@
 """Answer a request of `attribute`: tokens → losses → **an `Attribution`** (`attribute`).
 
-    request ─ prompt.py ─ answer_tokens.py ─ layout.py ─┐
-              decoys.py ────────────────────────────────┴─ trials.py ─ statements.py
+    request ─ encode_prompt.py ─ answer_tokens.py ─ layout.py ─┐
+              decoys.py ───────────────────────────────────────┴─ trials.py ─ statements.py
 
 `Attributing` lays out the prompt, draws decoys, and has losses evaluated. The `Attribution` that it
 returns turns them into verdicts. If the model reasons before it answers, each sentence of the
@@ -24,9 +24,10 @@ from olmo_sparsity.models.use import in_use
 from olmo_sparsity.sources.answer_tokens import AnswerIds, encode_answer
 from olmo_sparsity.sources.decoys import draw_decoys, read_decoys
 from olmo_sparsity.sources.documents import Answer
+from olmo_sparsity.sources.encode_prompt import encode_prompt
 from olmo_sparsity.sources.evidence import decoy_rounds
 from olmo_sparsity.sources.layout import Layout, lay_out
-from olmo_sparsity.sources.prompt import SourcePrompt, encode_prompt
+from olmo_sparsity.sources.prompt import SourcePrompt
 from olmo_sparsity.sources.reasoning import sentences
 from olmo_sparsity.sources.request import AttributeRequest
 from olmo_sparsity.sources.statements import Attribution

@@ -1,15 +1,20 @@
 """Read sources, messages and answers as a user passes them.
 
-Place in the flow: Python objects → **messages with named parts** (`read_turns`), and an answer in
-pieces (`Answer.pieces`) → prompt.py, answer_tokens.py. A named part is a source; a part without a
-name stays in view.
+Place in the flow: Python objects → **`read_turns`**: messages with named parts → encode_prompt.py,
+and → **`Answer.pieces`**: an answer in pieces → answer_tokens.py. A named part is a source; a part
+without a name stays in view. `read_turns` accepts
+
+    {"faq.md": text, …}                            sources by name
+    [Segment("faq.md", text), "In view.", …]       sources, and texts in view
+    [Document(…), TextNode(…), …]                  documents of LangChain, nodes of LlamaIndex
+    [{"role": "user", "content": [Segment(…)]}, …] chat messages with sources in them
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -64,9 +69,11 @@ Sources = Mapping[str, str] | Sequence[Source]
 
 @dataclass(frozen=True)
 class Turn:
-    """A message, or, with the role "", texts outside messages."""
+    """A message, or texts outside messages."""
 
     role: str
+    """Empty: outside messages."""
+
     parts: list[Segment]
     others: dict[str, Any] = field(default_factory=dict)
     """What else the message has, such as `tool_calls`."""
@@ -81,6 +88,8 @@ def parts_of(turns: Iterable[Turn]) -> list[Segment]:
 
 
 class AnswerPiece(NamedTuple):
+    """A part of the text of an answer."""
+
     text: str
     is_statement: bool
 
@@ -108,21 +117,23 @@ class Answer:
             last_end = end
         cuts.append(AnswerPiece(self.text[last_end:], False))
 
-        # Move white space at the end of a piece to the next one.
+        # Move white space at the end of a piece to the next one. The last piece keeps its own.
         pieces = list[AnswerPiece]()
-        space = ""
+        space_before = ""
         for cut, is_statement in cuts:
-            text = space + cut
+            text = space_before + cut
             words = text.rstrip()
-            space = text[len(words) :]
+            space_before = text[len(words) :]
             if words:
                 pieces.append(AnswerPiece(words, is_statement))
-        if space:  # after the last piece
+        if space_before:
             words, is_statement = pieces[-1]
-            pieces[-1] = AnswerPiece(words + space, is_statement)
+            pieces[-1] = AnswerPiece(words + space_before, is_statement)
         return pieces
 
     def _checked_spans(self) -> list[tuple[int, int]]:
+        """Return the spans in their order; raise ConfigError if one is empty, overlaps another or
+        lies outside the text."""
         check_type("answer: text", self.text, str, "a text")
         try:
             spans = sorted((int(first), int(end)) for first, end in self.spans)
@@ -148,7 +159,8 @@ class Answer:
 
 
 def read_turns(sources: Sources | None) -> list[Turn]:
-    """Return messages and their parts; without messages, one turn without a role."""
+    """Return messages and their parts. Sources outside messages are the parts of a turn whose role
+    is empty."""
     if isinstance(sources, Mapping):
         sources = [Segment(name, text) for name, text in sources.items()]
     if isinstance(sources, str | bytes) or not isinstance(sources, Sequence):
@@ -159,15 +171,15 @@ def read_turns(sources: Sources | None) -> list[Turn]:
     turns = list[Turn]()
     for item in _with_segments(sources):
         if isinstance(item, Mapping):
-            turns.append(_message(item))
+            turns.append(_read_message(item))
             continue
         if not turns or turns[-1].role:
             turns.append(Turn("", []))
-        turns[-1].parts.append(_part(item))
+        turns[-1].parts.append(_read_part(item))
     return turns
 
 
-def _message(item: Mapping[str, Any]) -> Turn:
+def _read_message(item: Mapping[str, Any]) -> Turn:
     """Read a chat message, whose content is a text or a list of parts."""
     others = {key: value for key, value in item.items() if key not in ("role", "content")}
     role = item.get("role")
@@ -179,38 +191,61 @@ def _message(item: Mapping[str, Any]) -> Turn:
         )
     check_no_half_letters(others, f"sources: a message of {printable(role)}")
     if isinstance(content, list):
-        return Turn(role, [_part(part) for part in content], others)
-    return Turn(role, [_part(content)] if content else [], others)
+        return Turn(role, [_read_part(part) for part in content], others)
+    return Turn(role, [_read_part(content)] if content else [], others)
 
 
 def _with_segments(items: Sequence[Any]) -> list[Any]:
-    """Return items with documents of LangChain and nodes of LlamaIndex as segments. They are known
-    by their attributes, so that neither library needs to be installed. Chunks of one file are
-    numbered."""
-    converted = list[Any]()
-    names = {str(item.name) for item in items if isinstance(item, Segment)}
+    """Return items with documents of LangChain and nodes of LlamaIndex as segments. Chunks of one
+    file have one name, and are numbered."""
+    items_with_segments = list[Any]()
+    taken_names = {str(item.name) for item in items if isinstance(item, Segment)}
     for number, item in enumerate(items, start=1):
-        metadata = getattr(item, "metadata", None)
-        text = getattr(item, "page_content", None)
-        if text is None:
-            text = getattr(item, "text", None)
-        if isinstance(item, Segment) or not isinstance(metadata, Mapping) or text is None:
-            converted.append(item)
+        document = _as_library_document(item)
+        if document is None:
+            items_with_segments.append(item)
             continue
-        metadata_names = [str(metadata[key]) for key in METADATA_NAMES if metadata.get(key)]
-        ids = tuple(str(metadata[key]) for key in METADATA_IDS if metadata.get(key))
-        first_name = metadata_names[0] if metadata_names else f"source {number}"
+        segment = document.segment(number, taken_names)
+        taken_names.add(segment.name)
+        items_with_segments.append(segment)
+    return items_with_segments
+
+
+class _LibraryDocument(NamedTuple):
+    """A document of LangChain or a node of LlamaIndex."""
+
+    text: Any
+    """A text, unless the object is broken; checked later."""
+
+    metadata: Mapping[Any, Any]
+
+    def segment(self, number: int, taken_names: Container[str]) -> Segment:
+        """Return the document as a source with a name that is free. `number`: its place in the
+        list, which names a document without a name."""
+        names = [str(self.metadata[key]) for key in METADATA_NAMES if self.metadata.get(key)]
+        ids = tuple(str(self.metadata[key]) for key in METADATA_IDS if self.metadata.get(key))
+        first_name = names[0] if names else f"source {number}"
         name = first_name
         count = 1
-        while name in names:
+        while name in taken_names:
             count += 1
             name = f"{first_name} ({count})"
-        names.add(name)
-        converted.append(Segment(name, text, ids))
-    return converted
+        return Segment(name, self.text, ids)
 
 
-def _part(item: Any) -> Segment:
+def _as_library_document(item: Any) -> _LibraryDocument | None:
+    """Return what an item has as a document of a library; None if it is not one. Documents are
+    known by their attributes, so that neither library needs to be installed."""
+    metadata = getattr(item, "metadata", None)
+    text = getattr(item, "page_content", None)
+    if text is None:
+        text = getattr(item, "text", None)
+    if isinstance(item, Segment) or not isinstance(metadata, Mapping) or text is None:
+        return None
+    return _LibraryDocument(text, metadata)
+
+
+def _read_part(item: Any) -> Segment:
     """Read a part of a message or of a list: a text, or a source with its name."""
     if isinstance(item, str):
         check_no_half_letters(item, "sources: a text without a name")
@@ -226,9 +261,10 @@ def _part(item: Any) -> Segment:
 
 
 def check_no_half_letters(value: Any, place: str) -> None:
-    """Raise where a text, or any text in nested lists and objects, has half of a surrogate pair. It
-    comes from JSON that was cut within an emoji, or from bytes that are not UTF-8, and neither
-    tokenizers nor files take it. `place`: what the value is, for the message."""
+    """Raise ConfigError if a text, or any text in nested lists and objects, has half of a surrogate
+    pair. It comes from JSON that was cut within an emoji, or from bytes that are not UTF-8, and
+    neither tokenizers nor files take it. `place`: what the value is, for the message."""
+    # A list of what is left to check, not recursion: objects may be nested beyond its limit.
     waiting = [(place, value)]
     while waiting:
         where, item = waiting.pop()

@@ -12,13 +12,14 @@ from typing import Any, Self
 
 from olmo_sparsity.analysis.options import ModelOptions, Request
 from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.sources.chat_log import Messages
 from olmo_sparsity.sources.documents import (
     Answer,
     Sources,
     check_no_half_letters,
     read_turns,
 )
-from olmo_sparsity.sources.messages import Messages, read_messages
+from olmo_sparsity.sources.messages import read_messages
 from olmo_sparsity.sources.options import ServerOptions, SourceSettings
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from olmo_sparsity import Segment
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.sources.messages import blocks, read_log, read_messages
+from olmo_sparsity.sources.chat_log import read_log
+from olmo_sparsity.sources.messages import blocks, read_messages
 
 SYSTEM = "# Role\nYou help.\n\n# Rules\nBe short.\n\n- no jokes"
 CALL = {"id": "c1", "function": {"name": "search", "arguments": '{"q": "bridge"}'}}

@@ -1,0 +1,185 @@
+"""Read messages as OpenAI's or Anthropic's API takes them into one form.
+
+Place in the flow: a file (`read_log`) or Python objects → **`normalize_messages`** → messages.py,
+which says which of them are sources.
+
+The two APIs differ in where they put the system prompt, calls of tools and results of tools:
+
+                    OpenAI                              Anthropic
+    system prompt   a message of the role system        `system` of the request
+    call of a tool  `tool_calls` of the message         a block `tool_use` of the content
+    result of it    a message of the role tool          a block `tool_result` of the user's content
+    reasoning       `reasoning_content`                 a block `thinking`
+
+A `LogMessage` has OpenAI's form, as chat templates take it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from olmo_sparsity.analysis.explain.prompt import read_text
+from olmo_sparsity.base.conform import DuplicateKey, unique
+from olmo_sparsity.base.errors import ConfigError, DataError, one_line, printable
+
+KEYS_OF_THE_API = {
+    *("role", "content"),  # read by themselves
+    *("id", "type", "model", "stop_reason", "stop_sequence", "refusal"),  # written by no template
+}
+"""Keys of a message that are not given to a chat template."""
+
+TEXT_BLOCKS = ("text", "input_text", "output_text")
+"""Types of blocks that hold a text."""
+
+Messages = Sequence[Mapping[str, Any]] | Mapping[str, Any]
+"""A list of messages; or a request with `messages`, and with `system` as Anthropic writes it."""
+
+
+@dataclass(frozen=True)
+class LogMessage:
+    """A message of a log."""
+
+    role: str
+    texts: list[str]
+    """The texts of its content, one for each block."""
+
+    keys: dict[str, Any] = field(default_factory=dict)
+    """Other keys, as chat templates take them, such as `name` and `tool_call_id`."""
+
+    @property
+    def reasoning(self) -> str | None:
+        """What the model wrote before its answer."""
+        return self.keys.get("reasoning_content")
+
+    @property
+    def tool_calls(self) -> list[dict[str, Any]]:
+        """The calls of tools, each with `id` and `function`."""
+        return self.keys.get("tool_calls", [])
+
+
+def read_log(path: str | Path) -> Messages:
+    """Read a .json file of messages or of a request, or a .jsonl file with one message a line."""
+    text = read_text(str(path))
+    if not str(path).endswith(".jsonl"):
+        log: Messages = _parse_json(text, str(path))
+        return log
+    # Not splitlines: a text in JSON may hold U+2028.
+    lines = enumerate(text.encode().split(b"\n"), start=1)
+    return [_parse_json(line, f"{path}:{number}") for number, line in lines if line.strip()]
+
+
+def _parse_json(text: str | bytes, place: str) -> Any:
+    """Parse JSON without duplicate keys. `place`: the file or line, for messages."""
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except DuplicateKey as error:
+        raise DataError(f"{place}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        reason = one_line(error)
+        raise DataError(f"{place} is not JSON ({reason}); give a log as it was sent") from None
+
+
+def normalize_messages(messages: Messages) -> list[LogMessage]:
+    """Return messages of either API in the form of chat templates."""
+    log = list[LogMessage]()
+    if isinstance(messages, Mapping):
+        system = messages.get("system")
+        if system:
+            log.append(LogMessage("system", _read_content(system, "system").texts))
+        messages = messages.get("messages") or ()
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence) or not messages:
+        raise ConfigError(
+            'messages must be a list of {"role": …, "content": …}, or a request with `messages`'
+        )
+    for number, message in enumerate(messages):
+        log += _normalize_message(message, number)
+    return log
+
+
+def _normalize_message(message: Any, number: int) -> list[LogMessage]:
+    """Return a message, after the results of tools that it holds as messages of their own."""
+    role = message.get("role") if isinstance(message, Mapping) else None
+    if not isinstance(role, str):
+        raise ConfigError(f"messages: number {number} has no role: {message!r:.80}")
+    place = f"messages: number {number}"
+    content = _read_content(message.get("content"), place)
+    keys = {
+        key: value
+        for key, value in message.items()
+        if key not in KEYS_OF_THE_API and value is not None
+    }
+    calls = [*_as_list(keys.pop("tool_calls", []), "tool_calls", place), *content.calls]
+    if content.reasoning is not None:
+        keys["reasoning_content"] = content.reasoning
+    if calls:
+        keys["tool_calls"] = [_read_call(call, place) for call in calls]
+
+    # Anthropic's results of tools are in a message of the user, which may hold nothing else.
+    holds_only_results = content.results and not content.texts and not calls
+    if holds_only_results:
+        return content.results
+    return [*content.results, LogMessage(role, content.texts, keys)]
+
+
+@dataclass
+class _Content:
+    """The content of a message, by kinds of blocks."""
+
+    texts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    """Calls of tools, as OpenAI writes them."""
+
+    results: list[LogMessage] = field(default_factory=list)
+    """What tools returned, as messages of their own."""
+
+    reasoning: str | None = None
+
+
+def _read_content(content: Any, place: str) -> _Content:
+    """Read the content of a message: None, a text, or a list of blocks. `place`: the message, for
+    messages of errors."""
+    if content is None or isinstance(content, str):
+        return _Content([content] if content else [])
+    by_kind = _Content()
+    for block in _as_list(content, "content", place):
+        kind = block.get("type") if isinstance(block, Mapping) else None
+        if isinstance(block, str):
+            by_kind.texts.append(block)
+        elif kind in TEXT_BLOCKS and isinstance(block.get("text"), str):
+            by_kind.texts.append(block["text"])
+        elif kind == "tool_use":
+            function = {"name": block.get("name"), "arguments": block.get("input", {})}
+            by_kind.calls.append({"id": block.get("id"), "function": function})
+        elif kind == "tool_result":
+            texts = _read_content(block.get("content"), place).texts
+            call_id = block.get("tool_use_id")
+            by_kind.results.append(LogMessage("tool", texts, {"tool_call_id": call_id}))
+        elif kind in ("thinking", "reasoning"):
+            by_kind.reasoning = str(block.get("thinking") or block.get("text") or "")
+        else:
+            raise DataError(f"{place} holds {printable(str(block))[:60]}; pass text only")
+    return by_kind
+
+
+def _as_list(value: Any, name: str, place: str) -> list[Any]:
+    """Return a value that must be a list."""
+    if not isinstance(value, list):
+        raise ConfigError(f"{place}: {name}={value!r:.60} must be a list")
+    return value
+
+
+def _read_call(call: Any, place: str) -> dict[str, Any]:
+    """Return a call of a tool with its arguments as an object, which templates write as JSON."""
+    try:
+        function = dict(call["function"])
+        if isinstance(function.get("arguments"), str):
+            function["arguments"] = json.loads(function["arguments"] or "{}")
+        return {"type": "function", "id": call.get("id"), "function": function}
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise DataError(
+            f"{place} has a call without a function and JSON arguments: {printable(str(call))[:80]}"
+        ) from None
