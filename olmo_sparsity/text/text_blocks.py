@@ -1,0 +1,157 @@
+"""Divide a text into blocks, each of which begins a sentence: paragraphs and Markdown.
+
+    We need:            a paragraph
+    - bread             a list item
+    - two eggs          another
+                        (an empty line, or a rule such as ---, ends a block)
+    ## Later            a heading; a row of a table, or a line in bold, is a block, too
+    ```                 fenced code: one block, in which no sentence begins
+    x = a.b()
+    ```
+
+Place in the flow: text → **blocks** (`split_blocks`) → sentences.py, which finds sentences within
+them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+FENCES = ("```", "~~~")
+"""How fenced code begins. It ends with a line that begins in the same way."""
+
+BULLET = re.compile(r"[ \t>]*(?:[-*+•‣◦▪●○·–—]|\[[ xX]\])[ \t]+(?=\S)")
+"""“- ”, “* ”, “[x] ” at the beginning of a list item."""
+
+NUMBER = re.compile(
+    r"[ \t>]*(?:\*\*)?(?:\(?\d{1,3}[.)]{1,2}|\(?(?:[A-Za-z]|[ivxIVX]{1,4})\)|\[\d+\]:?)(?:\*\*)?"
+    r"[ \t]+(?=\S)"
+)
+"""“1. ”, “(2) ”, “a) ”, “iv) ”, “[3]: ” at the beginning of a list item."""
+
+HEADING_OR_ROW = re.compile(r"\s*(?:#{1,6}[ \t]|\|.*\|\s*$|(?:\*\*|__)[^*_]+(?:\*\*|__):?\s*$)")
+"""A line that is a block by itself: a heading, the row of a table, a line in bold."""
+
+RULE = re.compile(r"[-=_*~]{3,}|(?=.*-)(?=.*\|)[ \t:|+-]+")
+"""A line below a heading or the head of a table, or between sections."""
+
+BEFORE_NUMBERED_ITEM = ".:;!?…。：*"
+"""Ends of a line behind which a number may begin a list item. Behind other lines it is a number of
+the sentence: “It opened in\\n1921. It closed.”"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A stretch of text that begins a sentence, in characters."""
+
+    start: int
+    words_start: int
+    """Where marks that end sentences are looked for: behind the marker of a list item. At the end
+    of the block, there is one sentence."""
+
+    end: int
+
+
+@dataclass(frozen=True)
+class _Line:
+    start: int
+    """Where the line begins in the text, in characters."""
+
+    raw: str
+    """The line with its white space and its line break."""
+
+    @property
+    def content(self) -> str:
+        """The line without white space around it."""
+        return self.raw.strip()
+
+    @property
+    def content_start(self) -> int:
+        """Where the content begins in the text."""
+        return self.start + len(self.raw) - len(self.raw.lstrip())
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.raw)
+
+
+@dataclass(frozen=True)
+class _OpenBlock:
+    """A paragraph or a list item that may go on in the next line."""
+
+    start: int
+    words_start: int
+    is_item: bool
+
+    def ended_at(self, end: int) -> Block:
+        return Block(self.start, self.words_start, end)
+
+
+def split_blocks(text: str) -> Iterator[Block]:
+    """Yield the blocks of a text, in order."""
+    lines = _lines(text)
+    open_block: _OpenBlock | None = None
+    content_above = ""
+    for line in lines:
+        content = line.content
+        is_gap = not content or RULE.fullmatch(content) is not None
+        is_code = not is_gap and content.startswith(FENCES)
+        is_whole_block = is_code or HEADING_OR_ROW.match(line.raw) is not None
+
+        marker: re.Match[str] | None = None
+        continues_block = False
+        if not is_gap and not is_whole_block:
+            marker = _item_marker(line.raw, _may_be_number(open_block, content_above))
+            begins_quote = content.startswith(">") and not content_above.startswith(">")
+            continues_block = open_block is not None and marker is None and not begins_quote
+        content_above = content
+        if continues_block:
+            continue
+
+        if open_block is not None:
+            yield open_block.ended_at(line.start)
+            open_block = None
+        if is_whole_block and not is_gap:
+            end = _end_of_code(line, lines) if is_code else line.end
+            yield Block(line.content_start, end, end)
+        elif not is_gap:
+            words_start = line.start + marker.end() if marker else line.start
+            open_block = _OpenBlock(line.content_start, words_start, is_item=marker is not None)
+    if open_block is not None:
+        yield open_block.ended_at(len(text))
+
+
+def _lines(text: str) -> Iterator[_Line]:
+    start = 0
+    for raw in text.splitlines(keepends=True):
+        yield _Line(start, raw)
+        start += len(raw)
+
+
+def _end_of_code(first_line: _Line, lines: Iterator[_Line]) -> int:
+    """Read the lines of fenced code, and return where it ends. Code that is not closed goes on to
+    the end of the text."""
+    fence = first_line.content[:3]
+    end = first_line.end
+    for line in lines:
+        end = line.end
+        if line.content.startswith(fence):
+            break
+    return end
+
+
+def _may_be_number(open_block: _OpenBlock | None, content_above: str) -> bool:
+    """Return whether a number at the beginning of a line may begin a list item."""
+    if open_block is None or open_block.is_item:
+        return True
+    return content_above[-1:] in BEFORE_NUMBERED_ITEM
+
+
+def _item_marker(line: str, may_be_number: bool) -> re.Match[str] | None:
+    """Return the bullet or number of a list item at the beginning of a line."""
+    bullet = BULLET.match(line)
+    if bullet is not None or not may_be_number:
+        return bullet
+    return NUMBER.match(line)
