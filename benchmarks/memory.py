@@ -49,7 +49,7 @@ def model_of(layers: int) -> ModelConfig:
 def estimates_of(engine: str, layers: int, count: int) -> dict[str, float]:
     """Return what the estimate says of each phase, in MiB."""
     from olmo_sparsity.models.transformers_folder import count_parameters
-    from olmo_sparsity.training.memory import (
+    from olmo_sparsity.training.estimate.memory_formulas import (
         activation_bytes,
         gathered_at_once,
         start_bytes,

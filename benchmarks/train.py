@@ -44,11 +44,13 @@ from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.exchange import hugging_face_model
+from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.text.vocabulary import IGNORED
 from olmo_sparsity.training.choose_engine import build_engine
 from olmo_sparsity.training.distributed import Processes, connect
 from olmo_sparsity.training.engine import Engine
-from olmo_sparsity.training.estimate import Hardware, count_parameters, flops_per_token
+from olmo_sparsity.training.estimate.compute import flops_per_token
+from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.start import build_batches, resolve
 
 CONFIG = Path(__file__).parents[1] / "configs/quick.yaml"

@@ -200,7 +200,7 @@ def _check_gpus_are_of_a_dry_run(options: argparse.Namespace) -> None:
 
 def _hardware(options: argparse.Namespace) -> Any:
     """Return the hardware that --gpus, --gpu and --nodes describe; None without --gpus."""
-    from olmo_sparsity.training.estimate import Hardware
+    from olmo_sparsity.training.estimate.hardware import Hardware
 
     if options.gpus is None:
         return None

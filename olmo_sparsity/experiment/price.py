@@ -38,11 +38,12 @@ from olmo_sparsity.experiment.measurements import Measurement
 from olmo_sparsity.experiment.price_training import TrainingPrice, describe_texts, price_training
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.load import LoadedModel, describe_model
+from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.text.documents import Documents
 from olmo_sparsity.text.inputs import open_documents
 from olmo_sparsity.text.split import split_long_documents
-from olmo_sparsity.training.estimate import Hardware, count_parameters
-from olmo_sparsity.training.memory import without_memory
+from olmo_sparsity.training.estimate.hardware import Hardware
+from olmo_sparsity.training.estimate.memory_formulas import without_memory
 from olmo_sparsity.training.runs import training_text
 from olmo_sparsity.training.start import cost_of
 

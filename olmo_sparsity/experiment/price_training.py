@@ -14,14 +14,9 @@ from pathlib import Path
 from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.experiment.models import Model
-from olmo_sparsity.training.estimate import (
-    Cost,
-    Disk,
-    Hardware,
-    cost_with,
-    disk_of,
-    main_memory_of,
-)
+from olmo_sparsity.training.estimate.cost import Cost, cost_with
+from olmo_sparsity.training.estimate.hardware import Hardware
+from olmo_sparsity.training.estimate.host import Disk, disk_of, main_memory_of
 from olmo_sparsity.training.start import check_run, cost_of, open_prepared
 
 
@@ -52,7 +47,7 @@ class TrainingPrice:
         parts.append(self.lines.get("time", f"{self.lines['FLOPs in all']} FLOPs"))
         parts.append(self._describe_memory())
         parts.append(f"the run folder {self.disk.run_folder / 1e9:.1f} GB")
-        if self.config.training.batch_size % self.hardware.count:
+        if self.config.training.batch_size % self.hardware.num_processes:
             parts.append(f"training.batch_size: {self.lines['batch']}")
         return "; ".join(parts)
 
@@ -67,8 +62,8 @@ class TrainingPrice:
         )
         if self.hardware.gpu is None:
             return memory
-        processes_of_node = self.hardware.count / self.hardware.nodes
-        of_node = main_memory_of(self.config, self.hardware) * processes_of_node
+        of_process = main_memory_of(self.config, self.hardware)
+        of_node = of_process * self.hardware.processes_per_node
         return f"{memory}, main memory {of_node / 2**30:.0f} GiB a node"
 
 

@@ -51,6 +51,7 @@ from olmo_sparsity.models.exchange import (
     describe_changes,
     import_weights,
 )
+from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.text.vocabulary import count_vocabulary
 from olmo_sparsity.training import checkpoint
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, TrainerState
@@ -58,15 +59,11 @@ from olmo_sparsity.training.choose_engine import build_engine, check_engine
 from olmo_sparsity.training.deferred import Deferred
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine, choose_precision, own_device
-from olmo_sparsity.training.estimate import (
-    Hardware,
-    count_parameters,
-    estimate,
-    fitting_micro_batch_size,
-    flops_per_token,
-    refuse_too_large,
-    stated_flops,
-)
+from olmo_sparsity.training.estimate.compute import flops_per_token, stated_flops
+from olmo_sparsity.training.estimate.device_memory import fitting_micro_batch_size
+from olmo_sparsity.training.estimate.fit import check_fits
+from olmo_sparsity.training.estimate.hardware import Hardware
+from olmo_sparsity.training.estimate.report import estimate
 from olmo_sparsity.training.evaluate import Evaluation
 from olmo_sparsity.training.metric_writers import check_metric_writers
 from olmo_sparsity.training.optim import Jumps
@@ -575,7 +572,7 @@ def check_run(config: RunConfig, hardware: Hardware | None) -> None:
     if shards is not None and not list_checkpoints(Path(config.run_folder)):
         refuse_repeated_text(config, count_epochs(config, shards))
     if hardware is not None:
-        refuse_too_large(config, hardware)
+        check_fits(config, hardware)
 
 
 def cost_of(
@@ -590,7 +587,7 @@ def cost_of(
         load_tasks(config.evaluation.lm_eval)
     micro_batch_size = config.training.micro_batch_size
     if hardware is not None and config.engine.name == "auto":
-        engine = replace(config.engine, name="ddp" if hardware.count > 1 else "single")
+        engine = replace(config.engine, name="ddp" if hardware.num_processes > 1 else "single")
         config = replace(config, engine=engine)
     hardware = hardware or Hardware.here(device)
     missing: dict[str, str] = {}

@@ -17,25 +17,20 @@ from olmo_sparsity.config.installed import CONFIGS
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.build import build_model
+from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.training.choose_engine import check_engine
-from olmo_sparsity.training.estimate import (
-    Hardware,
-    cost_with,
-    count_parameters,
-    estimate,
-    flops_per_token,
-    gpu_hours,
-    needed_bytes,
-    refuse_too_large,
-    share_of_peak,
-    state_of,
-)
-from olmo_sparsity.training.memory import (
+from olmo_sparsity.training.estimate.compute import flops_per_token, share_of_peak
+from olmo_sparsity.training.estimate.cost import cost_with, gpu_hours
+from olmo_sparsity.training.estimate.device_memory import bytes_of_state, peak_bytes
+from olmo_sparsity.training.estimate.fit import check_fits
+from olmo_sparsity.training.estimate.hardware import Hardware
+from olmo_sparsity.training.estimate.memory_formulas import (
     activation_bytes,
     start_bytes,
     state_bytes,
     without_memory,
 )
+from olmo_sparsity.training.estimate.report import estimate
 from olmo_sparsity.training.start import cost_of, for_hardware
 from tests.conftest import MakeConfig
 
@@ -81,9 +76,9 @@ def test_micro_batches_are_as_large_as_memory_allows(make_config: MakeConfig, en
     cpu = torch.device("cpu")
     for num_sequences, expected in ((48, 48), (17, 16), (15, 12), (0, 1)):
         room = Hardware(2, 1, 1e30, find_gpu("h100"))
-        state = state_of(config, room)
+        state = bytes_of_state(config, room)
         needed = state + activation_bytes(config.model, config.training, num_sequences, "cuda")
-        resolved = for_hardware(config, cpu, replace(room, memory=needed + 1))
+        resolved = for_hardware(config, cpu, replace(room, usable_bytes=needed + 1))
         assert resolved.training.micro_batch_size == expected
     assert config.training.micro_batch_size == 0
     config.training.micro_batch_size = 20
@@ -134,7 +129,7 @@ def test_the_ladder_needs_no_option_on_any_number_of_gpus(path: Path, count: int
     check_engine(config.engine, config.training, count)
     resolved = for_hardware(config, torch.device("cpu"), hardware)
     assert 512 // count % resolved.training.micro_batch_size == 0
-    refuse_too_large(resolved, hardware)
+    check_fits(resolved, hardware)
 
 
 def test_a_dry_run_names_what_does_not_divide_or_fit(capsys: pytest.CaptureFixture) -> None:
@@ -188,7 +183,9 @@ def test_zero_1_and_2_need_room_for_two_copies_of_the_weights_at_the_start() -> 
     cost = cost_with(config, hardware)
     assert cost.start > cost.state + cost.activations
     assert cost.peak == cost.start + cost.context
-    assert not replace(hardware, memory=cost.start - 1).memory >= needed_bytes(config, hardware, 1)
+    assert not replace(hardware, usable_bytes=cost.start - 1).usable_bytes >= peak_bytes(
+        config, hardware, 1
+    )
 
 
 def test_zero_3_holds_its_largest_weight_whole_at_the_start() -> None:
@@ -254,11 +251,11 @@ def test_tasks_of_lm_eval_need_a_whole_copy_of_the_model_on_each_device_and_in_m
     cost = cost_with(with_tasks, hardware)
     assert cost.evaluation > whole
     assert cost.peak == cost.evaluation + cost.context > cost_with(plain, hardware).peak
-    too_small = replace(hardware, memory=cost.evaluation - 1)
+    too_small = replace(hardware, usable_bytes=cost.evaluation - 1)
     assert (
-        needed_bytes(plain, too_small, 1)
-        < too_small.memory
-        < needed_bytes(with_tasks, too_small, 1)
+        peak_bytes(plain, too_small, 1)
+        < too_small.usable_bytes
+        < peak_bytes(with_tasks, too_small, 1)
     )
     lines = estimate(with_tasks, hardware)
     assert f", lm_eval {cost.evaluation / 2**30:.1f}" in lines["memory of a process, fsdp"]
@@ -287,7 +284,7 @@ def test_gpus_without_nvlink_send_at_the_speed_of_pcie() -> None:
 
 
 def test_a_small_model_is_expected_to_fill_less_of_a_gpu() -> None:
-    shares = [share_of_peak(size)[0] for size in (10**6, 34 * 10**6, 86 * 10**6, 10**9)]
+    shares = [share_of_peak(size).share for size in (10**6, 34 * 10**6, 86 * 10**6, 10**9)]
     assert shares == sorted(shares)
     assert shares[1] < 0.2
     assert shares[2:] == [0.306, 0.345]

@@ -15,7 +15,7 @@ from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.losses import token_losses
 from olmo_sparsity.text.vocabulary import IGNORED
 from olmo_sparsity.training.engine import Engine
-from olmo_sparsity.training.estimate import Hardware
+from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.start import build_evaluation, resolve
 from tests.conftest import MakeConfig
 

@@ -16,8 +16,10 @@ from torch import nn
 from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.models.build import build_model
+from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.training.engine import Engine
-from olmo_sparsity.training.estimate import Hardware, count_parameters, state_of
+from olmo_sparsity.training.estimate.device_memory import bytes_of_state
+from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.optim import (
     Jumps,
     build_optimizer,
@@ -132,9 +134,10 @@ def test_muon_holds_one_moment_of_a_matrix(make_config: MakeConfig) -> None:
     with_muon = make_config(optimizer__name="muon")
     matrices = matrices_of_layers(build_model(config.model))
     hardware = Hardware.of("h100", 1, 1)
-    saved = state_of(replace(config, engine=EngineConfig("single")), hardware) - state_of(
-        replace(with_muon, engine=EngineConfig("single")), hardware
-    )
+    on_one = EngineConfig("single")
+    of_adamw = bytes_of_state(replace(config, engine=on_one), hardware)
+    of_muon = bytes_of_state(replace(with_muon, engine=on_one), hardware)
+    saved = of_adamw - of_muon
     assert saved == 4 * sum(matrix.numel() for matrix in matrices)
 
 

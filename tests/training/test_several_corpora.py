@@ -16,7 +16,7 @@ from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.distributed import Processes
-from olmo_sparsity.training.estimate import Hardware
+from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.start import build_batches, dry_run, resolve

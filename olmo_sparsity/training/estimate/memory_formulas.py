@@ -1,7 +1,7 @@
 """Compute the memory of a process that trains by formulas: activations, and what its engine holds.
 
-estimate.py applies them to a run. `python -m benchmarks.memory` compares them with measured peaks;
-docs/train.md has both.
+device_memory.py applies them to a run. `python -m benchmarks.memory` compares them with measured
+peaks; docs/train.md has both.
 """
 
 from __future__ import annotations
@@ -20,34 +20,48 @@ from olmo_sparsity.models.losses import LanguageModel, rows_per_chunk
 from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.training.activations import Fields, kept_bytes
 
+RESIDUAL_BYTES = 4
+"""Bytes of a number of the residual stream, which is in fp32 with each precision."""
+
+PEAK_OF_RECOMPUTED_LAYER = 1.4
+"""The peak of a layer that is computed again, as a multiple of the activations that it keeps: it
+holds its gradients, too."""
+
 
 def activation_bytes(
     sizes: ModelConfig, training: TrainingConfig, micro_batch_size: int, device: str = "cpu"
 ) -> float:
     """Return the bytes of activations at the peak of a step: those that are kept for the backward
-    pass, and those that the loss needs for a chunk of logits."""
-    rows = micro_batch_size * training.length
-    size = 2 if training.precision == "bf16" else 4
-    width_bytes = rows * sizes.d_model * size  # of one number for each token and coordinate
-    vocab_size = sizes.embedding_size or sizes.vocab_size
-    chunk = min(rows, rows_per_chunk(vocab_size, torch.device(device), training.compile))
-    loss = chunk * vocab_size * (2 * size if training.compile else 4 * 4)
+    pass, and those that the loss needs for a chunk of logits. The peak is either in the loss, or
+    later, in a layer that is computed again."""
+    num_tokens = micro_batch_size * training.length
+    bytes_of_number = 2 if training.precision == "bf16" else 4
+
+    bytes_of_width = num_tokens * sizes.d_model * bytes_of_number
     # Before the first layer and after the last one: embedding, last norm, and their gradients.
-    ends = 10 * width_bytes
-    of_layer = rows * kept_bytes(sizes, training.precision, training.compile)
+    around_layers = 10 * bytes_of_width
+    of_layer = num_tokens * kept_bytes(sizes, training.precision, training.compile)
+    input_of_layer = num_tokens * sizes.d_model * RESIDUAL_BYTES
+
+    vocab_size = sizes.embedding_size or sizes.vocab_size
+    chunk = rows_per_chunk(vocab_size, torch.device(device), training.compile)
+    num_logits = min(num_tokens, chunk) * vocab_size
+    # Logits and their gradients; without compilation four tensors of them, in fp32.
+    loss = num_logits * (2 * bytes_of_number if training.compile else 4 * 4)
+
     budget = training.activation_memory_budget
     if budget is not None and budget < 1.0:
         # The compiler shares out what is between a layer's input and all of its activations.
-        input_bytes = rows * sizes.d_model * 4
-        kept_by_layer = input_bytes + budget * (of_layer - input_bytes)
-        return kept_by_layer * sizes.n_layers + ends + max(loss, 1.4 * of_layer)
+        kept_by_layer = input_of_layer + budget * (of_layer - input_of_layer)
+        kept = kept_by_layer * sizes.n_layers + around_layers
+        return kept + max(loss, PEAK_OF_RECOMPUTED_LAYER * of_layer)
+
     recomputed = num_recomputed(sizes, training)
-    kept = of_layer * (sizes.n_layers - recomputed) + ends
+    kept = of_layer * (sizes.n_layers - recomputed) + around_layers
     if recomputed == 0:
         return kept + loss
-    inputs = recomputed * rows * sizes.d_model * 4  # the residual stream is in fp32
-    # A layer that is computed again also holds its gradients.
-    return kept + inputs + max(loss, 1.4 * of_layer)
+    inputs = recomputed * input_of_layer
+    return kept + inputs + max(loss, PEAK_OF_RECOMPUTED_LAYER * of_layer)
 
 
 def num_recomputed(sizes: ModelConfig, training: TrainingConfig) -> int:
@@ -68,42 +82,48 @@ def share_recomputed(sizes: ModelConfig, training: TrainingConfig) -> float:
 
 def state_bytes(
     precision: Precision,
-    parameters: int,
+    num_parameters: int,
     engine: str = "ddp",
-    count: int = 1,
+    num_shards: int = 1,
     gathered: int = 0,
     sums_whole_gradients: bool = False,
 ) -> int:
-    """Return the bytes of weights, gradients and optimizer of each of `count` processes.
-    docs/train.md has a table.
+    """Return the bytes of weights, gradients and optimizer of each process, which engines other
+    than DDP divide into `num_shards` parts. docs/train.md has a table.
 
     gathered: With `fsdp`, the largest number of weights that are whole at a time.
     sums_whole_gradients: With `fsdp`, whether whole gradients are added up over micro-batches.
     """
     size = 2 if precision == "bf16" else 4
-    part = parameters / count
+    part = num_parameters / num_shards
+    # AdamW holds the weights and two moments in fp32, 12 bytes a parameter, and gradients take 4.
     if engine == "fsdp":
-        whole_gradients = 4 * parameters if sums_whole_gradients else 4 * gathered
+        whole_gradients = 4 * num_parameters if sums_whole_gradients else 4 * gathered
         return int(16 * part + size * gathered + whole_gradients)
-    stage = int(engine[-1]) if engine.startswith("zero") else 0
-    if stage == 0:  # bf16 adds a cast copy of the weights
-        return parameters * (16 + (2 if precision == "bf16" else 0))
-    weights = size * (part if stage == 3 else parameters)
-    gradients = 4 * (part if stage >= 2 else parameters)  # added up in fp32
+    if not engine.startswith("zero"):  # bf16 adds a cast copy of the weights
+        return num_parameters * (16 + (2 if precision == "bf16" else 0))
+
+    # ZeRO-1 divides the optimizer, ZeRO-2 gradients, too, and ZeRO-3 also the weights.
+    stage = int(engine.removeprefix("zero"))
+    weights = size * (part if stage == 3 else num_parameters)
+    gradients = 4 * (part if stage >= 2 else num_parameters)  # added up in fp32
     # The numbers in buffers of collectives, as configs/deepspeed/*.json sets them. ZeRO-1 casts all
     # gradients at once. ZeRO-2 has two buckets, whose size does not depend on the model, and a copy
     # of one. ZeRO-3 has a bucket, its copy in the order of the shards, weights in use and those
     # fetched ahead.
-    buckets = {2: 10**8 + min(parameters, 5 * 10**7), 3: min(4 * parameters, 2**26)}
-    in_use = size * buckets.get(stage, parameters)
-    return int(weights + gradients + 12 * part + in_use)
+    buffered = {
+        1: num_parameters,
+        2: 10**8 + min(num_parameters, 5 * 10**7),
+        3: min(4 * num_parameters, 2**26),
+    }
+    return int(weights + gradients + 12 * part + size * buffered[stage])
 
 
 def start_bytes(
     precision: Precision,
-    parameters: int,
+    num_parameters: int,
     engine: str = "ddp",
-    count: int = 1,
+    num_shards: int = 1,
     largest_weight: int = 0,
 ) -> int:
     """Return the bytes on each device at the peak while the engine is built, before the first step.
@@ -111,13 +131,13 @@ def start_bytes(
     largest_weight: With `zero3`, the numbers of the largest weight, which is whole for a while.
     """
     size = 2 if precision == "bf16" else 4
-    part = parameters / count
+    part = num_parameters / num_shards
     # DeepSpeed makes Adam's moments in the first step.
     if engine == "zero1" and precision == "bf16":  # by another optimizer, with all gradients
-        return int((size + 4) * parameters + 4 * part)
+        return int((size + 4) * num_parameters + 4 * part)
     if engine in ("zero1", "zero2"):
         # All weights are copied into one flat tensor; their fp32 part, and one of zeros, follow.
-        return int(max(2 * size * parameters, size * parameters + 8 * part))
+        return int(max(2 * size * num_parameters, size * num_parameters + 8 * part))
     if engine == "zero3":
         # A weight is made in fp32 and cast before its first shard is kept. Later, beside all shards
         # and places for their gradients, it is made again for DeepSpeed's fp32 copy.
@@ -126,8 +146,9 @@ def start_bytes(
         return int(max(made_first, made_again))
     if engine == "fsdp":
         return int(4 * part)
-    # DDP makes its buckets, which become the gradients, when it is built.
-    return 8 * parameters if engine == "ddp" else 4 * parameters
+    if engine == "ddp":  # makes its buckets, which become the gradients, when it is built
+        return 8 * num_parameters
+    return 4 * num_parameters
 
 
 def gathered_at_once(model: nn.Module, sizes: ModelConfig) -> int:

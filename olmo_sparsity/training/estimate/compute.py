@@ -1,0 +1,113 @@
+"""Estimate the time in which the GPUs of a run compute: FLOPs, divided by a share of their peak.
+
+The log of a run counts by `flops_per_token`, too, when it reports MFU, the share of the vendor's
+peak that a run reaches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import nn
+
+from olmo_sparsity.base.devices import device_name, find_gpu
+from olmo_sparsity.config.sections import ModelConfig, RunConfig
+from olmo_sparsity.models.losses import LanguageModel
+from olmo_sparsity.models.transformers_folder import count_parameters
+from olmo_sparsity.training.estimate.hardware import Hardware
+from olmo_sparsity.training.estimate.memory_formulas import share_recomputed, without_memory
+
+SHARE_OF_FORWARD = 1 / 3
+"""FLOPs of a forward pass, as a share of those of a forward and backward pass. The backward pass
+takes twice as many: gradients of the inputs and gradients of the weights. A layer that is
+recomputed runs its forward pass a second time."""
+
+
+def flops_per_token(
+    model: nn.Module, sizes: ModelConfig, length: int, whole_attention: bool = False
+) -> float:
+    """Return the FLOPs of a token, forward and backward: 6 for each weight of a product of
+    matrices, and 6 · L · D for each layer's attention, in which a token attends to L / 2 places on
+    average. `whole_attention`: count L places, as OLMo-core, nanochat and torchtitan do."""
+    weight_VD, _ = cast(LanguageModel, model).unembedding
+    tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+    num_embedded = sum(table.numel() for table in tables)
+    # Norms and biases have one dimension, and no product of matrices. An embedding is looked up.
+    num_multiplied = sum(weight.numel() for weight in model.parameters() if weight.ndim > 1)
+    num_multiplied -= num_embedded
+    is_tied = any(table is weight_VD for table in tables)
+    if is_tied:  # looked up once, multiplied once
+        num_multiplied += weight_VD.numel()
+    attention_width = sizes.n_heads * sizes.effective_head_width
+    num_scored = sizes.n_layers * length * attention_width
+    return 6.0 * num_multiplied + (12.0 if whole_attention else 6.0) * num_scored
+
+
+def stated_flops(device: torch.device) -> float:
+    """Return the FLOP/s in bf16 that the vendor states for a device; 0 if they are not known."""
+    gpu = find_gpu(device_name(device))
+    return 1e12 * gpu.tflops if gpu else 0.0
+
+
+# --- the share of a GPU's peak that a run reaches -------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MeasuredShare:
+    """The share of the stated peak that one H200 reached with a model (docs/train.md)."""
+
+    num_parameters: int
+    share: float
+    model_name: str
+
+
+MEASURED_SHARES = (
+    MeasuredShare(85_065_728, 0.306, "60M"),
+    MeasuredShare(190_513_152, 0.345, "150M"),
+)
+"""From the smallest model to the largest. No larger one, and no several GPUs, were measured."""
+
+
+@dataclass(frozen=True)
+class ExpectedShare:
+    """The share of the stated peak that one GPU is expected to reach."""
+
+    share: float
+    origin: str
+    """Where this number comes from, in words."""
+
+
+def share_of_peak(num_parameters: int) -> ExpectedShare:
+    """Return the share of the stated FLOP/s that one GPU is expected to reach with a model of this
+    size: that of the largest measured model that is not larger. For models below the smallest
+    measured one it is assumed to fall with the root of the parameters, as the width does: narrower
+    products fill less of a GPU."""
+    smallest = MEASURED_SHARES[0]
+    if num_parameters < smallest.num_parameters:
+        lowered = smallest.share * (num_parameters / smallest.num_parameters) ** 0.5
+        origin = (
+            f"assumed: lower than the {smallest.share:.0%} measured on one H200 "
+            f"({smallest.model_name})"
+        )
+        return ExpectedShare(lowered, origin)
+    not_larger = [row for row in MEASURED_SHARES if row.num_parameters <= num_parameters]
+    nearest = not_larger[-1]
+    return ExpectedShare(nearest.share, f"measured on one H200 ({nearest.model_name})")
+
+
+def computing_seconds(config: RunConfig, hardware: Hardware) -> float:
+    """Return the seconds of a step in which the GPUs compute."""
+    training = config.training
+    gpu = hardware.gpu
+    assert gpu is not None
+    model = without_memory(config.model)
+    flops = flops_per_token(model, config.model, training.length)
+    # Layers may be recomputed in the backward pass, the unembedding never is.
+    unembedding_VD, _ = cast(LanguageModel, model).unembedding
+    flops_of_layers = flops - 6.0 * unembedding_VD.numel()
+    flops += SHARE_OF_FORWARD * share_recomputed(config.model, training) * flops_of_layers
+    flops *= training.batch_size * training.length
+    expected = share_of_peak(count_parameters(model))
+    return flops / (hardware.num_processes * expected.share * gpu.tflops * 1e12)

@@ -1,0 +1,71 @@
+"""Reject a run that does not fit into the memory of its devices, and name what would fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.training.estimate.cost import ENGINES, with_engine
+from olmo_sparsity.training.estimate.device_memory import peak_bytes
+from olmo_sparsity.training.estimate.hardware import Hardware
+
+MAX_GPUS = 4096
+"""Largest number of GPUs that a message proposes."""
+
+
+def check_fits(config: RunConfig, hardware: Hardware) -> None:
+    """Raise ConfigError for a run that does not fit with a single sequence at a time."""
+    needed = peak_bytes(config, hardware, micro_batch_size=1)
+    if needed <= hardware.usable_bytes:
+        return
+    raise ConfigError(
+        f"engine.name={config.engine.name} needs {needed / 2**30:.1f} GiB a device, of "
+        f"{hardware.usable_bytes / 2**30:.1f}; {_remedy(config, hardware)}"
+    )
+
+
+def _remedy(config: RunConfig, hardware: Hardware) -> str:
+    """Return the end of a message: the engines that fit, or the number of GPUs on which one
+    does."""
+    fitting = _options_of_fitting_engines(config, hardware)
+    if fitting:
+        return f"use {' or '.join(fitting)}"
+    count = hardware.num_processes
+    while count <= MAX_GPUS and count <= config.training.batch_size:
+        count *= 2
+        more_hardware = replace(hardware, num_processes=count)
+        fitting = _options_of_fitting_engines(config, more_hardware)
+        if fitting:
+            # The last engine shards most, so it leaves the most room.
+            too_few = hardware.num_processes
+            return f"no engine fits {too_few} of these; use {fitting[-1]} on {count}"
+    return f"no engine fits, on any number of these; {_remedy_for_activations(config)}"
+
+
+def _remedy_for_activations(config: RunConfig) -> str:
+    """Return the end of a message where activations alone are too large for a device, whatever the
+    engine shards: the next option that makes them smaller."""
+    training = config.training
+    budget = training.activation_memory_budget
+    if budget:  # neither None nor 0, the least
+        return "lower training.activation_memory_budget"
+    if budget is None and not training.activation_checkpointing:
+        return "pass --training.activation_checkpointing=true"
+    return "shorten training.length"
+
+
+def _options_of_fitting_engines(config: RunConfig, hardware: Hardware) -> list[str]:
+    """Return the options of the engines with which a single sequence at a time fits."""
+    if hardware.num_processes == 1:
+        return []
+    fitting = []
+    for engine in ENGINES:
+        options = f"--engine.name={engine}"
+        changed = with_engine(config, engine)
+        if engine == "zero3" and config.training.compile:  # rejected together
+            options += " --training.compile=false"
+            changed = replace(changed, training=replace(config.training, compile=False))
+        if peak_bytes(changed, hardware, micro_batch_size=1) <= hardware.usable_bytes:
+            fitting.append(options)
+    return fitting

@@ -1,0 +1,92 @@
+"""Describe the hardware of a run: its processes, each with a device, on one or several nodes.
+
+Hardware.here(device)               # what this machine has
+Hardware.of("h100", 16, nodes=2)    # GPUs by name, which need not be here
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+
+import torch
+
+from olmo_sparsity.base.devices import Gpu, device_name, find_gpu, known_gpu
+from olmo_sparsity.base.errors import ConfigError
+
+CUDA_CONTEXT_BYTES = 2**29
+"""Bytes that CUDA itself takes on a GPU for each process, before the first tensor (about)."""
+
+USABLE_SHARE = 0.85
+"""The share of a GPU's memory that tensors can use. The rest is lost in holes between them."""
+
+USABLE_SHARE_OF_MAIN_MEMORY = 0.5
+"""The same for training on a CPU, where other programs need main memory, too."""
+
+GPUS_PER_NODE = 8
+"""The usual number of GPUs of a node, from which the number of nodes follows if none is given."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The processes of a run, each with a device."""
+
+    num_processes: int
+    num_nodes: int
+    usable_bytes: float
+    """Bytes of its device that a process can use for tensors."""
+
+    gpu: Gpu | None
+    """The GPU of each process. None: the processes train on CPUs."""
+
+    nics_per_node: int | None = None
+    """Number of network cards of a node. None: the usual number for the GPU."""
+
+    price: float | None = None
+    """Price of a GPU-hour, in any currency. None: not known."""
+
+    @property
+    def device_type(self) -> str:
+        """Return the type of the devices, as PyTorch names it."""
+        return "cuda" if self.gpu else "cpu"
+
+    @property
+    def processes_per_node(self) -> int:
+        """Return the number of processes of each node, which all have equally many."""
+        return self.num_processes // self.num_nodes
+
+    @staticmethod
+    def here(device: torch.device, num_processes: int = 1) -> Hardware:
+        """Return devices like this one, on one node."""
+        if device.type != "cuda":
+            main_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            return Hardware(num_processes, 1, USABLE_SHARE_OF_MAIN_MEMORY * main_memory, None)
+        total = torch.cuda.get_device_properties(device).total_memory
+        name = device_name(device)
+        # Of an unknown GPU the speed is not known, so its hours are not estimated.
+        gpu = find_gpu(name) or Gpu(name, 0, total / 1e9)
+        return Hardware(num_processes, 1, USABLE_SHARE * total - CUDA_CONTEXT_BYTES, gpu)
+
+    @staticmethod
+    def of(
+        name: str,
+        num_gpus: int,
+        nodes: int | None,
+        nics_per_node: int | None = None,
+        price: float | None = None,
+    ) -> Hardware:
+        """Return GPUs by their name, by default eight on a node. Raise ConfigError, which names the
+        option of `--dry-run`, for GPUs that cannot be."""
+        gpu = known_gpu(name, "--gpu")
+        options = {"--gpus": num_gpus, "--nodes": nodes, "--nics-per-node": nics_per_node}
+        for option, number in options.items():
+            if number is not None and number < 1:
+                raise ConfigError(f"{option}={number} must be at least 1")
+        if price is not None and not 0 <= price < math.inf:
+            raise ConfigError(f"--gpu-hour={price} must be a price of 0 or more")
+        num_nodes = nodes or math.ceil(num_gpus / GPUS_PER_NODE)
+        if num_gpus % num_nodes:
+            raise ConfigError(f"--gpus={num_gpus} must be a multiple of --nodes={num_nodes}")
+        usable_bytes = USABLE_SHARE * gpu.gigabytes * 1e9 - CUDA_CONTEXT_BYTES
+        return Hardware(num_gpus, num_nodes, usable_bytes, gpu, nics_per_node, price)

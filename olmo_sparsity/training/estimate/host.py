@@ -1,0 +1,101 @@
+"""Estimate what a run takes beside its devices: main memory, disk, and the time of a save."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.models.transformers_folder import count_parameters
+from olmo_sparsity.training.estimate.device_memory import bytes_copied_for_tasks
+from olmo_sparsity.training.estimate.hardware import Hardware
+from olmo_sparsity.training.estimate.memory_formulas import without_memory
+
+CHECKPOINT_BYTES_PER_PARAMETER = 12
+"""Weights and two moments, in fp32."""
+
+COPIED_BYTES_PER_S = 1.4e9
+"""Bytes of a checkpoint that each process copies to main memory in a second: measured on one
+H200."""
+
+WRITTEN_BYTES_PER_S = 0.39e9
+"""Bytes of a checkpoint that each process hashes and writes in a second: measured on one H200. A
+disk may be slower for many processes."""
+
+LIBRARIES_BYTES = 4 * 2**30
+"""Bytes of main memory that a process on a GPU takes for Python, PyTorch, CUDA and batches
+(about)."""
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Bytes on disk of a run and its text."""
+
+    text: int
+    """Bytes of the tokens that the run reads, if it reads none of them twice."""
+
+    checkpoint: int
+    run_folder: int
+    """Bytes of all checkpoints that exist at once, with the one that is being written."""
+
+
+def disk_of(config: RunConfig) -> Disk:
+    """Return the bytes that a run takes on disk. The vocabulary of the config must be known."""
+    training = config.training
+    num_tokens = training.batch_size * training.length * training.num_steps
+    bytes_of_token = 2 if config.model.vocab_size <= 2**16 else 4
+    checkpoint = checkpoint_bytes(config)
+    # One more than is kept: the oldest is deleted after the new one is complete.
+    num_checkpoints = config.checkpoint.keep + 1
+    num_checkpoints += config.checkpoint.num_staying(0, training.num_steps)
+    return Disk(
+        text=num_tokens * bytes_of_token,
+        checkpoint=checkpoint,
+        run_folder=checkpoint * num_checkpoints,
+    )
+
+
+def checkpoint_bytes(config: RunConfig) -> int:
+    """Return the bytes of a checkpoint: weights and two moments."""
+    return CHECKPOINT_BYTES_PER_PARAMETER * count_parameters(without_memory(config.model))
+
+
+def saved_by_process(config: RunConfig, hardware: Hardware) -> float:
+    """Return the bytes of a checkpoint that each process copies and writes: an equal share."""
+    return checkpoint_bytes(config) / hardware.num_processes
+
+
+@dataclass(frozen=True)
+class SaveTime:
+    """The time of a save, from the bytes that each process saves."""
+
+    pause_s: float
+    """Seconds in which training stands still, while weights and moments are copied."""
+
+    total_s: float
+    """Seconds until the checkpoint is on disk. After the pause a thread writes it."""
+
+
+def save_time(config: RunConfig, hardware: Hardware) -> SaveTime:
+    """Return the time of a save."""
+    saved_bytes = saved_by_process(config, hardware)
+    pause_s = saved_bytes / COPIED_BYTES_PER_S
+    return SaveTime(pause_s, pause_s + saved_bytes / WRITTEN_BYTES_PER_S)
+
+
+def main_memory_of(config: RunConfig, hardware: Hardware) -> float:
+    """Return the bytes of main memory that a process needs at its peak: the start, a save, or tasks
+    of lm_eval."""
+    libraries = LIBRARIES_BYTES if hardware.gpu else 0
+    copied = max(saved_by_process(config, hardware), bytes_copied_for_tasks(config))
+    return max(main_memory_at_start(config), copied) + libraries
+
+
+def main_memory_at_start(config: RunConfig) -> float:
+    """Return the bytes of main memory that a process needs to make its weights, in fp32."""
+    model = without_memory(config.model)
+    is_sharded = config.engine.name == "fsdp" or config.engine.name.startswith("zero")
+    # A model of transformers is tried when it is built, for which it needs all of its weights.
+    is_made_weight_by_weight = config.model.architecture == "olmo" and is_sharded
+    if is_made_weight_by_weight:
+        return 4 * max(weight.numel() for weight in model.parameters())
+    return 4 * count_parameters(model)
