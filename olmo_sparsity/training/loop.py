@@ -41,7 +41,7 @@ from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, CheckpointWriter, T
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.evaluate import format_losses
-from olmo_sparsity.training.metric_writers import open_metric_writers
+from olmo_sparsity.training.metric_writers import MetricWriter, MetricWriters
 from olmo_sparsity.training.metrics import Metrics, check_finite
 from olmo_sparsity.training.optim import learning_rate
 from olmo_sparsity.training.preflight import attempt
@@ -90,15 +90,19 @@ def train_until_nan(
                 Progress("training", num_steps, "steps", enabled=processes.is_first) as progress,
                 stop_signals() as stop,
                 CheckpointWriter(run_folder, start.config.checkpoint, processes) as writer,
+                # Not `held`, which the watchdog closes: W&B may wait for its network as it ends.
+                contextlib.ExitStack() as opened,
             ):
                 with processes.agree():
                     profiled = Profile(profile, start)
                     held.callback(profiled.stop)
-                    writers = []
+                    writers: list[MetricWriter] = []
                     if processes.is_first:
-                        writers = open_metric_writers(
+                        elsewhere = MetricWriters(
                             start.config.logging, run_folder, start.step, start.settings
                         )
+                        opened.callback(elsewhere.close)
+                        writers = [elsewhere]
                     metrics = Metrics(run_folder, start.step, writers, writes=processes.is_first)
                 outcome = run_steps(start, metrics, writer, progress, stop, profiled)
         except UserError as error:

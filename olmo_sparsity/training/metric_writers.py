@@ -4,29 +4,88 @@ Place in the flow: `Metrics` of metrics.py gives each row of metrics.jsonl to ea
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from olmo_sparsity.base.errors import naming_extras
+from olmo_sparsity.base.errors import naming_extras, one_line
 from olmo_sparsity.base.files import write_atomically
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.sections import LoggingConfig
 
 MetricWriter = Callable[[dict], None]
 """Takes a row of metrics.jsonl: {"step": …} and the losses of a step, or of an evaluation."""
 
+MAX_FAILURES = 10
+"""Rows in a row that a writer may fail to take before it gets no more of them."""
 
-def open_metric_writers(
-    logging: LoggingConfig, run_folder: Path, start: int, settings: Mapping[str, Any]
-) -> list[MetricWriter]:
-    """Open the writers that `logging` names. `start`: the step from which the run begins or
-    resumes; `settings`: those of the run, which W&B shows beside the curves."""
-    writers = []
-    if logging.tensorboard:
-        writers.append(_tensorboard(run_folder, start))
-    if logging.wandb_project:
-        writers.append(_wandb(logging.wandb_project, run_folder, start, settings))
-    return writers
+
+class MetricWriters:
+    """Hands rows to the writers that `logging` names. Their errors never end a run: metrics.jsonl
+    has every row, and a network that is away for a moment is no reason to lose hours."""
+
+    def __init__(
+        self, logging: LoggingConfig, run_folder: Path, start: int, settings: Mapping[str, Any]
+    ) -> None:
+        """Open the writers. `start`: the step from which the run begins or resumes; `settings`:
+        those of the run, which W&B shows beside the curves."""
+        self.writers: dict[str, MetricWriter] = {}
+        self.closers: dict[str, Callable[[], object]] = {}
+        self.num_failures: Counter[str] = Counter()
+        """How many rows in a row each writer failed to take."""
+
+        check_metric_writers(logging)
+        if logging.tensorboard:
+            self._open("TensorBoard", lambda: _tensorboard(run_folder, start))
+        if logging.wandb_project:
+            project = logging.wandb_project
+            self._open("W&B", lambda: _wandb(project, run_folder, start, settings))
+
+    def _open(self, name: str, opened: Callable[[], OpenWriter]) -> None:
+        """Open a writer. If that fails, the run goes on without it until its next start."""
+        try:
+            writer = opened()
+        except Exception as error:  # a library's own: of the network, of a login, of a disk
+            self._warn(name, error, "gets no rows of this start")
+            return
+        self.writers[name] = writer.write
+        self.closers[name] = writer.close
+
+    def __call__(self, row: dict) -> None:
+        """Hand a row to all writers."""
+        for name, write in list(self.writers.items()):
+            try:
+                write(row)
+            except Exception as error:
+                self.num_failures[name] += 1
+                if self.num_failures[name] == 1:
+                    self._warn(name, error, f"may lack rows from step {row['step']} on")
+                if self.num_failures[name] == MAX_FAILURES:
+                    self._warn(name, error, f"gets no rows after step {row['step']}")
+                    del self.writers[name]
+            else:
+                self.num_failures[name] = 0
+
+    def close(self) -> None:
+        """Close all writers, so that another start in this process can open them again."""
+        for name, close in self.closers.items():
+            try:
+                close()
+            except Exception as error:
+                self._warn(name, error, "may lack its last rows")
+
+    def _warn(self, name: str, error: Exception, effect: str) -> None:
+        """Report an error of a writer in one line."""
+        reason = one_line(error) or type(error).__name__
+        say(f"{name} {effect} ({reason}); metrics.jsonl has all of them")
+
+
+class OpenWriter(NamedTuple):
+    """A writer, and the function that ends it."""
+
+    write: MetricWriter
+    close: Callable[[], object]
 
 
 def check_metric_writers(logging: LoggingConfig) -> None:
@@ -39,10 +98,10 @@ def check_metric_writers(logging: LoggingConfig) -> None:
             import wandb  # noqa: F401
 
 
-def _tensorboard(run_folder: Path, start: int) -> MetricWriter:
+def _tensorboard(run_folder: Path, start: int) -> OpenWriter:
     """Return a writer to TensorBoard's files in the run folder."""
-    with naming_extras():
-        from torch.utils.tensorboard import SummaryWriter
+    from torch.utils.tensorboard import SummaryWriter
+
     # Steps that a killed process has written after its last checkpoint are repeated.
     writer = SummaryWriter(f"{run_folder}/tensorboard", purge_step=start + 1)
 
@@ -51,13 +110,13 @@ def _tensorboard(run_folder: Path, start: int) -> MetricWriter:
             writer.add_scalar(name, value, row["step"])
         writer.flush()
 
-    return write
+    return OpenWriter(write, writer.close)
 
 
-def _wandb(project: str, run_folder: Path, start: int, settings: Mapping[str, Any]) -> MetricWriter:
+def _wandb(project: str, run_folder: Path, start: int, settings: Mapping[str, Any]) -> OpenWriter:
     """Return a writer to a run of Weights & Biases."""
-    with naming_extras():
-        import wandb
+    import wandb
+
     # A resumed run goes on in the same curves; one that begins again gets new ones.
     id_file = run_folder / "wandb_id"
     is_resumed = start > 0 and id_file.exists()
@@ -73,7 +132,7 @@ def _wandb(project: str, run_folder: Path, start: int, settings: Mapping[str, An
     def write(row: dict) -> None:
         run.log(dict(_scalars(row)), step=row["step"])
 
-    return write
+    return OpenWriter(write, run.finish)
 
 
 def _scalars(row: dict) -> Iterator[tuple[str, float]]:

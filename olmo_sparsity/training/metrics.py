@@ -110,8 +110,9 @@ class Metrics:
     def write_heldout(self, step: int, losses: list[dict], drop: float, measured: dict) -> None:
         """Write the line of an evaluation. `measured`: its other results, by name."""
         total = sum(row["loss"] for row in losses)  # finite if all of them are
-        if not math.isfinite(total):
-            self.flush()  # raises for an earlier step, if one was not finite
+        # Raises for an earlier step, if one was not finite. And W&B drops a row whose step is below
+        # that of the last one.
+        self.flush()
         # No training loss shows the effect of the last update, so it is checked here.
         check_finite(step, {"held-out loss": total})
         self.write({"step": step, "heldout": losses, "induction_drop": drop} | measured)
