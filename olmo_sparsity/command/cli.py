@@ -299,7 +299,7 @@ def _text_of(path: str, field: str | None) -> str:
     """Return the text of a file, or of a record, FILE:N."""
     from olmo_sparsity.analysis.explain.prompt import read_text
     from olmo_sparsity.text.inputs import open_text
-    from olmo_sparsity.text.records import is_records
+    from olmo_sparsity.text.record_files import is_records
 
     file, _, number = path.rpartition(":")
     if field is None and not (number.isdigit() and Path(file).is_file()):

@@ -27,8 +27,9 @@ from olmo_sparsity.data.shard_writer import ShardWriter, TokenPiece
 from olmo_sparsity.data.shards import SPLITS, Manifest
 from olmo_sparsity.data.split_checks import check_not_empty
 from olmo_sparsity.data.tokenizer import cut_into_pieces
-from olmo_sparsity.text.corpus import CHECK_EVERY_RECORDS, Tally, is_heldout, read_records
+from olmo_sparsity.text.corpus import is_heldout, read_records
 from olmo_sparsity.text.records import Record, TextRecord
+from olmo_sparsity.text.tally import CHECK_EVERY_RECORDS, Tally
 from olmo_sparsity.text.vocabulary import BATCH_CHARACTERS
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from olmo_sparsity.data.token_files import (
     states_of,
 )
 from olmo_sparsity.data.tokenizer import find_eos_id, load_tokenizer
-from olmo_sparsity.text.corpus import Tally
+from olmo_sparsity.text.tally import Tally
 from olmo_sparsity.text.vocabulary import count_vocabulary, tokenizer_fingerprint
 
 if TYPE_CHECKING:

@@ -41,14 +41,10 @@ from olmo_sparsity.data.tokenizer import (
     load_tokenizer,
     train_tokenizer,
 )
-from olmo_sparsity.text.corpus import (
-    DAMAGED,
-    Tally,
-    is_heldout,
-    list_inputs,
-    read_records,
-)
-from olmo_sparsity.text.records import TextRecord, is_records
+from olmo_sparsity.text.corpus import DAMAGED, is_heldout, list_inputs, read_records
+from olmo_sparsity.text.record_files import is_records
+from olmo_sparsity.text.records import TextRecord
+from olmo_sparsity.text.tally import Tally
 from olmo_sparsity.text.vocabulary import count_vocabulary, tokenizer_fingerprint
 
 if TYPE_CHECKING:

@@ -22,8 +22,9 @@ import pandas as pd
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.text import CorpusConfig
-from olmo_sparsity.text import records
 from olmo_sparsity.text.corpus import read_records
+from olmo_sparsity.text.record_files import STDIN, is_records, read_file
+from olmo_sparsity.text.records import Record, parse_row
 
 Rows = Iterable[str | Mapping[str, Any]]
 """Texts in memory, or objects with fields."""
@@ -51,15 +52,15 @@ class OpenedText:
     corpus: CorpusConfig
     """The corpus; of rows in memory, one with equal options."""
 
-    records: Iterator[records.Record]
+    records: Iterator[Record]
 
 
 def open_rows_or_corpus(text: str | Rows, name: str, options: dict[str, Any]) -> OpenedText:
     """Open what `text` is or names. `name` is for messages; `options`: fields of `CorpusConfig`."""
     if isinstance(text, str):
-        if text == str(records.STDIN):
+        if text == str(STDIN):
             corpus = CorpusConfig("text", **options)
-            return OpenedText(corpus, records.read_file(records.STDIN, corpus))
+            return OpenedText(corpus, read_file(STDIN, corpus))
         corpus = corpus_of(text, options)
         return OpenedText(corpus, read_records(corpus))
 
@@ -85,13 +86,13 @@ def open_rows_or_corpus(text: str | Rows, name: str, options: dict[str, Any]) ->
     return OpenedText(corpus, _parse_rows(rows, name, corpus))
 
 
-def _parse_rows(rows: Rows, name: str, corpus: CorpusConfig) -> Iterator[records.Record]:
+def _parse_rows(rows: Rows, name: str, corpus: CorpusConfig) -> Iterator[Record]:
     """Yield the record of each row; a string is the text itself."""
     for number, row in enumerate(rows, start=1):
         if isinstance(row, bytes | bytearray):
             raise ConfigError(f"{name}:{number}: {bytes(row[:40])!r} {_IS_BYTES}")
         fields_of_row = {corpus.field: row} if isinstance(row, str) else row
-        yield records.parse_row(fields_of_row, f"{name}:{number}", corpus)
+        yield parse_row(fields_of_row, f"{name}:{number}", corpus)
 
 
 def corpus_of(text: str, options: dict[str, Any]) -> CorpusConfig:
@@ -104,7 +105,7 @@ def corpus_of(text: str, options: dict[str, Any]) -> CorpusConfig:
         return CorpusConfig(installed_name, **options)  # type: ignore[arg-type]
     if kind in ("c4_files", "text") and path:
         return CorpusConfig(kind, path=path, **options)  # type: ignore[arg-type]
-    is_file = os.path.exists(text) or glob.has_magic(text) or records.is_records(Path(text))
+    is_file = os.path.exists(text) or glob.has_magic(text) or is_records(Path(text))
     if is_file and "\n" not in text:  # with a line break it is a text: `*` may be in Markdown
         return CorpusConfig("files", path=text, **options)
     return _corpus_on_hub(text, options)

@@ -20,13 +20,7 @@ from typing import Any, get_args
 
 from olmo_sparsity.base.errors import ConfigError, DataError, check_type
 from olmo_sparsity.config.text import CorpusConfig, SplitAt
-from olmo_sparsity.text.corpus import (
-    Tally,
-    good_documents,
-    is_heldout,
-    list_inputs,
-    read_records,
-)
+from olmo_sparsity.text.corpus import good_documents, is_heldout, list_inputs, read_records
 from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.text.forms import (
     FORMS,
@@ -37,6 +31,7 @@ from olmo_sparsity.text.forms import (
 )
 from olmo_sparsity.text.records import LeftOut, Record, TextRecord
 from olmo_sparsity.text.runs import PreparedText, Reader, TrainingText, run_loaders
+from olmo_sparsity.text.tally import Tally
 from olmo_sparsity.text.tokenized import Selection, read_prepared, tokenize
 from olmo_sparsity.text.windows import Windows
 
@@ -59,27 +54,25 @@ def open_documents(
 ) -> Documents:
     """Read text as documents.
 
-    `text`: what `FORMS` names, a `datasets.Dataset`, a DataFrame, or strings; None: the held-out
-    documents of the run that the model comes from. Of a corpus that this run was trained on, only
-    held-out documents are read.
-
-    `limit`: read at most so many documents of at least `min_tokens`. The other options are those of
-    `measure`. `group_field` names the field that groups records, such as an author: no document
-    serves as unrelated text for another of its group. `prompt_field` and `target_field` name the
-    two texts of records of a prompt and a target: the tokens of the target are the targets.
-    `control_tokens`: whether `<|im_end|>` in a text becomes that token.
+    text: What `FORMS` names, a `datasets.Dataset`, a DataFrame, or strings. None: the held-out
+        documents of the run that the model comes from. Of a corpus that this run was trained on,
+        only held-out documents are read.
+    model: What `load_model` returns; its tokenizer encodes the text.
+    limit: Largest number of documents of at least `min_tokens` to read. None: all.
+    field: The field of a record that holds the text.
+    group_field: The field that groups records, such as an author: no document serves as unrelated
+        text for another of its group.
+    split_at: Where a file of plain text is split into documents.
+    prompt_field, target_field: The two texts of records of a prompt and a target: the tokens of the
+        target are the targets.
+    min_tokens: Smallest number of tokens of a document; shorter ones are left out.
+    control_tokens: Whether `<|im_end|>` in a text becomes that token.
     """
     if prompt_field is not None or target_field is not None:
         pair = _fields_of_pairs(field, prompt_field, target_field)
         field = pair.target
         prompt_field = pair.prompt
-    if limit is not None:
-        check_type("limit", limit, Integral, "a whole number of documents, or None")
-    if limit is not None and limit < 2:
-        raise ConfigError(
-            f"{limit=} documents (--max-documents): pass at least 2, as one half of them sets the "
-            "threshold and the other is reported"
-        )
+    _check_limit(limit)
     if split_at not in get_args(SplitAt):
         raise ConfigError(f"{split_at=} is none of {', '.join(get_args(SplitAt))}")
     options: dict[str, Any] = {
@@ -112,6 +105,18 @@ def open_documents(
         raise DataError(f"{name} holds no documents{of_length}{left_out}")
     num_training = tally.left_out.get(TRAINED_ON, 0)
     return Documents(name, documents, num_training, grouped_by=group_field or "")
+
+
+def _check_limit(limit: int | None) -> None:
+    """Raise ConfigError for too few documents to measure."""
+    if limit is None:
+        return
+    check_type("limit", limit, Integral, "a whole number of documents, or None")
+    if limit < 2:
+        raise ConfigError(
+            f"{limit=} documents (--max-documents): pass at least 2, as one half of them sets the "
+            "threshold and the other is reported"
+        )
 
 
 @dataclass(frozen=True)

@@ -1,58 +1,29 @@
-"""Parse files into records: JSON lines, Parquet or plain text, compressed or not.
+"""Turn the text or the fields of a record into a document, or say why it is none.
 
-    bytes of a file → lines, rows or whole texts (formats) → fields (values) → records
+    parse_row({"text": "It opened in 1921."}, "a.jsonl:1", config)   # TextRecord
+    parse_row({"text": ""}, "a.jsonl:2", config)                     # LeftOut, "empty document"
+    parse_row({"title": "x"}, "a.jsonl:3", config)                   # BadRecord, "no text field"
 
 Every text, line or row becomes a `TextRecord`, a `BadRecord` or a `LeftOut`, so that all are
-counted. After a bad record the rest is read. A damaged file raises, because nobody knows how many
-records it held.
+counted (tally.py).
 
-Place in the flow: below `corpus`, which lists the files.
+Place in the flow: files (record_files.py) and rows in memory (forms.py) → **records** → documents.
 """
 
 from __future__ import annotations
 
-import codecs
-import gzip
 import hashlib
-import io
-import json
 import re
-import zlib
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import cached_property
-from itertools import groupby
-from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
-from olmo_sparsity.base.conform import DuplicateKey, unique
-from olmo_sparsity.base.errors import ConfigError, DataError, one_line
 from olmo_sparsity.config.text import CorpusConfig
 
 LARGEST_DOCUMENT = 2**25
 """Bytes, which bounds memory. The longest novels have 5 MB; larger texts are many documents without
 line breaks."""
-
-OTHER_DOCUMENTS = (
-    ".pdf",
-    ".doc",
-    ".docx",
-    ".odt",
-    ".rtf",
-    ".epub",
-    ".ppt",
-    ".pptx",
-    ".xls",
-    ".xlsx",
-)
-"""Suffixes of documents that are not plain text, although some begin like it."""
-
-_BUFFER = 2**20
-"""Bytes. With Python's own, a long line is read at half the speed."""
-
-STDIN = Path("-")
-"""Names the standard input, as plain text."""
 
 _WHITE_SPACE = b" \t\n\r\v\f"
 
@@ -103,10 +74,6 @@ Record = TextRecord | BadRecord | LeftOut
 
 TOO_LONG = BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", "")
 """Without its place, which `read_file` adds."""
-
-
-class DamagedFile(DataError):
-    """A file that ends within a record or cannot be decompressed."""
 
 
 # --- values ---------------------------------------------------------------------------------------
@@ -181,228 +148,3 @@ def parse_text(text: Any, where: str, field: str = "text") -> Record:
     if "\0" in text[:200]:  # UTF-16, or no text
         return BadRecord("wrong encoding", where)
     return TextRecord(text, group=text, name=where)
-
-
-# --- formats --------------------------------------------------------------------------------------
-
-
-def read_file(path: Path, config: CorpusConfig) -> Iterator[Record]:
-    """Yield the records of a file. Its suffix tells the format; a file with none of the suffixes of
-    records is plain text."""
-    read_rows = _find_row_reader(path, config)
-    if path != STDIN and not path.stat().st_size:  # such as a shard of no rows
-        yield LeftOut("empty document", str(path))
-        return
-    is_whole = read_rows is None and config.split_at == "whole"
-    if read_rows is None:
-        read_rows = _read_whole if is_whole else _read_parts
-    # Python reads bytes of a name that are not UTF-8 as surrogates, which no table can store.
-    name = str(path).encode(errors="backslashreplace").decode()
-    number = 0
-    try:
-        for number, row in enumerate(read_rows(path, config.fields), start=1):
-            where = name if is_whole else f"{name}:{number}"
-            if isinstance(row, BadRecord | LeftOut):
-                yield replace(row, where=where)
-            elif isinstance(row, bytes):
-                yield parse_text(row, where)
-            else:
-                yield parse_row(row, where, config)
-    # pyarrow's errors of damaged files are ValueErrors and OSErrors.
-    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
-        reason = one_line(error) or type(error).__name__
-        raise DamagedFile(
-            f"{path}: damaged after record {number:,} ({reason}); copy or write the file again, or "
-            "set data.corpus.max_damaged_files in a config"
-        ) from None
-
-
-def _find_row_reader(path: Path, config: CorpusConfig) -> RowReader | None:
-    """Return the function that reads the rows of a file of records; None for plain text. Raise
-    ConfigError for a file that is neither, and for an option that has no effect on this one."""
-    suffix = suffix_of(path)
-    if config.source == "files" and suffix in (".csv", ".tsv"):
-        raise ConfigError(
-            f"path={path} is a table of text; write it as .parquet or .jsonl, for example with "
-            f"pandas.read_csv(...).to_json('{path.stem}.jsonl', orient='records', lines=True)"
-        )
-    if suffix in OTHER_DOCUMENTS:
-        raise ConfigError(
-            f"path={path} is not plain text; convert it, for example with pdftotext or pandoc"
-        )
-    read_rows = None if config.source in ("text", "python") else _READERS_OF_ROWS.get(suffix)
-    if read_rows is None:
-        _check_no_fields(path, config)
-    elif config.split_at != "whole":
-        raise ConfigError(
-            f"split_at={config.split_at} cuts plain text, and {path} is none; leave it out"
-        )
-    return read_rows
-
-
-def _check_no_fields(path: Path, config: CorpusConfig) -> None:
-    """Raise ConfigError for an option that names a field of plain text."""
-    for name, default in (("field", "text"), ("group_field", None), ("prompt_field", None)):
-        value = getattr(config, name)
-        if value != default:
-            raise ConfigError(f"{name}={value}: {path} is plain text, without fields; leave it out")
-
-
-Rows = Iterator[Any]
-"""Objects, the text of plain text as bytes, and what is no record, without its place."""
-
-RowReader = Callable[[Path, list[str]], Rows]
-"""Reads a file, of records with these fields."""
-
-
-def _read_whole(path: Path, fields: list[str]) -> Rows:
-    """Yield the text of a file."""
-    with _open(path) as stream:
-        yield stream.read(LARGEST_DOCUMENT + 1)  # one more, by which `parse_text` sees it
-
-
-def _read_parts(path: Path, fields: list[str]) -> Rows:
-    """Yield the parts of plain text between blank lines."""
-    lines = (line.removeprefix(codecs.BOM_UTF8) for line in _read_lines(path))
-    for is_gap, lines_of_part in groupby(lines, bytes.isspace):
-        if is_gap:
-            continue
-        content = bytearray()
-        for line in lines_of_part:
-            if len(content) <= LARGEST_DOCUMENT:  # the rest of a longer part is not kept
-                content += line
-        yield bytes(content.rstrip(b"\r\n"))
-
-
-def _read_json(path: Path, fields: list[str]) -> Rows:
-    """Yield one object a line."""
-    for number, line in enumerate(_read_lines(path)):
-        if number == 0:
-            _check_is_json_lines(path, line)
-        if len(line) > LARGEST_DOCUMENT:
-            yield TOO_LONG
-        elif not line.strip():  # as many files end
-            yield LeftOut("blank line", "")
-        else:
-            yield _parse_line(line)
-
-
-def _check_is_json_lines(path: Path, first_line: bytes) -> None:
-    """Raise ConfigError for other JSON, and say how to convert it: each of its lines would be a bad
-    record."""
-    if first_line.lstrip().startswith(b"["):
-        converted = Path(re.sub(r"\.(gz|zst)$", "", path.name)).with_suffix(".jsonl")
-        raise ConfigError(
-            f"path={path} is a JSON array, and one object a line is read; convert it with "
-            f"jq -c '.[]' {path} > {converted}"
-        )
-    if first_line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise ConfigError(
-            f"path={path} is UTF-16, and UTF-8 is read; convert it with "
-            f"iconv -f UTF-16 -t UTF-8 {path}"
-        )
-    if first_line.removeprefix(codecs.BOM_UTF8).strip() == b"{":
-        raise ConfigError(
-            f"path={path} has a JSON object over several lines, and one object a line is "
-            f"read; convert it with jq -c . {path}"
-        )
-
-
-def _parse_line(line: bytes) -> Any:
-    """Return the object of a line, or a bad record; raise ValueError if the line is cut off."""
-    try:
-        return json.loads(line.decode("utf-8-sig"), object_pairs_hook=unique)
-    except UnicodeDecodeError:
-        return BadRecord("wrong encoding", "")
-    except DuplicateKey:
-        return BadRecord("key that is there twice", "")
-    except (ValueError, RecursionError) as error:
-        if not line.endswith(b"\n") and b"\r" in line.strip():
-            raise ValueError("its lines end with CR alone; convert them: tr '\\r' '\\n'") from None
-        if not line.endswith(b"\n"):  # more may be missing than this line
-            raise ValueError(f"its last line is cut off: {error}") from None
-        return BadRecord("malformed line", "")
-
-
-def _read_parquet(path: Path, fields: list[str]) -> Rows:
-    from pyarrow import parquet
-
-    with parquet.ParquetFile(path) as file:
-        all_columns = file.schema_arrow.names
-        # The field `a.b` is in the column `a`, unless a column has that name.
-        columns = [name if name in all_columns else name.partition(".")[0] for name in fields]
-        if not set(columns) <= set(all_columns):
-            columns = all_columns  # so that the bad record names the fields that there are
-        for batch in file.iter_batches(_ROWS_OF_BATCH, columns=columns):
-            yield from batch.to_pylist()
-
-
-_ROWS_OF_BATCH = 16
-"""Rows of Parquet that are in memory as Python objects at once: each may be a whole novel."""
-
-_READERS_OF_ROWS: dict[str, RowReader] = {
-    ".json": _read_json,
-    ".jsonl": _read_json,
-    ".parquet": _read_parquet,
-}
-
-
-def suffix_of(path: Path) -> str:
-    """Return the suffix of a file in lower case, without the one that says how it is
-    compressed."""
-    return Path(re.sub(r"\.(gz|zst)$", "", path.name.lower())).suffix
-
-
-def is_records(path: Path) -> bool:
-    """Return whether a file holds records, by its suffix."""
-    return suffix_of(path) in _READERS_OF_ROWS
-
-
-def is_text(path: Path) -> bool:
-    """Return whether a file is plain text, by its suffix, or else by having no zero bytes at its
-    start."""
-    suffix = suffix_of(path)
-    if suffix in _READERS_OF_ROWS or suffix in OTHER_DOCUMENTS:
-        return False
-    if suffix in (".txt", ".md"):
-        return True
-    if suffix in (".uint16", ".uint32", ".uint64"):  # what `prepare` wrote
-        return False
-    try:
-        with path.open("rb") as file:
-            return b"\0" not in file.read(4096)
-    except OSError:
-        return False
-
-
-# --- bytes ----------------------------------------------------------------------------------------
-
-
-def _read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, compressed or not; of one that is longer than a document, its
-    beginning."""
-    with _open(path) as stream:
-        while True:
-            line = stream.readline(LARGEST_DOCUMENT + 1)
-            if not line:
-                return
-            yield line
-            # Skip the rest of a long line.
-            while len(line) > LARGEST_DOCUMENT and not line.endswith(b"\n"):
-                line = stream.readline(LARGEST_DOCUMENT + 1)
-
-
-def _open(path: Path) -> BinaryIO:
-    """Open a file for reading, decompressed."""
-    if path == STDIN:
-        return open(0, "rb", closefd=False)
-    if path.name.lower().endswith(".gz"):
-        return cast(BinaryIO, gzip.open(path, "rb"))
-    if path.name.lower().endswith(".zst"):
-        import pyarrow
-
-        # zstandard's own reader accepts a truncated file; this one raises, and its buffer is small
-        # even if a few bytes decompress to gigabytes.
-        opened = pyarrow.CompressedInputStream(pyarrow.PythonFile(path.open("rb")), "zstd")
-        return cast(BinaryIO, io.BufferedReader(opened, 2**17))
-    return path.open("rb", _BUFFER)

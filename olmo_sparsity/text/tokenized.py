@@ -20,10 +20,10 @@ from tokenizers import Tokenizer
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.launch import read_launch
 from olmo_sparsity.base.progress import Progress, say
-from olmo_sparsity.text.corpus import Tally
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.records import TextRecord
 from olmo_sparsity.text.runs import PreparedText, Reader, spread_evenly
+from olmo_sparsity.text.tally import Tally
 from olmo_sparsity.text.vocabulary import BATCH_CHARACTERS, tokenizer_fingerprint
 
 MAX_TOKENS = 2**28

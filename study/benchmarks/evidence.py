@@ -28,7 +28,8 @@ from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.models.load import load_model
 from olmo_sparsity.models.losses import token_losses
 from olmo_sparsity.text.inputs import open_documents
-from olmo_sparsity.text.records import TextRecord, read_file
+from olmo_sparsity.text.record_files import read_file
+from olmo_sparsity.text.records import TextRecord
 
 # --- texts ----------------------------------------------------------------------------------------
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from olmo_sparsity.config.text import CorpusConfig
-from olmo_sparsity.text import corpus, python_sources
-from olmo_sparsity.text.corpus import list_inputs, read_records
+from olmo_sparsity.text import python_sources
+from olmo_sparsity.text.corpus import good_documents, list_inputs, read_records
 from olmo_sparsity.text.records import TextRecord
+from olmo_sparsity.text.tally import Tally
 
 
 def module(name: str, num_lines: int = 60, common: str = "") -> str:
@@ -71,9 +72,9 @@ def test_python_files_are_grouped_by_package_and_all_of_them_counted(library: Pa
             assert (record.group, record.text) == (kind, (library / name).read_text())
         else:
             assert (record.kind, record.where.split(", byte")[0]) == (kind, str(library / name))
-    tally = corpus.Tally()
+    tally = Tally()
     # What was left out is no reason to fail.
-    assert len(list(corpus.good_documents(records, tally, config))) == 5
+    assert len(list(good_documents(records, tally, config))) == 5
     assert tally.bad == {"wrong encoding": 1}
     assert sum(tally.left_out.values()) == 5
 

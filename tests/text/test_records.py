@@ -14,9 +14,10 @@ import pytest
 
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.config.text import CorpusConfig
-from olmo_sparsity.text import records
+from olmo_sparsity.text import record_files, records
 from olmo_sparsity.text.corpus import read_documents, read_records
-from olmo_sparsity.text.records import TextRecord, parse_row, read_file
+from olmo_sparsity.text.record_files import read_file
+from olmo_sparsity.text.records import TextRecord, parse_row
 from tests.support.corpora import TEXTS, c4_line, lines, packed
 
 GROUPS = ["Ada", "https://a.org/1?x", "https://a.org/2", None]
@@ -159,17 +160,36 @@ def test_a_file_name_that_is_not_utf_8_is_stored_as_its_escapes(tmp_path: Path) 
     assert record.name == f"{tmp_path}/caf\\udce9.txt"
 
 
-def test_a_longer_line_is_one_bad_record(monkeypatch: pytest.MonkeyPatch) -> None:
+LONG = records.TOO_LONG.kind
+
+
+@pytest.fixture
+def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document may have 200 bytes."""
     monkeypatch.setattr(records, "LARGEST_DOCUMENT", 200)
+    monkeypatch.setattr(record_files, "LARGEST_DOCUMENT", 200)
+
+
+@pytest.mark.usefixtures("short_limit")
+def test_a_longer_line_is_one_bad_record() -> None:
     Path("a.jsonl").write_bytes(c4_line("a") + b"x" * 5000 + b"\n" + c4_line("b") + b"y" * 1000)
-    long = records.TOO_LONG.kind
-    assert kinds("a.jsonl") == ["good", long, "good", long]
-    for size, kind in ((199, "good"), (200, "good"), (201, long), (5000, long)):
-        Path("a.txt").write_bytes(b"x" * size)
-        pd.DataFrame({"text": ["x" * size]}).to_parquet("a.parquet")
-        assert kinds("a.txt") == kinds("a.parquet") == [kind]
+    assert kinds("a.jsonl") == ["good", LONG, "good", LONG]
+
+
+@pytest.mark.usefixtures("short_limit")
+@pytest.mark.parametrize(
+    ("size", "kind"), [(199, "good"), (200, "good"), (201, LONG), (5000, LONG)]
+)
+def test_a_longer_text_is_a_bad_record(size: int, kind: str) -> None:
+    Path("a.txt").write_bytes(b"x" * size)
+    pd.DataFrame({"text": ["x" * size]}).to_parquet("a.parquet")
+    assert kinds("a.txt") == kinds("a.parquet") == [kind]
+
+
+@pytest.mark.usefixtures("short_limit")
+def test_a_longer_part_of_a_text_is_a_bad_record() -> None:
     Path("b.txt").write_bytes(b"one\n\n" + b"x\n" * 101 + b"\nthree")
-    assert kinds("b.txt", split_at="blank-lines") == ["good", long, "good"]
+    assert kinds("b.txt", split_at="blank-lines") == ["good", LONG, "good"]
 
 
 # --- damage ---------------------------------------------------------------------------------------

@@ -1,0 +1,106 @@
+"""List the files that the path of a corpus names: a file, those of a folder, or those of a glob.
+
+Place in the flow: a corpus config → **`list_files`** → record_files.py, which reads them.
+
+A folder may hold much that is not text: hidden files, a README about the data, PDFs. Of a folder
+with records (.jsonl, .parquet) the records are read; of another one all plain text.
+"""
+
+from __future__ import annotations
+
+import glob
+from functools import cache
+from pathlib import Path
+
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.progress import say
+from olmo_sparsity.config.text import CorpusConfig
+from olmo_sparsity.text.record_files import OTHER_DOCUMENTS, is_records, is_text, suffix_of
+
+
+def list_files(config: CorpusConfig) -> list[Path]:
+    """Return the files that the path of a corpus names: itself, those of a folder or of a glob."""
+    assert config.path is not None
+    path = Path(config.path)
+    if path.is_dir() and config.source != "c4_files":
+        return _list_folder(path, with_records=config.source == "files")
+    # A name with brackets is no pattern if the file exists, and `text` takes no pattern.
+    if path.is_file() or config.source == "text":
+        paths = [path]
+    else:
+        paths = sorted(map(Path, glob.glob(config.path, recursive=True)))
+    paths = [path for path in paths if path.is_file()]
+    if not paths:
+        raise DataError(
+            f"{config.path} matches no file; check the path, and that its disk is mounted"
+        )
+    if config.source == "c4_files":
+        for path in paths:
+            if suffix_of(path) not in (".json", ".jsonl"):
+                raise DataError(
+                    f"c4_files:{config.path}: {path} is no .json or .jsonl file; name other files, "
+                    f"or read it as plain text (text:{path})"
+                )
+    return paths
+
+
+def _list_folder(folder: Path, with_records: bool) -> list[Path]:
+    """Return the files of plain text in a folder; or, with records, the files of records and none
+    of those about the data."""
+    files = [
+        file
+        for file in sorted(folder.rglob("*"))
+        if not _is_hidden(file.relative_to(folder))
+        if file.is_file()
+    ]
+    _name_skipped_files(folder, files)
+    texts = [file for file in files if is_text(file)]
+    tables = [file for file in files if is_records(file)] if with_records else []
+    if tables:
+        _check_one_kind(folder, tables, texts)
+        return [file for file in tables if not _is_about_data(file)] or tables
+    if texts:
+        return texts
+    kinds = "text files or records" if with_records else "text files"
+    raise DataError(
+        f"{folder} holds no {kinds}; pass other files as a glob, such as '{folder}/*.jsonl'"
+    )
+
+
+def _name_skipped_files(folder: Path, files: list[Path]) -> None:
+    """Print the names of some files that a user may take for text, and that are not read."""
+    skipped = [file for file in files if file.suffix.lower() in OTHER_DOCUMENTS]
+    if skipped:
+        names = ", ".join(str(file.relative_to(folder)) for file in skipped[:5])
+        _say_once(
+            f"{folder}: skipped {len(skipped)} files that are not plain text, such as {names}; "
+            "convert them, for example with pdftotext or pandoc"
+        )
+
+
+@cache
+def _say_once(message: str) -> None:
+    """Print a message. A folder is listed several times."""
+    say(message)
+
+
+def _check_one_kind(folder: Path, tables: list[Path], texts: list[Path]) -> None:
+    """Raise DataError for a folder of records that also has plain text, other than a README."""
+    stray_texts = [file for file in texts if not _is_about_data(file)]
+    if stray_texts:
+        table = tables[0].relative_to(folder)
+        text = stray_texts[0].relative_to(folder)
+        raise DataError(
+            f"{folder} holds records and plain text ({table} and {text}); pass a glob of one of "
+            f"them, such as '{folder}/*{table.suffix}'"
+        )
+
+
+def _is_hidden(path: Path) -> bool:
+    """Return whether a file, or a folder that it is in, was written by a program for itself."""
+    return any(part.startswith((".", "__pycache__")) for part in path.parts)
+
+
+def _is_about_data(path: Path) -> bool:
+    """Return whether a file's name says that it describes the data next to it."""
+    return path.name.lower().startswith(("readme", "license", "_", "dataset_info"))

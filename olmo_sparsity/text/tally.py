@@ -1,0 +1,65 @@
+"""Count the records of a corpus: read, bad and left out.
+
+Place in the flow: records → **`Tally`** → messages, and the manifest of prepared text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.config.schema import option
+from olmo_sparsity.text.records import BadRecord, Record, TextRecord
+
+CHECK_EVERY_RECORDS = 100_000
+"""How often the share of bad records is checked, so that a bad source fails early."""
+
+
+@dataclass
+class Tally:
+    """Counts of records read, bad and left out."""
+
+    num_records: int = 0
+    bad: dict[str, int] = option({})
+    """For each kind of bad record, how many there are."""
+
+    first: dict[str, str] = option({})
+    """For each kind, the place of the first one. (The name is a key of stored manifests.)"""
+
+    left_out: dict[str, int] = option({})
+    """For each reason to leave out a valid record, how many there are."""
+
+    def add(self, record: Record) -> None:
+        """Count a record."""
+        self.num_records += 1
+        if not isinstance(record, TextRecord):
+            counts = self.bad if isinstance(record, BadRecord) else self.left_out
+            counts[record.kind] = counts.get(record.kind, 0) + 1
+            self.first.setdefault(record.kind, record.where)
+
+    def merge(self, later: Tally) -> None:
+        """Add the counts of records that come after those counted so far."""
+        self.num_records += later.num_records
+        for counts, added in ((self.bad, later.bad), (self.left_out, later.left_out)):
+            for kind, count in added.items():
+                counts[kind] = counts.get(kind, 0) + count
+        self.first = later.first | self.first
+
+    @property
+    def num_bad(self) -> int:
+        return sum(self.bad.values())
+
+    def describe(self) -> str:
+        """List the kinds of what is bad or left out, the most frequent first."""
+        counts = self.bad | self.left_out
+        kinds = sorted(counts, key=lambda kind: (-counts[kind], kind))
+        return ", ".join(f"{counts[kind]:,} x {kind} (first: {self.first[kind]})" for kind in kinds)
+
+    def check(self, max_bad_share: float) -> None:
+        """Raise DataError if more than this share of the records is bad."""
+        if self.num_bad > max_bad_share * self.num_records:
+            raise DataError(
+                f"{self.num_bad:,} of the first {self.num_records:,} records are bad, more than "
+                f"{max_bad_share=:.1%}: {self.describe()}; repair the source, or allow more with "
+                "data.corpus.max_bad_share in a config"
+            )
