@@ -405,7 +405,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def new_model(name: str) -> Any:
     import torch
 
-    from olmo_sparsity.config.sections import ModelConfig
+    from olmo_sparsity.config.model import ModelConfig
     from olmo_sparsity.models.build import build_model
     from olmo_sparsity.models.huggingface import HuggingFaceLM
 

@@ -38,8 +38,8 @@ from olmo_sparsity.analysis.scoring.scorer import Context, Scorer, as_tensors, c
 from olmo_sparsity.analysis.selectors.influence import Question, add_one_screened, influence_map
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.command.memory import keep_freed_memory
+from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.config.run import load_config
-from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.models.build import build_model

@@ -27,7 +27,8 @@ from typing import Any
 
 import torch
 
-from olmo_sparsity.config.sections import ModelConfig, TrainingConfig
+from olmo_sparsity.config.model import ModelConfig
+from olmo_sparsity.config.sections import TrainingConfig
 
 TRAINING = TrainingConfig(precision="bf16", batch_size=4, length=64, device="cpu")
 TRAINING.micro_batch_size = 1

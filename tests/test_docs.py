@@ -96,7 +96,7 @@ def test_configs_of_the_study_name_a_transform_that_accepts_their_options(
     options = config.data.transform_options
     if "planted" in options:  # the tokenizer of the tests has fewer tokens
         options["planted"] |= {"num_tokens": 1, "num_values": 4}
-    transform = load_transform(config.data, tokenizer, config.training.shortest)
+    transform = load_transform(config.data, tokenizer, config.training.shortest_length)
     assert (transform is None) == (config.data.transform is None)
 
 

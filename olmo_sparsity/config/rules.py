@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
+from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.config.schema import Rules, enforce
-from olmo_sparsity.config.sections import ModelConfig, RunConfig, StageConfig
+from olmo_sparsity.config.sections import RunConfig, StageConfig
 from olmo_sparsity.config.text import PositionsConfig
 
 

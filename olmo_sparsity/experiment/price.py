@@ -31,7 +31,8 @@ from olmo_sparsity.analysis.measurement.plan import (
     within_limit,
 )
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.config.sections import ModelConfig, RunConfig
+from olmo_sparsity.config.model import ModelConfig
+from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.experiment.file import Experiment
 from olmo_sparsity.experiment.jobs import Job, MeasurementJob, TrainingJob, jobs_of
 from olmo_sparsity.experiment.measurements import Measurement

@@ -20,7 +20,7 @@ import torch
 from olmo.model import BufferCache, LayerNormBase, OLMoSequentialBlock
 from torch import Tensor, nn
 
-from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.attention import (
     Documents,
     attend,

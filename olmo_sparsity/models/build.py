@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.families import FAMILIES, transformers_config
 from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.models.use import forget

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from olmo_sparsity.base.errors import ConfigError, UserError, unreadable
 from olmo_sparsity.base.files import follow_umask, read_json, remove_partial, writing
-from olmo_sparsity.config.sections import COMPUTATION, ModelConfig
+from olmo_sparsity.config.model import COMPUTATION, ModelConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.checkpoint_files import (
     WEIGHTS,

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.config.sections import COMPUTATION, ModelConfig
+from olmo_sparsity.config.model import COMPUTATION, ModelConfig
 from olmo_sparsity.models.rope import to_rope_parameters
 
 if TYPE_CHECKING:

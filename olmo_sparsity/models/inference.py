@@ -35,7 +35,7 @@ from olmo.model import LayerNormBase, OLMo, SwiGLU
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.attention import causal_bias, keeps_much
 from olmo_sparsity.models.block import PositionedBlock
 from olmo_sparsity.models.distant_attention import attend_to_distant, can_share_distant

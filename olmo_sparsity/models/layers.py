@@ -13,7 +13,7 @@ import torch
 from olmo.model import RMSLayerNorm
 from torch import Tensor
 
-from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.attention import causal_bias
 
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.attention import Documents
 from olmo_sparsity.models.block import LastAttention, PositionedBlock
 from olmo_sparsity.models.distant_states import DistantStates

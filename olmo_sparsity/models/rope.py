@@ -34,7 +34,7 @@ from torch import Tensor
 from olmo_sparsity.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from olmo_sparsity.config.sections import ModelConfig
+    from olmo_sparsity.config.model import ModelConfig
 
 RotaryTables = tuple[Tensor, Tensor]
 """cos_BLR and sin_BLR of the angles of each place, one for each pair of coordinates."""

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from olmo_sparsity.config.sections import ModelConfig, Precision
+from olmo_sparsity.config.model import ModelConfig
+from olmo_sparsity.config.sections import Precision
 from olmo_sparsity.config.yaml_files import to_yaml
 
 LENGTH = 256

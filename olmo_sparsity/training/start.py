@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from olmo_sparsity.base.errors import ConfigError, DataError, UnreadableNowError
 from olmo_sparsity.base.manifest import MANIFEST
 from olmo_sparsity.base.progress import say
+from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.config.rules import check_model
 from olmo_sparsity.config.run import flatten, load_saved_config
 from olmo_sparsity.config.sections import (
     CheckpointConfig,
     EarlierWeights,
-    ModelConfig,
     RunConfig,
     StageConfig,
 )
@@ -296,7 +296,7 @@ def build_batches(shards: TokenShards, config: RunConfig, processes: Processes) 
         seed=config.seed,
         length_at=config.training.length_at,
         positions_at=lambda step: config.at(step).positions,
-        transform=load_transform(config.data, shards.tokenizer, config.training.shortest),
+        transform=load_transform(config.data, shards.tokenizer, config.training.shortest_length),
         mask_documents=config.data.mask_documents,
         order=config.data.order,
         weights=weights_of(config),

@@ -226,7 +226,7 @@ def staged(tmp_path: Path) -> Path:
 def test_a_list_of_sections_takes_the_place_of_a_number(staged: Path) -> None:
     config = load_config(staged)
     assert (config.seed, config.data.corpus.source) == (4, "python")
-    assert (config.training.length, config.training.shortest) == (32, 8)
+    assert (config.training.length, config.training.shortest_length) == (32, 8)
     assert [config.training.length_at(step) for step in (1, 10, 11)] == [8, 8, 32]
 
 

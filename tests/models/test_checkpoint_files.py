@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.checkpoint_files import load_weights, save_weights, verified_checkpoints
 from olmo_sparsity.models.file_fingerprint import fingerprint

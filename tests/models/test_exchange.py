@@ -13,8 +13,8 @@ import yaml
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.config.run import load_config
-from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.config.text import PositionsConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.checkpoint_files import fill

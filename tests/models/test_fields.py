@@ -8,20 +8,20 @@ from typing import Any, get_args
 import pytest
 
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.config import sections
+from olmo_sparsity.config import model as model_section
+from olmo_sparsity.config.model import COMPUTATION, ModelConfig
 from olmo_sparsity.config.schema import kinds_of
-from olmo_sparsity.config.sections import COMPUTATION, ModelConfig
 from olmo_sparsity.models.exchange import computation_of
 from olmo_sparsity.models.families import family_of, transformers_config
 
 WORDS = {
-    sections.COMPUTATION,
-    sections.ANGLES,
-    sections.ROUNDING,
-    sections.TRAINING,
-    sections.START,
-    sections.USE,
-    sections.NOTHING,
+    model_section.COMPUTATION,
+    model_section.ANGLES,
+    model_section.ROUNDING,
+    model_section.TRAINING,
+    model_section.START,
+    model_section.USE,
+    model_section.NOTHING,
 }
 
 # A model that transformers expresses, with each norm and bias that another field needs to matter.

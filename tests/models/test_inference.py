@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.config.text import PositionsConfig
 from olmo_sparsity.models.attention import causal_bias
 from olmo_sparsity.models.build import build_model

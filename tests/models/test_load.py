@@ -18,7 +18,7 @@ from torch import Tensor
 
 from olmo_sparsity.base.errors import ConfigError, DataError, UserError
 from olmo_sparsity.base.manifest import write_manifest
-from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.file_fingerprint import fingerprint
 from olmo_sparsity.models.find import DTYPES

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.attention import causal_bias
 from olmo_sparsity.models.losses import mean_loss
 from tests.support.models import COUNTED, GAPPED, draw_tokens, tiny_olmo

@@ -10,7 +10,8 @@ import torch
 import transformers
 
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.config.sections import ModelConfig, RunConfig
+from olmo_sparsity.config.model import ModelConfig
+from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.config.text import PositionsConfig
 from olmo_sparsity.models.rope import (
     attention_factor,

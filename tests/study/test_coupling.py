@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.build import build_model
 from study.coupling import PositionCoupling, Response, score
 

@@ -17,7 +17,7 @@ import torch
 from olmo_sparsity.analysis.interpretation import InterpretationName
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors.influence import Choice, Question
-from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.text.controls import DistantText

@@ -13,7 +13,7 @@ import torch
 from olmo_sparsity.analysis.measurement.measurement import run
 from olmo_sparsity.analysis.measurement.plan import MeasureRequest, Plan, plan
 from olmo_sparsity.analysis.options import Settings
-from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.text.documents import Documents

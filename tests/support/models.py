@@ -11,8 +11,9 @@ from tokenizers import Tokenizer, models
 from torch import Tensor
 
 from olmo_sparsity.base.manifest import write_manifest
+from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.config.run import save_config
-from olmo_sparsity.config.sections import ModelConfig, RunConfig
+from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.config.text import PositionsConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.checkpoint_files import fill, save_weights

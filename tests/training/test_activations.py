@@ -11,7 +11,8 @@ import torch._functorch.config as functorch_config
 from olmo.model import RMSLayerNorm
 from torch import Tensor
 
-from olmo_sparsity.config.sections import ModelConfig, Precision
+from olmo_sparsity.config.model import ModelConfig
+from olmo_sparsity.config.sections import Precision
 from olmo_sparsity.models import layers
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.rope import rotary_tables

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.training.deferred import Deferred
 

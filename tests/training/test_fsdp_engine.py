@@ -21,12 +21,8 @@ from torch import Tensor, nn
 
 from benchmarks.memory import PHASES, launch
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.config.sections import (
-    EngineConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TrainingConfig,
-)
+from olmo_sparsity.config.model import ModelConfig
+from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig, TrainingConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.text.vocabulary import IGNORED

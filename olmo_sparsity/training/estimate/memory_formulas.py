@@ -13,7 +13,8 @@ from typing import cast
 import torch
 from torch import nn
 
-from olmo_sparsity.config.sections import ModelConfig, Precision, TrainingConfig
+from olmo_sparsity.config.model import ModelConfig
+from olmo_sparsity.config.sections import Precision, TrainingConfig
 from olmo_sparsity.models.build import build_model, build_transformers_model
 from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.models.losses import LanguageModel, rows_per_chunk

@@ -23,7 +23,7 @@ from olmo_sparsity.analysis.scoring.scorer import (
     context_losses,
 )
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.use import in_use
 from olmo_sparsity.text.controls import Controls
