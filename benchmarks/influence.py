@@ -34,7 +34,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
-from olmo_sparsity.analysis.scoring.scorer import Context, Scorer, as_tensors, context_losses
+from olmo_sparsity.analysis.scoring.document_losses import context_losses
+from olmo_sparsity.analysis.scoring.rows import Context
+from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.analysis.scoring.tensors import as_tensors
 from olmo_sparsity.analysis.selectors.influence import Question, add_one_screened, influence_map
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.command.memory import keep_freed_memory

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from olmo_sparsity.analysis.measurement.recovery import recover
     from olmo_sparsity.analysis.results.results import compare, read_results, transfer
     from olmo_sparsity.analysis.results.statistics import summarize
+    from olmo_sparsity.analysis.scoring.document_losses import context_losses
     from olmo_sparsity.analysis.scoring.losses_by_place import losses_by_place
-    from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
+    from olmo_sparsity.analysis.scoring.scorer import Scorer
     from olmo_sparsity.analysis.selectors.influence import influence_map
     from olmo_sparsity.models.load import load_model
     from olmo_sparsity.sources.attribute import attribute
@@ -47,8 +48,9 @@ _MODULES = {
     "models.load": "load_model",
     "analysis.results.results": "compare read_results transfer",
     "analysis.results.statistics": "summarize",
+    "analysis.scoring.document_losses": "context_losses",
     "analysis.scoring.losses_by_place": "losses_by_place",
-    "analysis.scoring.scorer": "Scorer context_losses",
+    "analysis.scoring.scorer": "Scorer",
     "analysis.selectors.influence": "influence_map",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from olmo_sparsity.analysis.scoring.scorer import Row, Scorer
+from olmo_sparsity.analysis.scoring.rows import Row
+from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors.influence import Choice, Question, best_of
 from olmo_sparsity.text.windows import NOTHING
 

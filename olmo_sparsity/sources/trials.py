@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.analysis.scoring.scorer import check_finite
+from olmo_sparsity.analysis.scoring.tensors import check_finite
 from olmo_sparsity.models.prompts import LogprobModel, Prompt
 from olmo_sparsity.sources.evidence import decoy_rounds
 from olmo_sparsity.sources.layout import Layout

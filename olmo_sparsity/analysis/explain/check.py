@@ -19,8 +19,9 @@ from olmo_sparsity.analysis.report.report import note
 from olmo_sparsity.analysis.results.intervals import Interval, percentile_interval, resample_weights
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT, PLACEBO
 from olmo_sparsity.analysis.results.view import html_table, places, quoted, sentence
+from olmo_sparsity.analysis.scoring.document_losses import context_losses
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
-from olmo_sparsity.analysis.scoring.scorer import check_finite, context_losses
+from olmo_sparsity.analysis.scoring.tensors import check_finite
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.text.controls import Controls

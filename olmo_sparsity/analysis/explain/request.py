@@ -27,9 +27,11 @@ from olmo_sparsity.analysis.measurement.targets import At, first_place, largest_
 from olmo_sparsity.analysis.options import ExplainSettings, ModelOptions, Request
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT
 from olmo_sparsity.analysis.scoring.cost import Cost, counting
+from olmo_sparsity.analysis.scoring.document_losses import context_losses
 from olmo_sparsity.analysis.scoring.induction import losses_of_repetition
-from olmo_sparsity.analysis.scoring.scorer import Scorer, check_finite, context_losses
+from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.scoring.sink import sink_check
+from olmo_sparsity.analysis.scoring.tensors import check_finite
 from olmo_sparsity.analysis.selectors.influence import find_selector
 from olmo_sparsity.base.errors import ConfigError, DataError, check_encodable
 from olmo_sparsity.base.progress import Progress, say

@@ -21,7 +21,8 @@ import numpy as np
 
 from olmo_sparsity.analysis.results.intervals import rank_correlations
 from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
-from olmo_sparsity.analysis.scoring.scorer import Context, Scorer
+from olmo_sparsity.analysis.scoring.rows import Context
+from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors.influence import (
     NUM_HALVED,
     Choice,

@@ -30,8 +30,8 @@ from olmo_sparsity.analysis.results.tables import Columns, join_documents
 from olmo_sparsity.analysis.results.target_rows import KEYS, PARTS, half_of
 from olmo_sparsity.analysis.results.view import num_of
 from olmo_sparsity.analysis.scoring.cost import Cost, counting
+from olmo_sparsity.analysis.scoring.document_losses import context_losses
 from olmo_sparsity.analysis.scoring.induction import passages_of, repetition_drop
-from olmo_sparsity.analysis.scoring.scorer import context_losses
 from olmo_sparsity.base.devices import known_gpu, peak_memory_gib
 from olmo_sparsity.base.progress import format_duration
 from olmo_sparsity.base.streams import stream

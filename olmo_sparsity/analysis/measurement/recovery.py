@@ -49,7 +49,8 @@ from olmo_sparsity.analysis.options import KS
 from olmo_sparsity.analysis.results.statistics import RELIABILITY
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT
 from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
-from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer
+from olmo_sparsity.analysis.scoring.rows import Context, Row
+from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors.influence import Choice, Question, find_selector
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.streams import stream

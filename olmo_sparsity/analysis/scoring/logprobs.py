@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from olmo_sparsity.analysis.scoring.scorer import Scorer, to_host
+from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.analysis.scoring.tensors import to_host
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.models.attention import fast_kernels
 from olmo_sparsity.models.distant_states import DistantStates

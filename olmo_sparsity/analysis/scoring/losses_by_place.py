@@ -26,7 +26,7 @@ from olmo_sparsity.analysis.measurement.plan import load
 from olmo_sparsity.analysis.options import LossSettings, ModelOptions, Request
 from olmo_sparsity.analysis.results.losses_by_place import COLUMNS, LossesByPlace
 from olmo_sparsity.analysis.scoring.logprobs import logprobs_of
-from olmo_sparsity.analysis.scoring.scorer import check_finite
+from olmo_sparsity.analysis.scoring.tensors import check_finite
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import path_of, writing
 from olmo_sparsity.base.progress import Progress, say

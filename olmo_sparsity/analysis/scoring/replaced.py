@@ -22,7 +22,8 @@ import torch
 from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.options import ExplainSettings, Settings
 from olmo_sparsity.analysis.scoring.logprobs import CountingLogprobs, logprobs_of
-from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer
+from olmo_sparsity.analysis.scoring.rows import Context, Row
+from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.prompts import LogprobModel, Prompt
@@ -117,15 +118,15 @@ class ReplacingScorer(Scorer):
         return np.array([nll_W.sum() for nll_W in self.losses(rows)])
 
     def window_losses(
-        self, windows: Windows, groups: dict[str, list[Block]]
+        self, windows: Windows, blocks_by_prefix: dict[str, list[Block]]
     ) -> dict[str, np.ndarray]:
         """Return what `Scorer.window_losses` returns. For the loss with the local window, all
         distant tokens of a prompt are replaced."""
-        blocks = next(iter(groups.values()))
-        rows = [self.context(block).set_row(NOTHING) for block in blocks]
-        for group in groups.values():
-            rows += [self.context(block).long_row() for block in group]
-        names = ["loss_short", *(f"{name}loss_long" for name in groups)]
+        any_blocks = next(iter(blocks_by_prefix.values()))
+        rows = [self.context(block).set_row(NOTHING) for block in any_blocks]
+        for blocks in blocks_by_prefix.values():
+            rows += [self.context(block).long_row() for block in blocks]
+        names = ["loss_short", *(f"{prefix}loss_long" for prefix in blocks_by_prefix)]
         losses = np.split(np.concatenate(self.losses(rows)), len(names))
         return dict(zip(names, losses, strict=True))
 

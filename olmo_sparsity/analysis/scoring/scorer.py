@@ -5,34 +5,34 @@ Every measurement evaluates the model here; selectors and recovery differ only i
     Block (tokens of a window) → Context (with states of its distant places) → Row (which places a
     forward sees) → Scorer.losses(rows) → nats of each target
 
-A row is a dense causal sequence with gaps in its position IDs: no masks, so fast attention kernels
-apply. If distant tokens keep their states, a row is the local window alone, and attends to keys and
-values of the chosen distant tokens, computed once for all rows of a context. Only the places that
-predict a target are unembedded. Every forward is counted in token-forwards, the unit of cost in all
-results.
+rows.py says what a row holds, and row_groups.py which rows share a forward. If distant tokens keep
+their states, a row attends to keys and values that are computed once for all rows of a context.
+Only the places that predict a target are unembedded. Every forward is counted in token-forwards,
+the unit of cost in all results.
 
-Dimension key: B rows, L tokens of a row, F distant places, K distant places that a row attends to,
-W targets of a row (its last places), N targets of all rows, D width, C targets of a chunk, V
+Dimension key: B rows, L tokens of a row, F distant places, K states that a row attends to, W
+targets of a row (its last places), N targets of all rows, D width, C targets of a chunk, V
 vocabulary, T targets of a document.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
-import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from olmo_sparsity.analysis.interpretation import Interpretation, interpretation_of
+from olmo_sparsity.analysis.scoring.row_groups import RowGrouping
+from olmo_sparsity.analysis.scoring.rows import Context, Row, distinct_rows
+from olmo_sparsity.analysis.scoring.tensors import as_tensors, to_host
 from olmo_sparsity.base.devices import threads_for
-from olmo_sparsity.base.errors import ConfigError, DataError, is_out_of_memory
+from olmo_sparsity.base.errors import ConfigError, is_out_of_memory
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.renamed import accepts_old_names
 from olmo_sparsity.models.attention import fast_kernels
@@ -40,137 +40,13 @@ from olmo_sparsity.models.distant_states import DistantStates, to_device
 from olmo_sparsity.models.identity import State
 from olmo_sparsity.models.losses import LanguageModel, rows_per_chunk
 from olmo_sparsity.models.prompts import PromptModel
-from olmo_sparsity.models.use import in_use, state_of, with_model_in_use
+from olmo_sparsity.models.use import in_use, state_of
 from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.windows import NOTHING, Block, Windows
 
 Item = TypeVar("Item")
 Output = TypeVar("Output")
-
-TARGETS_OF_ONE_LENGTH = 16
-"""The rows of so many neighbouring targets have one length, so that they share forwards."""
-
-FEW_PAIRS = 2**15
-"""On a CPU, rows that attend to different numbers of distant places share a forward if they have at
-most this many pairs of a token and a distant place: more would cost more in attention."""
-
-
-@dataclass(frozen=True, eq=False)
-class Context:
-    """A block with one distant text, prepared by `Scorer.context` for evaluation."""
-
-    block: Block
-    states: DistantStates | None = None
-    """States of the prefix and all distant places; only for contextual distant states."""
-
-    unrelated_RF: np.ndarray | None = None
-    """Unrelated texts that replace distant places; only for distant states `replaced`."""
-
-    def long_row(self) -> Row:
-        """Return the row of the long window, for all targets of the block."""
-        if self.states is None and self.unrelated_RF is None:
-            return self.dense_row()
-        return self.set_row(np.arange(self.block.num_distant))
-
-    def dense_row(self, num_targets: int | None = None) -> Row:
-        """Return the row of the long window, computed in full without stored states, for the first
-        `num_targets` targets (default: all)."""
-        if num_targets is None:
-            num_targets = self.block.num_targets
-        return Row(self, np.arange(self.block.num_before + num_targets - 1), num_targets)
-
-    def set_row(self, distant: np.ndarray, span: tuple[int, int] | None = None) -> Row:
-        """Return the row of the local window and the distant places `distant` (indices among the
-        distant tokens, rising), for the targets `span` (default: all). The interpretations of
-        distant states differ only here."""
-        block = self.block
-        if self.unrelated_RF is not None:
-            # A whole prompt, in which the distant tokens that are not kept are replaced.
-            end = block.num_targets if span is None else span[1]
-            places = np.arange(block.num_before + end - 1)
-            return Row(self, places, end, span=span or (0, end), kept_distant=distant)
-
-        first = 0
-        end = block.num_targets
-        if span is not None:
-            # Inputs after a target do not affect it, so a row may be longer than its target needs.
-            # Rows of neighbouring targets get one length, and share forwards.
-            span_first, span_end = span
-            first = span_first - span_first % TARGETS_OF_ONE_LENGTH
-            end = max(min(first + TARGETS_OF_ONE_LENGTH, block.num_targets), span_end)
-            span = (span_first - first, span_end - first)
-        earlier = block.earlier(distant)
-        local = block.local(end)
-        if self.states is not None and len(earlier):
-            return Row(self, local, end - first, distant=earlier, span=span)
-        return Row(self, np.concatenate([earlier, local]), end - first, span=span)
-
-
-@dataclass(frozen=True)
-class Row:
-    """The inputs at `places` of a context; their last `num_targets` places predict targets."""
-
-    context: Context
-    places: np.ndarray
-    """Position IDs, rising, which are also indices into `block.tokens`."""
-
-    num_targets: int
-    """The targets are the tokens after the last `num_targets` inputs."""
-
-    distant: np.ndarray | None = None
-    """Position IDs of earlier places, attended to with their states of the long window."""
-
-    span: tuple[int, int] | None = None
-    """The targets to evaluate, as indices into the row's targets: from the first to one past the
-    last (default: all)."""
-
-    kept_distant: np.ndarray | None = None
-    """Indices of the distant tokens that unrelated texts do not replace."""
-
-    def within(self, reach: int) -> Row:
-        """Return the row without the distant places that have no effect, as no layer sees them from
-        a later place. `reach`: how many places a layer with a sliding window attends to, its own
-        included."""
-        if self.distant is not None:
-            distant = self.distant[self.distant > self.places[0] - reach]
-            return replace(self, distant=distant if len(distant) else None)
-        # Information passes from place to place, so it stops at a gap as wide as the reach.
-        gaps = np.flatnonzero(np.diff(self.places) >= reach)
-        if not len(gaps):
-            return self
-        return replace(self, places=self.places[gaps[-1] + 1 :])
-
-    @property
-    def targets(self) -> np.ndarray:
-        """Return the token IDs of the targets to evaluate."""
-        first, end = self.span or (0, self.num_targets)
-        inputs = self.places[-self.num_targets :][first:end]
-        return self.context.block.tokens[inputs + 1]
-
-
-class _Group(NamedTuple):
-    """Rows that can share forwards."""
-
-    indices: list[int]
-
-    is_masked: bool
-    """Whether each row gets all distant states of its context, under a mask (see `_hidden`)."""
-
-    num_keys: int
-    """The memory of a row, in tokens: a distant state takes as much as a state of the row."""
-
-
-class _Shape(NamedTuple):
-    """What rows must have in common to share forwards."""
-
-    num_places: int
-    num_targets: int
-    num_evaluated: int | None
-    """The number of targets that are evaluated; None: all."""
-
-    context: Context | None
-    """The context whose distant states the row attends to; None without distant states."""
 
 
 @dataclass(frozen=True)
@@ -335,24 +211,63 @@ class Scorer:
         return self._evaluate(rows, nll, to_host)
 
     def window_losses(
-        self, windows: Windows, groups: dict[str, list[Block]]
+        self, windows: Windows, blocks_by_prefix: dict[str, list[Block]]
     ) -> dict[str, np.ndarray]:
         """Return the losses of all targets of a document, by the name of their column.
 
-        `groups`: a prefix of a column → blocks. The groups differ in their distant tokens alone:
+        `blocks_by_prefix`: prefix of a column → blocks, which differ in their distant tokens alone:
         the document's own have the prefix "", those of the placebo "placebo_". The columns are
-        `loss_short`, with the local window, which all groups share, and for each group `loss_long`,
-        with its long windows, after its prefix."""
-        blocks = next(iter(groups.values()))
-        targets_T = np.concatenate([block.targets_W for block in blocks])
-        short_rows = [Context(block).set_row(NOTHING) for block in blocks]
+        `loss_short`, with the local window, which all share, and for each prefix `loss_long`, with
+        the long windows of its blocks."""
+        any_blocks = next(iter(blocks_by_prefix.values()))
+        targets_T = np.concatenate([block.targets_W for block in any_blocks])
+        short_rows = [Context(block).set_row(NOTHING) for block in any_blocks]
         short_TD = torch.cat(self.hidden(short_rows))
-        long_TD = {prefix: _long_hidden(self, windows, group) for prefix, group in groups.items()}
+        long_TD = {
+            prefix: self._long_hidden(windows, blocks)
+            for prefix, blocks in blocks_by_prefix.items()
+        }
         columns = {"loss_short": self.nll_of(short_TD, targets_T)}
         for prefix, hidden_TD in long_TD.items():
             columns[f"{prefix}loss_long"] = self.nll_of(hidden_TD, targets_T)
         # All columns are copied at once, so that the host waits for a GPU once.
         return dict(zip(columns, to_host(list(columns.values())), strict=True))
+
+    @torch.no_grad()
+    def _long_hidden(self, windows: Windows, blocks: list[Block]) -> Tensor:
+        """Return hidden_TD at the targets of all blocks of one document, in their long windows."""
+        # With `long="all"` the long windows of the first blocks begin where the text begins, so
+        # that one pass over the text serves them all. Windows with a limit begin later and later.
+        from_start = [block for block in blocks if windows.has_all and block.first == 0]
+        contexts = [Context(block) for block in blocks[len(from_start) :]]
+        hidden_TD: list[Tensor] = []
+        if from_start:
+            last_block = from_start[-1]
+            if all(_begins(block, last_block) for block in from_start):
+                hidden_TD = self._hidden_in_one_pass(from_start)
+            else:
+                # An unrelated distant text: one pass over it, then the local windows of all blocks.
+                num_seen = last_block.num_prefix + last_block.num_distant
+                states = self.states(last_block.tokens[:num_seen])
+                contexts_of_text = [
+                    Context(block, states.first(block.num_prefix + block.num_distant))
+                    for block in from_start
+                ]
+                contexts = contexts_of_text + contexts
+        return torch.cat(hidden_TD + self.hidden([context.long_row() for context in contexts]))
+
+    def _hidden_in_one_pass(self, blocks: list[Block]) -> list[Tensor]:
+        """Return hidden_WD at the targets of blocks whose tokens are all beginnings of those of the
+        last block, as in a document with its own distant text."""
+        # The last target predicts nothing here, so it is no input.
+        hidden_BFD = self.states(blocks[-1].tokens[:-1]).hidden_BFD
+        assert hidden_BFD is not None
+        hidden = []
+        for block in blocks:
+            # A target is predicted at the place before it.
+            end = block.num_before + block.num_targets - 1
+            hidden.append(hidden_BFD[0, end - block.num_targets : end])
+        return hidden
 
     def sums(self, rows: Sequence[Row]) -> np.ndarray:
         """Return the sum of each row's losses. The targets of all rows are unembedded together,
@@ -400,13 +315,14 @@ class Scorer:
         `read`: computes the results of a batch of rows from their hidden states. `finish`: turns
         the outputs of all batches into results at the end, such as by one copy to the host, which
         then waits for a GPU once."""
-        distinct, index_of_row = _distinct(rows, self.model.reach)
+        distinct, index_of_row = distinct_rows(rows, self.model.reach)
+        grouping = RowGrouping(self.model, self.device, lambda: self.batch_tokens)
         evaluated_indices: list[int] = []
         outputs: list[Tensor] = []
-        for group in self._groups(distinct):
+        for group in grouping.groups(distinct):
 
             def compute(batch: Sequence[Row], is_masked: bool = group.is_masked) -> Tensor:
-                return read(self._hidden(batch, is_masked), batch)
+                return read(self._hidden_of_batch(batch, is_masked), batch)
 
             group_rows = [distinct[index] for index in group.indices]
             with threads_for(self.num_parameters):
@@ -418,66 +334,6 @@ class Scorer:
         for index, result in zip(evaluated_indices, chain(*finish(outputs)), strict=True):
             results[index] = result
         return [results[index] for index in index_of_row]
-
-    def _groups(self, rows: Sequence[Row]) -> Iterator[_Group]:
-        """Sort rows into groups that share forwards.
-
-        Rows of one shape that attend to no distant states share forwards, whatever their context.
-        Rows with distant states share forwards if these are of one context and, in general, as
-        many, so that copies of them stack. Rows with different numbers of them share one as well,
-        under a mask, if it is a single forward and costs no copies: to launch a forward on a GPU,
-        or to read the weights on a CPU, takes longer than to compute a few rows.
-        """
-        # Shape → number of distant states → indices of rows.
-        indices_by_shape: dict[_Shape, dict[int, list[int]]] = defaultdict(
-            lambda: defaultdict(list)
-        )
-        for index, row in enumerate(rows):
-            shape = _Shape(
-                num_places=len(row.places),
-                num_targets=row.num_targets,
-                num_evaluated=None if row.span is None else row.span[1] - row.span[0],
-                context=None if row.distant is None else row.context,
-            )
-            num_distant = 0 if row.distant is None else len(row.distant)
-            indices_by_shape[shape][num_distant].append(index)
-
-        for shape, indices_by_number in indices_by_shape.items():
-            if shape.context is None:
-                all_indices = list(chain(*indices_by_number.values()))
-                yield _Group(all_indices, is_masked=False, num_keys=shape.num_places)
-            else:
-                yield from self._groups_with_states(shape, shape.context, indices_by_number)
-
-    def _groups_with_states(
-        self, shape: _Shape, context: Context, indices_by_number: dict[int, list[int]]
-    ) -> Iterator[_Group]:
-        """Sort rows of one shape that attend to states of one context into groups.
-        `indices_by_number`: number of distant states → indices of rows."""
-        assert context.states is not None
-        length = shape.num_places
-        num_states = context.states.num_places
-        # Whether the model attends to distant states without a copy for each row.
-        shares = self.model.shares_distant(num_states, length)
-
-        all_indices = list(chain(*indices_by_number.values()))
-        num_tokens = len(all_indices) * length
-        is_one_forward = num_tokens <= self.batch_tokens
-        if self.device.type == "cpu":
-            is_one_forward &= num_tokens * num_states <= FEW_PAIRS
-        if shares and len(indices_by_number) > 1 and is_one_forward:
-            yield _Group(all_indices, is_masked=True, num_keys=length)
-            return
-
-        for num_distant, indices in indices_by_number.items():
-            is_masked = self._prefers_mask(context, num_distant)
-            if not is_masked:
-                num_copied = num_distant
-            elif shares:
-                num_copied = 0
-            else:
-                num_copied = num_states
-            yield _Group(indices, is_masked=is_masked, num_keys=length + num_copied)
 
     def in_batches(
         self, items: Sequence[Item], num_tokens: int, compute: Callable[[Sequence[Item]], Output]
@@ -513,200 +369,55 @@ class Scorer:
                 torch.cuda.empty_cache()
         return outputs
 
-    def _prefers_mask(self, context: Context, num_distant: int) -> bool:
-        """Return whether rows that attend to `num_distant` distant states get all states of their
-        context, under a mask, instead of copies of their own ones."""
-        # A model that scales its queries by the number of keys would count the masked ones.
-        config = getattr(self.model, "config", None)
-        counts_keys = getattr(config, "scales_queries", False)
-        # A mask avoids a copy of nearly all states for each row; below half a copy is smaller.
-        states = context.states
-        return states is not None and 2 * num_distant > states.num_places and not counts_keys
-
-    def _hidden(self, batch: Sequence[Row], is_masked: bool) -> Tensor:
-        """Return hidden_BWD at the places that predict targets, of rows that `_groups` has put
-        together. `is_masked`: rows get all distant states of their context, under a mask of those
-        that they do not attend to; otherwise each row gets copies of its own ones."""
-        states = batch[0].context.states
-        # To the device goes, for each row, an index of the distant places that it attends to, or a
-        # mask of all.
-        attended = [NOTHING if row.distant is None else row.distant for row in batch]
+    def _hidden_of_batch(self, batch: Sequence[Row], is_masked: bool) -> Tensor:
+        """Return hidden_BWD at the places that predict targets, of rows that `RowGrouping` has put
+        together. `is_masked`: rows get all states of their context, under a mask of those that they
+        do not attend to; otherwise each row gets copies of its own ones."""
+        first_row = batch[0]
+        states = first_row.context.states
+        # For each row, an index of the states that it attends to, or a mask of all.
+        attended = [NOTHING if row.attended is None else row.attended for row in batch]
         sees_all = False
         if is_masked:
             assert states is not None
-            visible_BF = np.zeros((len(batch), states.num_places), dtype=bool)
-            for visible_F, places in zip(visible_BF, attended, strict=True):
-                visible_F[places] = True
-            attended = list(visible_BF)
-            sees_all = bool(visible_BF.all())
-        evaluated = []
-        for row in batch:
-            first, end = row.span or (0, row.num_targets)
-            evaluated.append(np.arange(first, end))
+            is_visible_BF = _visibility(attended, states.num_places)
+            attended = list(is_visible_BF)
+            sees_all = bool(is_visible_BF.all())
+        evaluated = [np.arange(*row.evaluated_span) for row in batch]
         # One copy to the device for all four: each copy makes the host wait.
-        tokens_BL, positions_BL, distant_BK, evaluated_BW = as_tensors(
+        tokens_BL, positions_BL, attended_BK, evaluated_BW = as_tensors(
             batch, self.device, attended, evaluated
         )
         self.token_forwards += tokens_BL.numel()
 
         distant = None
-        if batch[0].distant is not None and states is not None:
+        if first_row.attended is not None and states is not None:
             if not is_masked:
-                distant = states.choose(distant_BK)
+                distant = states.choose(attended_BK)
             elif sees_all:
                 # Without a bias faster kernels apply.
                 distant = states.expand(len(batch))
             else:
                 shape = (len(batch), states.num_places)
                 bias_BF = torch.zeros(shape, dtype=torch.float, device=self.device)
-                bias_BF.masked_fill_(distant_BK == 0, torch.finfo(torch.float).min)
+                bias_BF.masked_fill_(attended_BK == 0, torch.finfo(torch.float).min)
                 distant = states.expand(len(batch), bias_BF)
         hidden_BWD = self.model.hidden(
-            tokens_BL, positions_BL, distant=distant, last=batch[0].num_targets
+            tokens_BL, positions_BL, distant=distant, last=first_row.num_targets
         )
-        if batch[0].span is None:
+        if first_row.span is None:
             return hidden_BWD
         return hidden_BWD.take_along_dim(evaluated_BW[..., None], 1)
 
 
-def _distinct(rows: Sequence[Row], reach: int | None) -> tuple[Sequence[Row], Sequence[int]]:
-    """Return the rows to compute, and for each of `rows` the index of the computed row that serves
-    it. Many rows are the same without the places that no layer of the model reaches."""
-    if reach is None:
-        return rows, range(len(rows))
-    distinct: list[Row] = []
-    index_of_key: dict[Any, int] = {}
-    index_of_row = []
-    for row in rows:
-        reduced = row.within(reach)
-        distant = None if reduced.distant is None else reduced.distant.tobytes()
-        key = (
-            id(reduced.context),
-            reduced.places.tobytes(),
-            reduced.num_targets,
-            distant,
-            reduced.span,
-        )
-        if key not in index_of_key:
-            index_of_key[key] = len(distinct)
-            distinct.append(reduced)
-        index_of_row.append(index_of_key[key])
-    return distinct, index_of_row
-
-
-def as_tensors(
-    batch: Sequence[Row], device: torch.device, *arrays: Sequence[np.ndarray]
-) -> list[Tensor]:
-    """Return tokens_BL and positions_BL of rows of equal length, then each of `arrays`, stacked.
-    Each of `arrays` has an array for each row. All are copied to the device together."""
-    places = [row.places for row in batch]
-    tokens = [row.context.block.tokens[row.places] for row in batch]
-    return to_device([np.stack(row_arrays) for row_arrays in (tokens, places, *arrays)], device)
-
-
-def to_host(parts: Sequence[Tensor]) -> list[np.ndarray]:
-    """Copy tensors to arrays of the same shapes, all in one transfer."""
-    if not parts:
-        return []
-    numbers = torch.cat([part.flatten() for part in parts]).cpu().numpy()
-    ends = np.cumsum([part.numel() for part in parts])
-    pieces = np.split(numbers, ends[:-1])
-    return [piece.reshape(part.shape) for piece, part in zip(pieces, parts, strict=True)]
-
-
-def check_finite(losses: np.ndarray, noun: str) -> None:
-    """Raise DataError if a loss is NaN or infinite. `noun`: how the error names what has losses, in
-    the plural."""
-    is_finite = np.isfinite(losses.astype(float))
-    if not is_finite.all():
-        raise DataError(
-            f"{(~is_finite).sum()} of {is_finite.size} losses of {noun} are not finite: weights "
-            "hold NaN, or the dtype overflows; check the weights, or pass dtype=fp32"
-        )
-
-
-# --- the losses of a document ---------------------------------------------------------------------
-
-
-@torch.no_grad()
-@with_model_in_use
-def context_losses(
-    scorer: Scorer,
-    document: Document,
-    windows: Windows,
-    controls: Controls | None = None,
-    blocks: Sequence[Block] | None = None,
-) -> pd.DataFrame:
-    """Return a table of L_long and L_short, a row for each target of `blocks` (default: every
-    target of the document that has a full long window).
-
-    L_long − L_short is the paper's quantity (LongPPL's LSD is its negative). With `controls` the
-    table also says whether the target and the token before it recur (`bigram`), and has both
-    columns for the placebo.
-    """
-    blocks = list(windows.blocks(document.tokens) if blocks is None else blocks)
-    if not blocks:
-        return pd.DataFrame(columns=["target", "token_id", "loss_short", "loss_long"], dtype=float)
-    groups = {"": blocks}
-    if controls is not None:
-        groups["placebo_"] = [
-            block.with_distant(controls.placebo(document, block).tokens_F) for block in blocks
-        ]
-    targets = np.concatenate(
-        [np.arange(block.start, block.start + block.num_targets) for block in blocks]
-    )
-    table = {"target": targets, "token_id": document.tokens[targets]}
-    table |= scorer.window_losses(windows, groups)
-    if controls is not None:
-        for name, group in groups.items():
-            table[f"{name}bigram"] = np.concatenate([bigrams(block) for block in group])
-    return pd.DataFrame(table)
-
-
-@torch.no_grad()
-def _long_hidden(scorer: Scorer, windows: Windows, blocks: list[Block]) -> Tensor:
-    """Return hidden_TD at the targets of all blocks of one document, with their long windows."""
-    # With `long="all"` the long windows of the first blocks begin where the text begins.
-    from_start = [block for block in blocks if windows.has_all and block.first == 0]
-    contexts = [Context(block) for block in blocks[len(from_start) :]]
-    hidden_TD: list[Tensor] = []
-    if from_start:
-        last_block = from_start[-1]
-        if all(_begins(block, last_block) for block in from_start):
-            # The document's own distant text: one pass over the document predicts all targets.
-            hidden_BFD = scorer.states(last_block.tokens[:-1]).hidden_BFD
-            assert hidden_BFD is not None
-            for block in from_start:
-                end = block.num_before + block.num_targets - 1
-                hidden_TD.append(hidden_BFD[0, end - block.num_targets : end])
-        else:
-            # An unrelated distant text: one pass over it, then the local windows of all blocks.
-            num_seen = last_block.num_prefix + last_block.num_distant
-            states = scorer.states(last_block.tokens[:num_seen])
-            contexts_of_text = [
-                Context(block, states.first(block.num_prefix + block.num_distant))
-                for block in from_start
-            ]
-            contexts = contexts_of_text + contexts
-    return torch.cat(hidden_TD + scorer.hidden([context.long_row() for context in contexts]))
+def _visibility(attended: Sequence[np.ndarray], num_places: int) -> np.ndarray:
+    """Return is_visible_BF, whether each row attends to each state of its context."""
+    is_visible_BF = np.zeros((len(attended), num_places), dtype=bool)
+    for is_visible_F, places in zip(is_visible_BF, attended, strict=True):
+        is_visible_F[places] = True
+    return is_visible_BF
 
 
 def _begins(block: Block, longer: Block) -> bool:
     """Return whether the tokens of a block are the beginning of those of a longer one."""
     return np.array_equal(block.tokens, longer.tokens[: len(block.tokens)])
-
-
-def bigrams(block: Block) -> np.ndarray:
-    """Return for each target, from the text alone, whether its token and the one before it occur
-    together among the distant tokens, and nowhere in the local window."""
-    tokens = block.tokens.astype(np.int64)
-    # Each pair as one number: pairs[i] holds the tokens at places i and i + 1.
-    pairs = (tokens[:-1] << 32) + tokens[1:]
-    first_distant = block.num_prefix
-    first_local = first_distant + block.num_distant
-    distant = set(pairs[first_distant : first_local - 1])
-    recurs = []
-    for target in range(block.num_before, block.num_before + block.num_targets):
-        pair = pairs[target - 1]
-        recurs.append(pair in distant and pair not in pairs[first_local : target - 1])
-    return np.array(recurs)

@@ -23,7 +23,8 @@ from itertools import chain
 import numpy as np
 
 from olmo_sparsity.analysis.interpretation import Interpretation
-from olmo_sparsity.analysis.scoring.scorer import Context, Scorer
+from olmo_sparsity.analysis.scoring.rows import Context
+from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors.saliency import (
     GATE,
     embedding_saliency,

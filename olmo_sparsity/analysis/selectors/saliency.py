@@ -23,7 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer, as_tensors
+from olmo_sparsity.analysis.scoring.rows import Context, Row
+from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.analysis.scoring.tensors import as_tensors
 from olmo_sparsity.base.devices import release_freed_memory
 from olmo_sparsity.models.attention import fast_kernels
 from olmo_sparsity.models.distant_states import DistantStates, to_device

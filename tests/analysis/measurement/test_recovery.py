@@ -13,8 +13,9 @@ import torch
 from olmo_sparsity.analysis.interpretation import InterpretationName
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.options import Settings
+from olmo_sparsity.analysis.scoring.document_losses import context_losses
 from olmo_sparsity.analysis.scoring.replaced import scorer_of
-from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
+from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.models.load import wrap_model

@@ -13,15 +13,11 @@ import torch
 from torch import nn
 
 from olmo_sparsity.analysis.interpretation import InterpretationName
-from olmo_sparsity.analysis.scoring.scorer import (
-    Context,
-    Row,
-    Scorer,
-    _distinct,
-    bigrams,
-    check_finite,
-    context_losses,
-)
+from olmo_sparsity.analysis.scoring.document_losses import bigrams, context_losses
+from olmo_sparsity.analysis.scoring.row_groups import RowGrouping
+from olmo_sparsity.analysis.scoring.rows import Context, Row, distinct_rows
+from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.analysis.scoring.tensors import check_finite
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.build import build_model
@@ -171,17 +167,20 @@ def test_rows_of_several_contexts_look_back_at_their_own_distant_tokens(
     "change",
     [{}, {"n_kv_heads": 2}, {"query_scale_length": 40.0}, {"query_scale_learned": True}],
 )
-def test_hidden_distant_places_are_no_keys(change: dict, block: Block) -> None:
+def test_hidden_distant_places_are_no_keys(
+    change: dict, block: Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows that see all distant places but one, against rows that hold these alone."""
     torch.manual_seed(1)
     scorer = Scorer(build_model(ModelConfig(**FIELDS, **change)).eval(), CPU)
     context = scorer.context(block)
     rows = [context.set_row(np.delete(np.arange(10), place)) for place in range(10)]
     hidden = scorer.losses(rows)
-    hiding = [scorer._prefers_mask(context, num) for num in (5, 6, 9)]
+    grouping = RowGrouping(scorer.model, scorer.device, lambda: scorer.batch_tokens)
+    hiding = [grouping._prefers_mask(num, num_states=10) for num in (5, 6, 9)]
     counts_keys = "query_scale_length" in change or "query_scale_learned" in change
     assert hiding == [False, not counts_keys, not counts_keys]
-    scorer._prefers_mask = lambda *_: False  # type: ignore[method-assign] # states are copied
+    monkeypatch.setattr(RowGrouping, "_prefers_mask", lambda *_: False)  # states are copied
     np.testing.assert_allclose(hidden, scorer.losses(rows), atol=1e-5)
 
 
@@ -221,7 +220,7 @@ def test_rows_hold_what_they_say(block: Block) -> None:
     replaced = Context(block, unrelated_RF=np.zeros((2, 10)))
 
     def shape(row: Row) -> tuple[Any, ...]:
-        distant = row.distant if row.kept_distant is None else row.kept_distant
+        distant = row.attended if row.kept_distant is None else row.kept_distant
         distant = None if distant is None else distant.tolist()
         return row.places.tolist(), row.num_targets, distant, row.span
 
@@ -247,11 +246,12 @@ def test_rows_that_see_different_places_share_a_forward_if_these_are_few(
     scorer = Scorer(tiny("olmo"), CPU)
     context = scorer.context(block)
     rows = [context.set_row(np.arange(num)) for num in (1, 5, 6, 6)]
-    size, where = len(rows[0].places), "olmo_sparsity.analysis.scoring.scorer.FEW_PAIRS"
+    size, where = len(rows[0].places), "olmo_sparsity.analysis.scoring.row_groups.FEW_PAIRS"
     monkeypatch.setattr(type(scorer.model), "shares_distant", lambda *_: True)
 
     def groups() -> list[Any]:
-        found = scorer._groups(rows)
+        grouping = RowGrouping(scorer.model, scorer.device, lambda: scorer.batch_tokens)
+        found = grouping.groups(rows)
         return [(indices, is_masked, num - size) for indices, is_masked, num in found]
 
     apart = [([0], False, 1), ([1], False, 5), ([2, 3], True, 0)]
@@ -320,10 +320,10 @@ def test_states_of_a_beginning_are_not_computed_again(document: np.ndarray) -> N
 def test_rows_without_what_no_layer_reaches_are_computed_once(block: Block) -> None:
     context = Context(block)
     rows = [context.set_row(np.array(distant), (0, 2)) for distant in ([0], [9], [1], [0, 9])]
-    found, each = _distinct(rows, 3)
+    found, each = distinct_rows(rows, 3)
     assert [len(row.places) for row in found] == [9, 10]
     assert list(each) == [0, 1, 0, 1]
-    assert [list(of) for of in _distinct(rows, None)] == [rows, [0, 1, 2, 3]]
+    assert [list(of) for of in distinct_rows(rows, None)] == [rows, [0, 1, 2, 3]]
 
 
 def test_losses_that_are_no_numbers_are_refused() -> None:

@@ -1,0 +1,74 @@
+"""Compute the losses of all targets of a document, with their long and with their local window.
+
+    losses = context_losses(scorer, document, windows)  # target, token_id, loss_short, loss_long
+    gap = losses.loss_short - losses.loss_long          # nats; above 0 where distant text helps
+
+This is the first phase of a measurement. Targets are chosen from this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+
+from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.models.use import with_model_in_use
+from olmo_sparsity.text.controls import Controls
+from olmo_sparsity.text.documents import Document
+from olmo_sparsity.text.windows import Block, Windows
+
+
+@torch.no_grad()
+@with_model_in_use
+def context_losses(
+    scorer: Scorer,
+    document: Document,
+    windows: Windows,
+    controls: Controls | None = None,
+    blocks: Sequence[Block] | None = None,
+) -> pd.DataFrame:
+    """Return a table of L_long and L_short, a row for each target of `blocks` (default: every
+    target of the document that has a full long window).
+
+    L_long − L_short is the paper's quantity (LongPPL's LSD is its negative). With `controls` the
+    table also says whether the target and the token before it recur (`bigram`), and has both
+    columns for the placebo.
+    """
+    blocks = list(windows.blocks(document.tokens) if blocks is None else blocks)
+    if not blocks:
+        return pd.DataFrame(columns=["target", "token_id", "loss_short", "loss_long"], dtype=float)
+    # Prefix of a column → the blocks that its losses are computed with.
+    blocks_by_prefix = {"": blocks}
+    if controls is not None:
+        blocks_by_prefix["placebo_"] = [
+            block.with_distant(controls.placebo(document, block).tokens_F) for block in blocks
+        ]
+    targets = np.concatenate(
+        [np.arange(block.start, block.start + block.num_targets) for block in blocks]
+    )
+    columns = {"target": targets, "token_id": document.tokens[targets]}
+    columns |= scorer.window_losses(windows, blocks_by_prefix)
+    if controls is not None:
+        for prefix, group in blocks_by_prefix.items():
+            columns[f"{prefix}bigram"] = np.concatenate([bigrams(block) for block in group])
+    return pd.DataFrame(columns)
+
+
+def bigrams(block: Block) -> np.ndarray:
+    """Return for each target, from the text alone, whether its token and the one before it occur
+    together among the distant tokens, and nowhere in the local window."""
+    tokens = block.tokens.astype(np.int64)
+    # Each pair as one number: pairs[i] holds the tokens at places i and i + 1.
+    pairs = (tokens[:-1] << 32) + tokens[1:]
+    first_distant = block.num_prefix
+    first_local = first_distant + block.num_distant
+    distant = set(pairs[first_distant : first_local - 1])
+    recurs = []
+    for target in range(block.num_before, block.num_before + block.num_targets):
+        pair = pairs[target - 1]
+        earlier_local = pairs[first_local : target - 1]
+        recurs.append(pair in distant and pair not in earlier_local)
+    return np.array(recurs)

@@ -1,0 +1,130 @@
+"""Sort rows into groups that share forwards, so that few forwards evaluate many rows.
+
+    for group in RowGrouping(model, device, batch_tokens).groups(rows):
+        batches of [rows[index] for index in group.indices] → forwards
+
+Most rows are short, so what counts is how many of them one forward takes: to launch a forward on a
+GPU, or to read the weights on a CPU, takes longer than to compute a few rows.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+import torch
+
+from olmo_sparsity.analysis.scoring.rows import Context, Row
+from olmo_sparsity.models.losses import LanguageModel
+
+FEW_PAIRS = 2**15
+"""On a CPU, rows that attend to different numbers of distant places share a forward if they have at
+most this many pairs of a token and a distant place: more would cost more in attention."""
+
+
+class RowGroup(NamedTuple):
+    """Rows that can share forwards."""
+
+    indices: list[int]
+
+    is_masked: bool
+    """Whether each row gets all states of its context, under a mask of those that it attends to.
+    Otherwise it gets copies of these alone."""
+
+    num_keys: int
+    """The memory of a row, in tokens: a copied state takes as much as a state of the row."""
+
+
+class _Shape(NamedTuple):
+    """What rows must have in common to share forwards."""
+
+    num_places: int
+    num_targets: int
+    num_evaluated: int | None
+    """The number of targets that are evaluated; None: all."""
+
+    context: Context | None
+    """The context whose distant states the row attends to; None without distant states."""
+
+
+@dataclass(frozen=True)
+class RowGrouping:
+    """The rules by which rows share forwards of one model on one device."""
+
+    model: LanguageModel
+    device: torch.device
+    batch_tokens: Callable[[], int]
+    """Returns the largest number of tokens of a forward now: it falls when memory runs out, which
+    may happen between two groups."""
+
+    def groups(self, rows: Sequence[Row]) -> Iterator[RowGroup]:
+        """Sort rows into groups that share forwards.
+
+        Rows of one shape that attend to no distant states share forwards, whatever their context.
+        Rows with distant states share forwards if these are of one context and, in general, as
+        many, so that copies of them stack. Rows with different numbers of them share one as well,
+        under a mask, if it is a single forward and costs no copies: to launch a forward on a GPU,
+        or to read the weights on a CPU, takes longer than to compute a few rows.
+        """
+        # Shape → number of attended states → indices of rows.
+        indices_by_shape: dict[_Shape, dict[int, list[int]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
+        for index, row in enumerate(rows):
+            shape = _Shape(
+                num_places=len(row.places),
+                num_targets=row.num_targets,
+                num_evaluated=None if row.span is None else row.span[1] - row.span[0],
+                context=None if row.attended is None else row.context,
+            )
+            num_attended = 0 if row.attended is None else len(row.attended)
+            indices_by_shape[shape][num_attended].append(index)
+
+        for shape, indices_by_number in indices_by_shape.items():
+            if shape.context is None:
+                all_indices = list(chain(*indices_by_number.values()))
+                yield RowGroup(all_indices, is_masked=False, num_keys=shape.num_places)
+            else:
+                yield from self._groups_with_states(shape, shape.context, indices_by_number)
+
+    def _groups_with_states(
+        self, shape: _Shape, context: Context, indices_by_number: dict[int, list[int]]
+    ) -> Iterator[RowGroup]:
+        """Sort rows of one shape that attend to states of one context into groups.
+        `indices_by_number`: number of attended states → indices of rows."""
+        assert context.states is not None
+        length = shape.num_places
+        num_states = context.states.num_places
+        # Whether the model attends to the states of a context without a copy for each row.
+        shares = self.model.shares_distant(num_states, length)
+
+        all_indices = list(chain(*indices_by_number.values()))
+        num_tokens = len(all_indices) * length
+        is_one_forward = num_tokens <= self.batch_tokens()
+        if self.device.type == "cpu":
+            is_one_forward &= num_tokens * num_states <= FEW_PAIRS
+        if shares and len(indices_by_number) > 1 and is_one_forward:
+            yield RowGroup(all_indices, is_masked=True, num_keys=length)
+            return
+
+        for num_attended, indices in indices_by_number.items():
+            is_masked = self._prefers_mask(num_attended, num_states)
+            if not is_masked:
+                num_copied = num_attended
+            elif shares:
+                num_copied = 0
+            else:
+                num_copied = num_states
+            yield RowGroup(indices, is_masked=is_masked, num_keys=length + num_copied)
+
+    def _prefers_mask(self, num_attended: int, num_states: int) -> bool:
+        """Return whether rows that attend to `num_attended` of `num_states` states get all of them,
+        under a mask, instead of copies of their own ones."""
+        # A model that scales its queries by the number of keys would count the masked ones.
+        config = getattr(self.model, "config", None)
+        counts_keys = getattr(config, "scales_queries", False)
+        # A mask avoids a copy of nearly all states for each row; below half a copy is smaller.
+        return 2 * num_attended > num_states and not counts_keys

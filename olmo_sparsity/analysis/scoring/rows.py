@@ -1,0 +1,157 @@
+"""Say which tokens a forward sees: the local window of some targets, and chosen distant places.
+
+    Block (tokens of a window) → Context (with states of its distant places) → Row
+
+A row is a dense causal sequence with gaps in its position IDs: no masks, so fast attention kernels
+apply. What it holds depends on how distant states are interpreted (interpretation.py):
+
+    isolated     inputs: prefix, chosen distant tokens, local window, targets
+    contextual   inputs: local window, targets; they attend to states of prefix and distant places
+    replaced     inputs: all; distant tokens that are not kept are replaced by an unrelated text
+
+`Scorer` evaluates rows. Nothing here computes with a model.
+
+Dimension key: F distant places, R unrelated texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from olmo_sparsity.models.distant_states import DistantStates
+from olmo_sparsity.text.windows import Block
+
+TARGETS_OF_ONE_LENGTH = 16
+"""The rows of so many neighbouring targets have one length, so that they share forwards."""
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """A block with one distant text, prepared by `Scorer.context` for evaluation."""
+
+    block: Block
+    states: DistantStates | None = None
+    """States of the prefix and all distant places; only for contextual distant states."""
+
+    unrelated_RF: np.ndarray | None = None
+    """Unrelated texts that replace distant places; only for distant states `replaced`."""
+
+    def long_row(self) -> Row:
+        """Return the row of the long window, for all targets of the block."""
+        if self.states is None and self.unrelated_RF is None:
+            return self.dense_row()
+        return self.set_row(np.arange(self.block.num_distant))
+
+    def dense_row(self, num_targets: int | None = None) -> Row:
+        """Return the row of the long window, computed in full without stored states, for the first
+        `num_targets` targets (default: all)."""
+        if num_targets is None:
+            num_targets = self.block.num_targets
+        return Row(self, np.arange(self.block.num_before + num_targets - 1), num_targets)
+
+    def set_row(self, distant: np.ndarray, span: tuple[int, int] | None = None) -> Row:
+        """Return the row of the local window and the distant places `distant` (indices among the
+        distant tokens, rising), for the targets `span` (default: all). The interpretations of
+        distant states differ only here."""
+        block = self.block
+        if self.unrelated_RF is not None:
+            # A whole prompt, in which the distant tokens that are not kept are replaced.
+            end = block.num_targets if span is None else span[1]
+            places = np.arange(block.num_before + end - 1)
+            return Row(self, places, end, span=span or (0, end), kept_distant=distant)
+
+        first_target = 0
+        end_target = block.num_targets
+        if span is not None:
+            # Inputs after a target do not affect it, so a row may be longer than its target needs.
+            # Rows of neighbouring targets get one length, and share forwards.
+            first, end = span
+            first_target = first - first % TARGETS_OF_ONE_LENGTH
+            end_target = max(min(first_target + TARGETS_OF_ONE_LENGTH, block.num_targets), end)
+            span = (first - first_target, end - first_target)
+        num_targets = end_target - first_target
+        earlier = block.earlier(distant)
+        local = block.local(end_target)
+        if self.states is not None and len(earlier):
+            # Contextual: the row is the local window, which attends to states of earlier places.
+            return Row(self, local, num_targets, attended=earlier, span=span)
+        # Isolated: earlier tokens are inputs like others, next to the local window.
+        return Row(self, np.concatenate([earlier, local]), num_targets, span=span)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The inputs at `places` of a context; their last `num_targets` places predict targets."""
+
+    context: Context
+    places: np.ndarray
+    """Position IDs, rising, which are also indices into `block.tokens`."""
+
+    num_targets: int
+    """The targets are the tokens after the last `num_targets` inputs."""
+
+    attended: np.ndarray | None = None
+    """Position IDs of earlier places, of the prefix and distant, that the row attends to with their
+    states of the long window. None if it attends to its own inputs alone."""
+
+    span: tuple[int, int] | None = None
+    """The targets to evaluate, as indices into the row's targets: from the first to one past the
+    last (default: all)."""
+
+    kept_distant: np.ndarray | None = None
+    """Indices of the distant tokens that unrelated texts do not replace."""
+
+    @property
+    def evaluated_span(self) -> tuple[int, int]:
+        """Return the targets to evaluate, as indices into the row's targets."""
+        return self.span or (0, self.num_targets)
+
+    def within(self, reach: int) -> Row:
+        """Return the row without the earlier places that have no effect, as no layer sees them from
+        a later place. `reach`: how many places a layer with a sliding window attends to, its own
+        included."""
+        if self.attended is not None:
+            attended = self.attended[self.attended > self.places[0] - reach]
+            return replace(self, attended=attended if len(attended) else None)
+        # Information passes from place to place, so it stops at a gap as wide as the reach.
+        gaps = np.flatnonzero(np.diff(self.places) >= reach)
+        if not len(gaps):
+            return self
+        return replace(self, places=self.places[gaps[-1] + 1 :])
+
+    @property
+    def targets(self) -> np.ndarray:
+        """Return the token IDs of the targets to evaluate."""
+        first, end = self.evaluated_span
+        inputs = self.places[-self.num_targets :][first:end]
+        return self.context.block.tokens[inputs + 1]
+
+
+def distinct_rows(rows: Sequence[Row], reach: int | None) -> tuple[Sequence[Row], Sequence[int]]:
+    """Return the rows to compute, and for each of `rows` the index of the computed row that serves
+    it. Many rows are the same without the places that no layer of the model reaches."""
+    if reach is None:
+        return rows, range(len(rows))
+    distinct: list[Row] = []
+    index_of_key: dict[Any, int] = {}
+    index_of_row = []
+    for row in rows:
+        reduced = row.within(reach)
+        # Arrays have no hash, so their bytes stand for them.
+        attended = None if reduced.attended is None else reduced.attended.tobytes()
+        key = (
+            id(reduced.context),
+            reduced.places.tobytes(),
+            reduced.num_targets,
+            attended,
+            reduced.span,
+        )
+        if key not in index_of_key:
+            index_of_key[key] = len(distinct)
+            distinct.append(reduced)
+        index_of_row.append(index_of_key[key])
+    return distinct, index_of_row

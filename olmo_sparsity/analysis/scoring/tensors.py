@@ -1,0 +1,49 @@
+"""Copy rows to the device of the model, and losses from it, each in one transfer.
+
+Every transfer makes the host wait for the device, so that one of many arrays is faster than many.
+
+Dimension key: B rows, L tokens of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from olmo_sparsity.analysis.scoring.rows import Row
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.models.distant_states import to_device
+
+
+def as_tensors(
+    batch: Sequence[Row], device: torch.device, *arrays: Sequence[np.ndarray]
+) -> list[Tensor]:
+    """Return tokens_BL and positions_BL of rows of equal length, then each of `arrays`, stacked.
+    Each of `arrays` has an array for each row. All are copied to the device together."""
+    places = [row.places for row in batch]
+    tokens = [row.context.block.tokens[row.places] for row in batch]
+    return to_device([np.stack(row_arrays) for row_arrays in (tokens, places, *arrays)], device)
+
+
+def to_host(parts: Sequence[Tensor]) -> list[np.ndarray]:
+    """Copy tensors to arrays of the same shapes, all in one transfer."""
+    if not parts:
+        return []
+    numbers = torch.cat([part.flatten() for part in parts]).cpu().numpy()
+    ends = np.cumsum([part.numel() for part in parts])
+    pieces = np.split(numbers, ends[:-1])
+    return [piece.reshape(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+
+
+def check_finite(losses: np.ndarray, noun: str) -> None:
+    """Raise DataError if a loss is NaN or infinite. `noun`: how the error names what has losses, in
+    the plural."""
+    is_finite = np.isfinite(losses.astype(float))
+    if not is_finite.all():
+        raise DataError(
+            f"{(~is_finite).sum()} of {is_finite.size} losses of {noun} are not finite: weights "
+            "hold NaN, or the dtype overflows; check the weights, or pass dtype=fp32"
+        )
