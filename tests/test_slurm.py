@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.command.arguments import parse_shard
+from olmo_sparsity.command.share import parse_shard
 
 ROOT = Path(__file__).parents[1]
 

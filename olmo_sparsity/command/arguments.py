@@ -9,7 +9,6 @@ Place in the flow: below cli.py, which runs the commands. Imports no large packa
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any, NoReturn
@@ -17,9 +16,8 @@ from typing import Any, NoReturn
 from olmo_sparsity import __version__
 from olmo_sparsity.analysis import api
 from olmo_sparsity.analysis import options as settings
-from olmo_sparsity.analysis.options import ModelOptions, Shard
-from olmo_sparsity.base.errors import ConfigError, readable
-from olmo_sparsity.base.launch import read_launch
+from olmo_sparsity.analysis.options import ModelOptions
+from olmo_sparsity.base.errors import readable
 from olmo_sparsity.config.command_line import add_options, arguments_of
 from olmo_sparsity.config.schema import kinds_of, spell
 
@@ -405,44 +403,3 @@ def _parse_share(text: str) -> float:
     if not (text.endswith("%") and 0 < share <= 1):
         raise argparse.ArgumentTypeError(f"{text!r} must be a share of checks, such as 90%")
     return share
-
-
-def parse_shard(text: str | None, by_launch: bool = True) -> Shard:
-    """Return this process's part of the work: what `--shard` says; by default the task of a SLURM
-    array and, `by_launch`, the process of a launch."""
-    launch = read_launch()
-    if text is not None:
-        number, _, num_shards = text.partition("/")
-        are_numbers = number.isdecimal() and num_shards.isdecimal()
-        if not (are_numbers and int(number) < int(num_shards)):
-            raise ConfigError(f"--shard={text} must be i/n with 0 <= i < n, such as 0/4")
-        if launch.world_size > 1:
-            raise ConfigError(
-                f"--shard={text}: the {launch.world_size} processes of this launch share the work "
-                "by themselves; omit it"
-            )
-        return Shard(int(number), int(num_shards))
-    shard = _shard_of_array_task()
-    return shard.part(launch.rank, launch.world_size) if by_launch else shard
-
-
-def _shard_of_array_task() -> Shard:
-    """Return the part of this task of a SLURM array; all of the work outside of one."""
-    task = os.environ.get("SLURM_ARRAY_TASK_ID")
-    if not task:
-        return Shard(0, 1)
-    if not os.environ.get("SLURM_ARRAY_TASK_COUNT"):
-        raise ConfigError(
-            f"SLURM_ARRAY_TASK_ID={task} is set without SLURM_ARRAY_TASK_COUNT, so this is no task "
-            "of a SLURM array; unset it, or pass --shard"
-        )
-    first_task = int(os.environ.get("SLURM_ARRAY_TASK_MIN") or -1)
-    last_task = int(os.environ.get("SLURM_ARRAY_TASK_MAX") or -1)
-    num_tasks = int(os.environ.get("SLURM_ARRAY_TASK_COUNT") or -1)
-    # Tasks that are not submitted again would leave their share of the work undone.
-    if first_task != 0 or num_tasks != last_task + 1:
-        raise ConfigError(
-            "--shard is that of the SLURM array, and some tasks lack: submit the whole array, "
-            f"--array=0-{last_task}: finished work is not done again"
-        )
-    return Shard(int(task), num_tasks)

@@ -14,18 +14,24 @@ import sys
 from glob import glob, has_magic
 from os.path import isfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from olmo_sparsity.analysis.options import ModelOptions, build
 from olmo_sparsity.base.errors import ConfigError, DataError, printable
 from olmo_sparsity.base.files import check_suffix
 from olmo_sparsity.base.progress import say
-from olmo_sparsity.command import arguments
+from olmo_sparsity.command.memory import keep_freed_memory
+from olmo_sparsity.command.share import parse_shard
 from olmo_sparsity.config.command_line import given_options
 from olmo_sparsity.sources.options import ServerOptions, SourceSettings
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 TEXTS = ("question", "answer", "reasoning")
 """Options that are a text, or @FILE."""
+
+# Options that have no effect without another one, or together with another one.
 
 OPTIONS_OF_QUESTIONS = (
     "out",
@@ -46,7 +52,6 @@ OPTIONS_OF_ONE_QUESTION = (
     "message",
     "passages",
 )
-# Options that have no effect without another one.
 OPTIONS_OF_THE_GATE = ("baseline", "margin", "must_pass")
 OPTIONS_OF_A_BASELINE = ("allow_other_model", "new_need_source")
 
@@ -54,8 +59,9 @@ DEFAULTS = {"message": -1, "must_pass": 1.0}
 """The values by which an option that was not given is recognized, if they are not empty."""
 
 
-def attribute(options: argparse.Namespace) -> int:
+def run_attribute(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
+    keep_freed_memory()
     if options.questions is not None:
         return _attribute_questions(options)
     return _attribute_one(options)
@@ -114,55 +120,74 @@ def _read_inputs(options: argparse.Namespace) -> dict[str, Any]:
 def _attribute_questions(options: argparse.Namespace) -> int:
     """Attribute this process's share of many answers, and with --gate compare them with what is
     expected."""
-    from olmo_sparsity.sources import expectations, gate, questions, suite
+    from olmo_sparsity.sources import expectations, gate, questions
 
+    _check_options_of_questions(options)
+    gate.check_margin(options.margin)
+    shard = parse_shard(options.shard)
+    if options.gate:
+        if shard.num_shards > 1:
+            raise ConfigError("--gate: run it once all shards have finished, as one process")
+        # A wrong line is an error before the model is loaded, which may take minutes.
+        expectations.read_expectations(options.questions)
+    common_request = _common_request(options)
+    if options.dry_run:
+        print(questions.count_questions(common_request, options.questions))
+        return 0
+    if options.out is None:
+        raise ConfigError("--questions requires --out, the folder of the results")
+    if options.gate:
+        return _run_gate(options, common_request)
+    table = questions.measure_questions(
+        common_request, options.questions, options.out, shard=shard, pages=_pages(options)
+    )
+    if table is not None:  # None: other processes have questions left
+        _print_results(options, table)
+    return 0
+
+
+def _run_gate(options: argparse.Namespace, common_request: Any) -> int:
+    """Attribute all answers, and print which checks fail; return 1 if too many do."""
+    from olmo_sparsity.sources import suite
+
+    table, report = suite.run(
+        common_request,
+        options.questions,
+        options.out,
+        pages=_pages(options),
+        baseline=options.baseline,
+        allow_other_model=options.allow_other_model,
+        margin=options.margin,
+        must_pass=options.must_pass,
+        new_need_source=options.new_need_source,
+    )
+    _print_results(options, table)
+    print(report.describe())
+    return 0 if report.passed else 1
+
+
+def _pages(options: argparse.Namespace) -> Path | None:
+    """Return the folder of a page for each question, if they are wanted."""
+    return None if options.html is None else Path(options.html)
+
+
+def _print_results(options: argparse.Namespace, table: pd.DataFrame) -> None:
+    """Print a summary of the statements of all questions, and where tables and pages are."""
+    from olmo_sparsity.sources import questions
+
+    print(questions.describe(table))
+    print(f"tables: {options.out}/statements.parquet, matrix.parquet")
+    if options.html is not None:
+        print(f"pages: {_pages(options)}/index.html")
+
+
+def _check_options_of_questions(options: argparse.Namespace) -> None:
+    """Raise ConfigError for an option that has no effect on a file of questions."""
     _check_not_given(options, "cannot be combined with --questions", OPTIONS_OF_ONE_QUESTION)
     if not options.gate:
         _check_not_given(options, "require --gate", OPTIONS_OF_THE_GATE)
     if not options.baseline:
         _check_not_given(options, "requires --baseline", OPTIONS_OF_A_BASELINE)
-    gate.check_margin(options.margin)
-    shard = arguments.parse_shard(options.shard)
-    path = options.questions
-    if options.gate:
-        if shard.num_shards > 1:
-            raise ConfigError("--gate: run it once all shards have finished, as one process")
-        # A wrong line is an error before the model is loaded, which may take minutes.
-        expectations.read_expectations(path)
-    common = _common_request(options)
-    if options.dry_run:
-        print(questions.count_questions(common, path))
-        return 0
-    out = options.out
-    if out is None:
-        raise ConfigError("--questions requires --out, the folder of the results")
-    pages = None if options.html is None else Path(options.html)
-    report = None
-    if options.gate:
-        table, report = suite.run(
-            common,
-            path,
-            out,
-            pages=pages,
-            baseline=options.baseline,
-            allow_other_model=options.allow_other_model,
-            margin=options.margin,
-            must_pass=options.must_pass,
-            new_need_source=options.new_need_source,
-        )
-    else:
-        table_or_none = questions.measure_questions(common, path, out, shard=shard, pages=pages)
-        if table_or_none is None:  # other processes have questions left
-            return 0
-        table = table_or_none
-    print(questions.describe(table))
-    print(f"tables: {out}/statements.parquet, matrix.parquet")
-    if pages is not None:
-        print(f"pages: {pages}/index.html")
-    if report is None:
-        return 0
-    print(report.describe())
-    return 0 if report.passed else 1
 
 
 def _common_request(options: argparse.Namespace) -> Any:

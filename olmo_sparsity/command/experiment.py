@@ -7,14 +7,16 @@ Place in the flow: below cli.py, on top of the package `experiment`."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.command import arguments
+from olmo_sparsity.command.gpus import check_gpus_are_of_a_dry_run, hardware_of
+from olmo_sparsity.command.share import parse_shard
+from olmo_sparsity.command.training import run_train
 from olmo_sparsity.experiment.file import Experiment, read_experiment, saved_experiment
 from olmo_sparsity.experiment.jobs import (
     Job,
@@ -24,15 +26,10 @@ from olmo_sparsity.experiment.jobs import (
     jobs_of,
 )
 
-Train = Callable[[argparse.Namespace], int]
-"""The command `train`: from its options to its exit code."""
 
-ReadHardware = Callable[[argparse.Namespace], Any]
-"""Returns what --gpus, --gpu and --nodes describe."""
-
-
-def run(options: argparse.Namespace, train: Train, read_hardware: ReadHardware) -> int:
+def run_experiment(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
+    check_gpus_are_of_a_dry_run(options)
     if find_spec("olmo") is None:  # each training would fail
         raise ModuleNotFoundError(name="olmo")
     _check_options_are_used(options)
@@ -40,7 +37,7 @@ def run(options: argparse.Namespace, train: Train, read_hardware: ReadHardware) 
     if options.dry_run:
         from olmo_sparsity.experiment.price import format_price
 
-        hardware = read_hardware(options)
+        hardware = hardware_of(options)
         gpu = None if hardware is None else options.gpu or "h100"
         print(format_price(experiment, hardware, gpu, options.gpu_hour))
         return 0
@@ -60,7 +57,7 @@ def run(options: argparse.Namespace, train: Train, read_hardware: ReadHardware) 
         )
         return submit(experiment, flags)
     if options.only is not None:
-        return _run_one(experiment, options.only, train)
+        return _run_one(experiment, options.only)
     from olmo_sparsity.experiment.here import run_here
 
     return run_here(experiment)
@@ -76,7 +73,7 @@ def _check_options_are_used(options: argparse.Namespace) -> None:
         raise ConfigError(f"--gpu-hour={options.gpu_hour:g} is of --dry-run --gpus N: add them")
 
 
-def _run_one(experiment: Experiment, name: str, train: Train) -> int:
+def _run_one(experiment: Experiment, name: str) -> int:
     """Run one job in this process: the N-th model, or a job by its name in `--list`."""
     jobs = {job.name: job for job in jobs_of(experiment)}
     if name.isdecimal():
@@ -94,9 +91,14 @@ def _run_one(experiment: Experiment, name: str, train: Train) -> int:
             config=model.config, overrides=model.overrides, dry_run=False
         )
         with job.recording():
-            return train(training_options)
+            return run_train(training_options)
     if isinstance(job, MeasurementJob):
         return _measure(job, jobs)
+    return _draw(experiment)
+
+
+def _draw(experiment: Experiment) -> int:
+    """Draw the figure, in the first process of a launch."""
     from olmo_sparsity.base.launch import read_launch
     from olmo_sparsity.experiment.figure import draw
 
@@ -115,7 +117,7 @@ def _measure(job: MeasurementJob, jobs: Mapping[str, Job]) -> int:
     from olmo_sparsity.base.provenance import typed_command
 
     measurement = job.measurement
-    shard = arguments.parse_shard(None, by_launch=False)
+    shard = parse_shard(None, by_launch=False)
     with job.recording_process(f"{shard.number}-{read_launch().rank}"):
         reason = job.reason_to_skip(jobs)
         if reason:

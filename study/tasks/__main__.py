@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from olmo_sparsity.command.arguments import parse_shard
+from olmo_sparsity.command.share import parse_shard
 from study.command import enter, run_command
 from study.tasks import experiment
 from study.tasks.results import format_table

@@ -130,7 +130,7 @@ def test_a_dry_run_that_is_stopped_starts_again(
     def stopped(_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "measure", stopped)
+    monkeypatch.setattr(cli, "run_measure", stopped)
     words = ["measure", "demo", "--text", "builtin:embedded", "--out", "x"]
     assert cli.main([*words, "--dry-run"]) == 130
     assert "stopped; the same command starts again, as a dry run stores nothing" in (

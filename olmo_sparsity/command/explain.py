@@ -1,0 +1,88 @@
+"""Run the command `explain`: show which distant tokens one prediction depends on.
+
+Place in the flow: below cli.py, on top of the package `analysis`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from olmo_sparsity.analysis.interpretation import interpretation_of
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.files import check_suffix
+from olmo_sparsity.command.memory import keep_freed_memory
+from olmo_sparsity.config.command_line import given_options
+
+
+def run_explain(options: argparse.Namespace) -> int:
+    """Explain one prediction, and print it; return the exit code."""
+    from olmo_sparsity.analysis.explain import request as explaining
+    from olmo_sparsity.analysis.explain.explanation import to_json
+
+    keep_freed_memory()
+    if options.html is not None:
+        check_suffix("--html", options.html, ".html")
+    request = explaining.ExplainRequest.of(**_explain_keywords(options))
+    if options.dry_run:
+        print(explaining.count_cost(request, options.check))
+        return 0
+    result = explaining.explain(request)
+    if not options.json:
+        print(result.describe(bold=sys.stdout.isatty()), flush=True)
+    if options.check:
+        checked = result.check()
+        if not options.json:
+            print(f"\n{checked}")
+    if options.json:
+        print(to_json(result))
+    if options.html is not None:
+        result.to_html(options.html)
+        print(options.html, file=sys.stderr)
+    return 0
+
+
+def _explain_keywords(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the keywords of `explain`, with the files read that options name."""
+    from olmo_sparsity.analysis.explain.prompt import read_text
+    from olmo_sparsity.analysis.explain.request import ExplainRequest
+    from olmo_sparsity.analysis.measurement.targets import parse_at
+
+    distant_states = vars(options).get("distant_states")
+    is_replaced = distant_states is not None and interpretation_of(distant_states).replaces
+    if options.unrelated is not None and not options.check and not is_replaced:
+        raise ConfigError("--unrelated requires --check, which uses this text: add --check")
+    if options.field is not None and options.text is None:
+        raise ConfigError(f"--field={options.field} is of --text FILE:N; omit it")
+    keywords = given_options(options, ExplainRequest.names())
+    if options.text is not None:
+        keywords["text"] = _text_of(options.text, options.field)
+    if options.prompt is not None:
+        keywords["prompt"] = read_text(options.prompt, inline=True)
+    if options.at:
+        keywords["at"] = [parse_at(at) for at in options.at]
+    keywords["unrelated"] = options.unrelated or "builtin:embedded"
+    return keywords
+
+
+def _text_of(path: str, field: str | None) -> str:
+    """Return the text of a file, or of a record, FILE:N."""
+    from olmo_sparsity.analysis.explain.prompt import read_text
+    from olmo_sparsity.text.inputs import open_text
+    from olmo_sparsity.text.record_files import is_records
+
+    file, _, number = path.rpartition(":")
+    if field is None and not (number.isdigit() and Path(file).is_file()):
+        if is_records(Path(path)):
+            raise ConfigError(
+                f"--text={path} holds records; pass one of them, such as --text={path}:1, and "
+                "--field=NAME if its text is not in the field text"
+            )
+        return read_text(path)
+    if file:
+        for record in open_text(file, field or "text"):
+            if record.name.rpartition(":")[2] == number:
+                return record.text
+    raise ConfigError(f"--text={path} with --field must be FILE:N, a record with text, N from 1")

@@ -1,0 +1,70 @@
+"""Run the command `measure`: which distant tokens the losses on many documents depend on.
+
+Place in the flow: below cli.py, on top of the package `analysis`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.command.memory import keep_freed_memory
+from olmo_sparsity.command.share import parse_shard
+from olmo_sparsity.config.command_line import given_options
+
+
+def run_measure(options: argparse.Namespace) -> int:
+    """Measure this process's share of the documents, or print the cost; return the exit code."""
+    from olmo_sparsity.analysis.measurement import estimate, measurement, plan, targets
+    from olmo_sparsity.analysis.measurement.plan import MeasureRequest
+    from olmo_sparsity.analysis.results.summary import describe
+    from olmo_sparsity.base.provenance import typed_command
+
+    keep_freed_memory()
+    out = Path(options.out)
+    keywords = given_options(options, MeasureRequest.names())
+    keywords["typed"] = tuple(keywords)
+    keywords["shard"] = parse_shard(options.shard, by_launch=False)
+    keywords["command"] = tuple(typed_command())
+    keywords["at"] = options.at and [targets.parse_at(words) for words in options.at]
+    if options.speed is not None and not options.dry_run:
+        raise ConfigError(f"--speed={options.speed} is of --dry-run: add it")
+    if options.model.endswith(".yaml"):
+        print(_price_of_untrained(options, keywords))
+        return 0
+    request = MeasureRequest.of(documents=options.text, **keywords)
+    if options.dry_run:
+        print(estimate.estimate(plan.plan(request), request.shard, options.speed))
+        return 0
+    if options.partial:
+        results: Any = measurement.sum_up_partial(plan.plan(request), out, request.command)
+        out /= "partial"
+    else:
+        results = measurement.measure(request)
+    if results is not None:
+        print(describe(results))
+        print(f"tables: {out}/*.parquet; to read: olmo-sparsity report {out} --out {out}.html")
+    return 0
+
+
+def _price_of_untrained(options: argparse.Namespace, keywords: dict[str, Any]) -> str:
+    """Price a measurement of the model that a config will train, before anything is trained."""
+    from olmo_sparsity.config.run import load_config
+    from olmo_sparsity.experiment.price import price_config
+
+    if not options.dry_run:
+        raise ConfigError(
+            f"MODEL={options.model} is a config: train it and pass its run folder, or add "
+            "--dry-run for the cost"
+        )
+    for name in ("targets", "choices", "losses", "at", "quick", "partial", "shard"):
+        if getattr(options, name):
+            raise ConfigError(
+                f"--{name} requires a trained model, and MODEL={options.model} is a config: omit it"
+            )
+    # These say where results go and how they were made, which costs nothing.
+    free = ("model", "command", "typed", "out", "shard", "at")
+    priced = {name: value for name, value in keywords.items() if name not in free}
+    return str(price_config(load_config(options.model), priced, options.text, options.speed))

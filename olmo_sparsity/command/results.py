@@ -1,0 +1,121 @@
+"""Run the commands that show finished results: `figure`, `compare` and `report`.
+
+Place in the flow: below cli.py, on top of `analysis/results` and `analysis/report`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.files import check_suffix, write_atomically
+
+
+def run_figure(options: argparse.Namespace) -> int:
+    """Draw losses of runs, an experiment, or Figure 2 of measurements; return the exit code."""
+    from olmo_sparsity.command.experiment import draw_folder
+
+    labels = options.labels.split(",") if options.labels else None
+    if labels is not None and (not all(labels) or len(set(labels)) < len(labels)):
+        raise ConfigError(f"--labels={options.labels} must name each model, each otherwise")
+    if all((Path(folder) / "metrics.jsonl").is_file() for folder in options.results):
+        from olmo_sparsity.training.curves import draw_curves
+
+        draw_curves(options.results, Path(options.out), labels)
+    elif len(options.results) == 1 and draw_folder(options.results[0], options.out):
+        if labels is not None:
+            raise ConfigError(f"--labels={options.labels}: an experiment's file has its labels")
+    else:
+        _draw_measurements(options.results, Path(options.out), labels)
+    print(options.out)
+    return 0
+
+
+def _draw_measurements(folders: list[str], out: Path, labels: list[str] | None) -> None:
+    """Draw Figure 2. A measurement that has no results is an empty point with its reason."""
+    from olmo_sparsity.analysis.report.figures import Missing, draw_figure2
+    from olmo_sparsity.analysis.results.results import read_results
+    from olmo_sparsity.base.progress import say
+
+    names = [Path(folder).name for folder in folders]
+    has_labels = labels is not None and len(labels) == len(folders)
+    if labels is not None and has_labels:
+        names = labels
+    results = []
+    drawn_names = list[str]()
+    missing = list[Missing]()
+    for folder, name in zip(folders, names, strict=True):
+        try:
+            results.append(read_results(folder))
+        except DataError as error:
+            if len(folders) == 1 or not (Path(folder) / "identity.json").is_file():
+                raise  # nothing else is drawn, or no measurement was begun there
+            say(f"{folder} is not drawn: {error}")
+            missing.append(Missing(name, str(error)))
+            last_error = error
+        else:
+            drawn_names.append(name)
+    if not results:
+        raise last_error
+    # `draw_figure2` reports a wrong number of labels.
+    draw_figure2(results, out, drawn_names if has_labels else labels, missing)
+
+
+def run_compare(options: argparse.Namespace) -> int:
+    """Print the differences of pairs of measurements; return the exit code."""
+    from olmo_sparsity.analysis.results.comparison import describe_comparison
+    from olmo_sparsity.analysis.results.results import read_results
+
+    if options.out is not None:
+        check_suffix("--out", options.out, ".csv")
+    pairs = _pairs_to_compare(options)
+    tables = []
+    for first, second in pairs:
+        table, summary = describe_comparison(
+            read_results(first), read_results(second), options.transfer
+        )
+        print(summary)
+        tables.append(table if len(pairs) == 1 else table.assign(first=first, second=second))
+    if options.out is not None:
+        import pandas as pd
+
+        Path(options.out).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(Path(options.out), pd.concat(tables).to_csv(index=False))
+        print(options.out)
+    return 0
+
+
+def _pairs_to_compare(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """Return the folders of both results; or, of an experiment's folder, those of the first model
+    and each other one."""
+    from olmo_sparsity.command.experiment import measurements_in
+
+    if options.second is not None:
+        return [(options.first, options.second)]
+    measured = measurements_in(options.first)
+    if measured is None:
+        raise ConfigError(f"{options.first} is no experiment's folder: pass two results to compare")
+    folders = list(measured.values())
+    if len(folders) < 2:
+        raise ConfigError(f"{options.first} has one measured model: pass two results to compare")
+    return [(folders[0], folder) for folder in folders[1:]]
+
+
+def run_report(options: argparse.Namespace) -> int:
+    """Write a page for each measurement; return the exit code."""
+    from olmo_sparsity.analysis.report.report import write_report
+    from olmo_sparsity.analysis.results.results import read_results
+    from olmo_sparsity.command.experiment import measurements_in
+
+    if options.max_documents is not None and options.max_documents < 1:
+        raise ConfigError(f"--max-documents={options.max_documents} must be at least 1")
+    check_suffix("--out", options.out, ".html")
+    out = Path(options.out)
+    measured = measurements_in(options.results) or {"": options.results}
+    for name, folder in measured.items():
+        # A page for each model of an experiment that has several.
+        page = out if len(measured) == 1 else out.with_stem(f"{out.stem}_{name}")
+        write_report(read_results(folder), page, options.max_documents)
+        print(page)
+    return 0

@@ -1,0 +1,98 @@
+"""Run the commands that make a model: `configs`, `prepare`, `train` and `export`.
+
+Place in the flow: below cli.py, on top of the packages `data`, `training` and `models`, which are
+imported inside the commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from olmo_sparsity.base.errors import UserError
+from olmo_sparsity.base.launch import EXIT_LOST_PROCESS
+from olmo_sparsity.command.ending import print_error
+from olmo_sparsity.command.gpus import check_gpus_are_of_a_dry_run, hardware_of
+from olmo_sparsity.command.memory import give_back_freed_memory
+from olmo_sparsity.command.share import parse_shard
+
+if TYPE_CHECKING:
+    from olmo_sparsity.config.run import RunConfig
+
+LARGE_ACTIVATIONS = 2**22
+"""Numbers in the activations of one layer and sequence from which freed ones are given back: 16 MiB
+in fp32."""
+
+
+def run_configs(options: argparse.Namespace) -> int:
+    """List the installed configs, or print one; return the exit code."""
+    from olmo_sparsity.config.installed import list_configs, read_config
+
+    if options.name is None:
+        print(list_configs())
+    else:
+        print(read_config(options.name).rstrip())
+    return 0
+
+
+def run_prepare(options: argparse.Namespace) -> int:
+    """Turn a corpus into token shards; return the exit code."""
+    from olmo_sparsity.config.run import load_config
+    from olmo_sparsity.data import tokens
+
+    shard = parse_shard(options.shard, by_launch=False)
+    tokens.prepare(load_config(options.config, options.overrides).data, shard)
+    return 0
+
+
+def run_train(options: argparse.Namespace) -> int:
+    """Train a model, or print the cost of it; return the exit code."""
+    from olmo_sparsity.base.launch import read_launch
+    from olmo_sparsity.config.run import load_config
+
+    check_gpus_are_of_a_dry_run(options)
+    read_config_of_run = partial(load_config, options.config, options.overrides)
+    config = None
+    # One process reports a mistake before the imports below, which take seconds. Several must agree
+    # on it first, so that no one waits for one that has ended.
+    is_alone = options.dry_run or read_launch().world_size == 1
+    reported_later = () if is_alone else (UserError,)
+    with contextlib.suppress(*reported_later):
+        config = read_config_of_run()
+    from olmo_sparsity.training import loop, start
+    from olmo_sparsity.training.distributed import LostProcess, connect
+
+    if options.dry_run:
+        start.dry_run(config or read_config_of_run(), hardware_of(options))
+        return 0
+    try:
+        with connect(config.engine if config else None) as processes:
+            with processes.agree():
+                config = config or read_config_of_run()
+            _tune_memory(config)
+            return int(loop.train(config, processes, getattr(options, "profile", None)))
+    except LostProcess as lost:
+        again = "the same command goes on from the last checkpoint"
+        message = f"another process of this run is gone ({lost}); {again}"
+        return print_error(message, EXIT_LOST_PROCESS)
+
+
+def _tune_memory(config: RunConfig) -> None:
+    """Have glibc return freed tensors where keeping them would cost much more than time."""
+    if config.engine.name.startswith(("fsdp", "zero")):
+        # glibc would keep twice what is in use: shards are smaller than the usual limit.
+        give_back_freed_memory(2**20)
+    elif config.training.length * config.model.d_model >= LARGE_ACTIVATIONS:
+        give_back_freed_memory()
+
+
+def run_export(options: argparse.Namespace) -> int:
+    """Write a checkpoint as a folder that transformers loads; return the exit code."""
+    from olmo_sparsity.models import exchange
+
+    name = exchange.export(Path(options.checkpoint), Path(options.out), options.dtype)
+    print(f"{options.out}: {name}; transformers.AutoModelForCausalLM.from_pretrained reads it")
+    return 0
