@@ -130,7 +130,7 @@ def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack)
         # Each process hashes its share of the shards.
         share = (processes.rank, processes.world_size)
         shards, heldout = (open_shards(config.data, split, share) for split in SPLITS)
-        config = resolve(config, shards, device, Hardware.here(device, processes.world_size))
+        config = resolve(config, shards, device, Hardware.here(device, processes))
         measures = build_measures(config, heldout, device, processes)
         evaluation = build_evaluation(heldout, config)
         evaluation.check()

@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.memory import estimates_of, launch
 from olmo_sparsity.base.devices import find_gpu, known_gpu
+from olmo_sparsity.base.launch import Launch
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.installed import CONFIGS
 from olmo_sparsity.config.run import load_config
@@ -35,6 +36,7 @@ from olmo_sparsity.training.start import cost_of, for_hardware
 from tests.conftest import MakeConfig
 
 ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
 
 
 def test_estimates_count_what_is_built(make_config: MakeConfig) -> None:
@@ -193,6 +195,28 @@ def test_zero_3_holds_its_largest_weight_whole_at_the_start() -> None:
     assert on_64 == 2 * 10**9 / 64 + (4 + 2) * 10**8, "when it is made, before other shards"
     on_4 = start_bytes("bf16", 10**9, "zero3", 4, largest_weight=10**8)
     assert on_4 == (2 + 8) * 10**9 / 4 + 4 * 10**8, "beside all shards"
+
+
+SEVEN_BILLION = ("--model.d_model=4096", "--model.n_heads=32", "--model.n_layers=32")
+
+
+def test_a_start_takes_the_micro_batches_that_its_dry_run_printed_for_shards_of_a_node() -> None:
+    config = c4(
+        "1b",
+        *SEVEN_BILLION,
+        "--engine.name=fsdp",
+        "--engine.shard_over=node",
+        "--training.batch_size=2048",
+        "--training.micro_batch_size=auto",
+    )
+    priced = Hardware.of("h100", 64, nodes=8)
+    launch = Launch(rank=9, world_size=64, local_rank=1, local_world_size=8)
+    started = replace(Hardware.here(CPU, launch), gpu=priced.gpu, usable_bytes=priced.usable_bytes)
+    assert started == priced
+    costs = [cost_with(config, hardware) for hardware in (started, priced)]
+    assert costs[0] == costs[1]
+    assert costs[0].micro_batch_size == 1
+    assert costs[0].start == 4 * count_parameters(without_memory(config.model)) // 8
 
 
 @pytest.mark.accept

@@ -57,13 +57,19 @@ def peak_bytes(config: RunConfig, hardware: Hardware, micro_batch_size: int) -> 
     )
 
 
+def count_shards(config: RunConfig, hardware: Hardware) -> int:
+    """Return the number of parts into which an engine divides one copy of the model: with
+    `engine.shard_over=node` the processes of a node, otherwise all of them."""
+    if config.engine.name == "fsdp" and config.engine.shard_over == "node":
+        return hardware.processes_per_node
+    return hardware.num_processes
+
+
 def bytes_of_state(config: RunConfig, hardware: Hardware, micro_batch_size: int = 1) -> int:
     """Return the bytes of weights, gradients and optimizer on each device."""
     model = without_memory(config.model)
     is_fsdp = config.engine.name == "fsdp"
-    num_shards = hardware.num_processes
-    if is_fsdp and config.engine.shard_over == "node":
-        num_shards = hardware.processes_per_node
+    num_shards = count_shards(config, hardware)
     share = config.training.batch_size // hardware.num_processes
     has_several_micro_batches = micro_batch_size < share
     sums_whole_gradients = has_several_micro_batches and not config.engine.reduce_every_micro_batch
@@ -89,7 +95,7 @@ def bytes_at_start(config: RunConfig, hardware: Hardware) -> int:
         config.training.precision,
         count_parameters(model),
         config.engine.name,
-        hardware.num_processes,
+        count_shards(config, hardware),
         largest_weight=max(weight.numel() for weight in model.parameters()),
     )
 

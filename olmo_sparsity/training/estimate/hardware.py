@@ -14,6 +14,7 @@ import torch
 
 from olmo_sparsity.base.devices import Gpu, device_name, find_gpu, known_gpu
 from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.launch import Launch
 
 CUDA_CONTEXT_BYTES = 2**29
 """Bytes that CUDA itself takes on a GPU for each process, before the first tensor (about)."""
@@ -57,16 +58,22 @@ class Hardware:
         return self.num_processes // self.num_nodes
 
     @staticmethod
-    def here(device: torch.device, num_processes: int = 1) -> Hardware:
-        """Return devices like this one, on one node."""
+    def here(device: torch.device, launch: Launch | None = None) -> Hardware:
+        """Return devices like this one for the processes of a launch, by default a single one. All
+        nodes are taken to have as many processes as this one."""
+        launch = launch or Launch()
+        num_processes = launch.world_size
+        num_nodes = max(1, num_processes // launch.local_world_size)
         if device.type != "cuda":
             main_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-            return Hardware(num_processes, 1, USABLE_SHARE_OF_MAIN_MEMORY * main_memory, None)
+            usable_bytes = USABLE_SHARE_OF_MAIN_MEMORY * main_memory
+            return Hardware(num_processes, num_nodes, usable_bytes, None)
         total = torch.cuda.get_device_properties(device).total_memory
         name = device_name(device)
         # Of an unknown GPU the speed is not known, so its hours are not estimated.
         gpu = find_gpu(name) or Gpu(name, 0, total / 1e9)
-        return Hardware(num_processes, 1, USABLE_SHARE * total - CUDA_CONTEXT_BYTES, gpu)
+        usable_bytes = USABLE_SHARE * total - CUDA_CONTEXT_BYTES
+        return Hardware(num_processes, num_nodes, usable_bytes, gpu)
 
     @staticmethod
     def of(
