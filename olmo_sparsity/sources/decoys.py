@@ -29,8 +29,8 @@ from olmo_sparsity.text.inputs import open_documents
 TRIES = 20
 """Attempts for each decoy, before an error reports that no more of them differ."""
 
-LEAST_TEXTS = 100
-"""Number of texts that are read at least, where the input has so many."""
+MIN_TEXTS = 100
+"""Smallest number of texts that are read, where the input has so many."""
 
 
 def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[np.ndarray]:
@@ -44,7 +44,7 @@ def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[n
         texts = [np.array(ids, dtype=np.int64) for ids in encoded]
     else:
         # Enough for the longest source, even if texts have ten tokens each.
-        limit = max(LEAST_TEXTS, longest_length // 10)
+        limit = max(MIN_TEXTS, longest_length // 10)
         try:
             texts = [document.tokens for document in open_documents(decoys, model, limit=limit)]
         except UserError as error:

@@ -17,7 +17,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from olmo_sparsity.base.errors import DataError, UserError
 from olmo_sparsity.sources.answers import StoredStatement
@@ -54,9 +54,9 @@ class Expectation:
     def __str__(self) -> str:
         if not self.sources:
             return "no source"
-        least_nats = f", {self.nats:g} nats or more" if self.nats else ""
-        joint = " or " if self.is_either else " and "
-        return joint.join(self.sources) + least_nats
+        condition = f", {self.nats:g} nats or more" if self.nats else ""
+        conjunction = " or " if self.is_either else " and "
+        return conjunction.join(self.sources) + condition
 
 
 def read_expectations(path: str | Path) -> list[list[Expectation]]:
@@ -67,15 +67,16 @@ def read_expectations(path: str | Path) -> list[list[Expectation]]:
 
 
 def _expectations_of(line: QuestionLine) -> list[Expectation]:
+    """Return what the field `expect` of a line requires, an expectation for each entry."""
     expect = line.record.get("expect")
     expectations = list[Expectation]()
     if isinstance(expect, list):
         _check_length(expect, line.record.get("answer"), line.place)
         for number, entry in enumerate(expect):
             if entry is not None:
-                expectations.append(_expectation(entry, number, line.place))
+                expectations.append(_read_entry(entry, number, line.place))
     elif expect is not None:
-        expectations.append(_expectation(expect, None, line.place))
+        expectations.append(_read_entry(expect, None, line.place))
     try:
         ids = names_by_id(line) if expectations else {}
     except (UserError, ValueError):  # `read_questions` names what is wrong with the sources
@@ -96,19 +97,27 @@ def _check_length(expect: list[Any], answer: Any, place: str) -> None:
         )
 
 
-def _expectation(entry: Any, statement: int | None, place: str) -> Expectation:
-    """Read one form of `expect`. `place`: the line, for messages."""
-    names = entry
+class _Entry(NamedTuple):
+    """An entry of `expect` by its parts, as JSON has them; nothing is checked yet."""
+
+    names: Any
+    """A name, or a list of names."""
+
+    key: str = ""
+    """The key with the names: sources, both or either. Empty: the entry is the names alone."""
+
     nats: Any = 0.0
-    joint = ""
-    if isinstance(entry, Mapping):
-        joints = [key for key in ("sources", "both", "either") if key in entry]
-        if len(joints) == 1 and set(entry) <= {joints[0], "nats"}:
-            joint = joints[0]
-            names = entry[joint]
-            nats = entry.get("nats", 0.0)
-    if joint == "sources" and isinstance(names, list) and len(names) > 1:
-        # It would be read as "both" by some and as "either" by others.
+
+
+def _read_entry(entry: Any, statement: int | None, place: str) -> Expectation:
+    """Read one form of `expect`.
+
+    statement: The number of the statement, from 0. None: the entry is about all of them.
+    place: The line, for messages.
+    """
+    names, key, nats = _parts_of_entry(entry)
+    if key == "sources" and isinstance(names, list) and len(names) > 1:
+        # Some would read it as "both", others as "either".
         several = json.dumps(names, ensure_ascii=False)
         forms = f'{{"both": {several}}} or {{"either": {several}}}'
         raise DataError(f"{place}: expect names several sources; write {forms}")
@@ -124,8 +133,18 @@ def _expectation(entry: Any, statement: int | None, place: str) -> Expectation:
         sources=() if names == ["none"] else tuple(names),
         nats=float(nats),
         statement=statement,
-        is_either=joint == "either",
+        is_either=key == "either",
     )
+
+
+def _parts_of_entry(entry: Any) -> _Entry:
+    """Return names, key and nats of an object with one of the keys; of anything else the names
+    alone."""
+    if isinstance(entry, Mapping):
+        keys = [key for key in ("sources", "both", "either") if key in entry]
+        if len(keys) == 1 and set(entry) <= {keys[0], "nats"}:
+            return _Entry(entry[keys[0]], keys[0], entry.get("nats", 0.0))
+    return _Entry(entry)
 
 
 def fits(expected: Expectation, row: StoredStatement, margin: float) -> bool:
@@ -139,6 +158,7 @@ def fits(expected: Expectation, row: StoredStatement, margin: float) -> bool:
     ]
     if expected.is_either:
         return any(are_named)
+    # A verdict "either" names both sources, but the statement needs one of them only.
     if len(expected.sources) > 1 and row.kind == "either":
         return False
     return all(are_named)

@@ -8,7 +8,7 @@ question is one file, so that a killed run resumes, and processes share a folder
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,13 +59,32 @@ def measure_questions(
     pages: A folder that gets a page for each question. A question without its page is answered
         again.
     """
-    model = common.model
     requests = read_questions(common, questions)
-    lines = [*read_lines(questions)]
     folder = WorkFolder(Path(out), "out", IDENTITY)
     folder.create("questions")
-    shard_index, num_shards = shard
-    own_numbers = range(len(requests))[shard_index::num_shards]
+    shard_number, num_shards = shard
+    own_numbers = range(len(requests))[shard_number::num_shards]
+    _answer_questions(common, questions, requests, own_numbers, folder, pages)
+
+    if not all(answer_file(folder.path, number).exists() for number in range(len(requests))):
+        return None
+    statements = _write_tables(folder.path, len(requests))
+    if pages is not None:
+        write_index(pages, out)
+    return statements
+
+
+def _answer_questions(
+    common: AttributeRequest,
+    questions: str | Path,
+    requests: Sequence[AttributeRequest],
+    own_numbers: Sequence[int],
+    folder: WorkFolder,
+    pages: Path | None,
+) -> None:
+    """Answer those of this process's questions that are not finished, and store each answer."""
+    model = common.model
+    lines = [*read_lines(questions)]
     unfinished = [n for n in own_numbers if not _is_finished(folder.path, pages, n)]
     with using(model), Progress("explaining", len(own_numbers), "questions") as progress:
         identity_keys = identity_of_questions(common, questions)
@@ -76,16 +95,10 @@ def measure_questions(
         for number in unfinished:
             line = lines[number]
             progress.begin(_describe_question(requests[number], number, line.id))
-            with naming(line.place):
+            with naming(line.place):  # errors name the line of the question
                 answered = _answer_question(model, requests[number], number, line.id, pages)
             write_answer(folder.path, identity, answered.answer, answered.tables)
             progress.update(progress.done + 1)
-    if not all(answer_file(folder.path, number).exists() for number in range(len(requests))):
-        return None
-    statements = _write_tables(folder.path, len(requests))
-    if pages is not None:
-        write_index(pages, out)
-    return statements
 
 
 SHOWN_SOURCES = 3

@@ -21,8 +21,8 @@ CLOSING = "</think>"
 TAGGED = re.compile(r"(\s*<[\w-]+>)?(?P<text>.*?)(</[\w-]+>\s*)?", re.DOTALL)
 """A text with or without an opening and a closing tag around it."""
 
-LEAST_TOKENS = 5
-"""Number of tokens of a sentence at least. A shorter one is joined to the next, or the last one to
+MIN_TOKENS = 5
+"""Smallest number of tokens of a sentence. A shorter one is joined to the next, or the last one to
 that before."""
 
 
@@ -56,7 +56,7 @@ def sentences(ids: Sequence[int], tokenizer: Tokenizer | None) -> Spans:
     spans = list[tuple[int, int]]()
     first = text_first
     for end in sentence_ends.tolist():
-        if end - first >= LEAST_TOKENS:
+        if end - first >= MIN_TOKENS:
             spans.append((first, end))
             first = end
     if first < text_end:  # what is left is too short

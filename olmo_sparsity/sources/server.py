@@ -23,14 +23,15 @@ from olmo_sparsity.sources.connection import Connection, parse_url, safe
 from olmo_sparsity.sources.dialects import ECHO, Dialect, Reply, Scored
 from olmo_sparsity.sources.probe import OTHER_NATS, PROBE, distance
 
-LEAST_LOG_P = -1e3
-"""Servers write −9,999 for minus infinity, which JSON lacks."""
+MIN_LOG_P = -1e3
+"""A smaller number is no log-probability: servers write −9,999 for minus infinity, which JSON
+lacks."""
 
-MOST_LOG_P = 1e-3
-"""Rounding may make a log-probability a little more than 0."""
+MAX_LOG_P = 1e-3
+"""A larger number is no log-probability. Rounding may make one a little more than 0."""
 
 MANY_TOKENS = 8
-"""So many different tokens never have one and the same number."""
+"""So many different tokens never have one and the same number; two may, by rounding."""
 
 REQUIRED = "it must be vLLM, SGLang, llama-server, or support `echo`"
 
@@ -76,7 +77,9 @@ class Server:
         """Nats a token by which two replies to the same request differ at most."""
 
         self._connection = Connection(self.url, timeout_s, patience_s, first_patience_s)
+        # After a restart all threads would score the probe; one is enough.
         self._recognizing = threading.Lock()
+        # Whether its replies have the identifier of the request, seen at the first one.
         self._names_requests = False
         self._spelling = cache(lambda token: tokenizer.decode([token], skip_special_tokens=False))
 
@@ -92,7 +95,8 @@ class Server:
         return self.score_and_generate(ids, first).log_p
 
     def score_and_generate(self, ids: list[int], first: int) -> ScoredPrompt:
-        """Return log p of the tokens from number `first` on, and the token generated after them."""
+        """Return log p of the tokens from number `first` on, and the token generated after them.
+        Raise DataError for a reply that is to another prompt or holds no usable numbers."""
         request_name = uuid.uuid4().hex
         bodies = self.dialect.score_requests(ids, first, request_name)
         replies = [self._request(self.dialect.path, body) for body in bodies]
@@ -101,9 +105,12 @@ class Server:
         sent_ids = ids[reply.first :]
         self._check_tokens(reply.tokens, sent_ids)
         log_p = [as_log_p(written) for written in reply.log_p]
-        scored = log_p[first - reply.first :]
+        # A reply may begin before `first`. The numbers before it may be null, as of the first token
+        # of a text.
+        num_before = first - reply.first
+        scored = log_p[num_before:]
         if None in scored:
-            written = reply.log_p[first - reply.first + scored.index(None)]
+            written = reply.log_p[num_before + scored.index(None)]
             problem = f"returned {safe(repr(written))[:40]} as a log-probability"
             raise self.error(problem)
         check_not_constant(sent_ids, log_p, self.url)
@@ -249,7 +256,7 @@ def as_log_p(written: Any) -> float | None:
     if not isinstance(written, int | float) or isinstance(written, bool):
         return None
     # NaN is not in this range, either.
-    return min(float(written), 0.0) if LEAST_LOG_P < written < MOST_LOG_P else None
+    return min(float(written), 0.0) if MIN_LOG_P < written < MAX_LOG_P else None
 
 
 def check_not_constant(ids: Sequence[int], log_p: Sequence[float | None], url: str) -> None:

@@ -66,8 +66,8 @@ MORE_THAN_ALL = 1.02
 UNEXPLAINED = 0.005
 """Probability that candidates lack, beyond what all other tokens can have."""
 
-LEAST_CONCENTRATED = 0.5
-MOST_CONCENTRATED = 0.99
+MIN_CONCENTRATED = 0.5
+MAX_CONCENTRATED = 0.99
 """Sums of the candidates' probabilities between which the other tokens are compared with the last
 candidate: a flat distribution has no candidates that stand out, and rounding hides a small rest."""
 
@@ -76,7 +76,7 @@ LONGEST_TAIL = 8.0
 place at least. With SmolLM2 and the demo model it is 0.5 to 1.3 at the place where it is least;
 with logarithms of base 2 it would be 21 to 173."""
 
-LEAST_PLACES = 4
+MIN_PLACES = 4
 """Places that must be concentrated for this comparison."""
 
 
@@ -152,9 +152,9 @@ def _check_context(server: Server) -> None:
     without_copy = [*np.resize(filler, len(passage)).tolist(), *between, *passage]
     first = len(with_copy) - min(REPEATED_TOKENS, len(passage))
     nats = distance(server.score(with_copy, first), server.score(without_copy, first))
-    least_nats = max(CONTEXT_NATS, 3 * server.noise)
-    if nats < least_nats:
-        numbers = f"{nats:.3f} nats a token (at least: {least_nats:.3f})"
+    min_nats = max(CONTEXT_NATS, 3 * server.noise)
+    if nats < min_nats:
+        numbers = f"{nats:.3f} nats a token (at least: {min_nats:.3f})"
         change = f"a passage {len(between)} tokens before changes its numbers by {numbers}"
         remedy = "check that it does not truncate prompts, and scores them in context"
         raise server.error(f"does not read its context: {change}; {remedy}")
@@ -175,7 +175,7 @@ def _passage_and_filler(server: Server) -> tuple[list[int], list[int]]:
 def _check_scale(server: Server) -> None:
     """Reject numbers that are no natural logarithms of probabilities: those of the most probable
     tokens add up to at most 1, and the others have less than the last of them."""
-    most_tokens = 1.1 * server.tokenizer.get_vocab_size()  # models may have a few more
+    max_tokens = 1.1 * server.tokenizer.get_vocab_size()  # models may have a few more
     tails = list[float]()
     for prompt in _prompts_of_scale(server.probe_ids):
         log_p = server.candidates(prompt)
@@ -184,13 +184,13 @@ def _check_scale(server: Server) -> None:
             return
         total = sum(map(math.exp, log_p))
         last_candidate = math.exp(min(log_p))
-        if total > MORE_THAN_ALL or 1 - total > most_tokens * last_candidate + UNEXPLAINED:
+        if total > MORE_THAN_ALL or 1 - total > max_tokens * last_candidate + UNEXPLAINED:
             raise _scale_error(server, f"those of {len(log_p)} tokens add up to {total:.2f}")
-        if LEAST_CONCENTRATED < total < MOST_CONCENTRATED:
+        if MIN_CONCENTRATED < total < MAX_CONCENTRATED:
             tails.append((1 - total) / (len(log_p) * last_candidate))
     # Probabilities fall slowly with their rank. Logarithms of another base raise them to a power,
     # so that they fall fast and still leave much to the other tokens.
-    if len(tails) >= LEAST_PLACES and min(tails) > LONGEST_TAIL:
+    if len(tails) >= MIN_PLACES and min(tails) > LONGEST_TAIL:
         others = f"other tokens would have {min(tails):.0f} times what the last candidates have"
         raise _scale_error(server, f"{others}, as with logarithms of base 2")
 

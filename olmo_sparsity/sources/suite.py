@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -82,7 +82,7 @@ def check(
     serving = build(ServerOptions, options)
     loaded = load(model, tokenizer, loading, True, whole_prompts=True, **serving.loading)
     common = AttributeRequest(model=loaded, decoys=decoys, settings=settings, loading=loading)
-    _, report = run(
+    return run(
         common,
         path,
         out,
@@ -92,8 +92,16 @@ def check(
         margin=margin,
         must_pass=must_pass,
         new_need_source=new_need_source,
-    )
-    return report
+    ).report
+
+
+class GateRun(NamedTuple):
+    """What a run of the gate returns."""
+
+    statements: pd.DataFrame
+    """The table of all statements."""
+
+    report: GateReport
 
 
 def run(
@@ -105,9 +113,13 @@ def run(
     baseline: str | Path | None = None,
     allow_other_model: bool = False,
     **tolerance: Any,
-) -> tuple[pd.DataFrame, GateReport]:
+) -> GateRun:
     """Answer the questions, check the answers, and write gate.xml and gate.json into `out`.
-    `tolerance`: of `gate.check`."""
+
+    common: What all questions share: a loaded model, options and decoys.
+    path: The questions file.
+    tolerance: `margin`, `must_pass` and `new_need_source`, as `gate.check` takes them.
+    """
     identity = questions.identity_of_questions(common, path)
     must_pass = tolerance.get("must_pass", 1.0)
     gate.check_has_expectations(path, out, identity, baseline, allow_other_model, must_pass)
@@ -118,7 +130,7 @@ def run(
     report.write(Path(out), Path(path).name)
     if folder is not None:
         write_index(folder, out, report.passes_by_question)
-    return statements, report
+    return GateRun(statements, report)
 
 
 def _as_file(questions: str | Path | Sequence[Mapping[str, Any]], out: Path) -> Path:

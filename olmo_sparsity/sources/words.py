@@ -21,15 +21,15 @@ import numpy as np
 
 from olmo_sparsity.text.documents import Document
 
-LEAST_NATS = 1.0
+MIN_NATS = 1.0
 """A word of fewer nats is listed as one that the source does not carry: decoys change words by
 some tenths of a nat, too."""
 
-MOST_CARRIED = 8
-"""Words that are listed with their nats, those of most nats."""
+MAX_CARRIED = 8
+"""Largest number of words that are listed with their nats, those of most nats."""
 
-LONGEST_REST = 80
-"""Characters of the words that are listed without nats."""
+MAX_REST = 80
+"""Largest number of characters of the words that are listed without nats."""
 
 
 class WordNats(NamedTuple):
@@ -40,8 +40,8 @@ class WordNats(NamedTuple):
 
     @property
     def is_carried(self) -> bool:
-        """Return whether the source makes the word clearly more likely."""
-        return self.nats >= LEAST_NATS
+        """Whether the source makes the word clearly more likely."""
+        return self.nats >= MIN_NATS
 
 
 def nats_by_word(document: Document, first: int, nats_W: np.ndarray) -> list[WordNats]:
@@ -68,7 +68,7 @@ def describe_words(words_by_source: Mapping[str, Sequence[WordNats]]) -> str:
     rest = _rest_of([word.text for word in per_source[0]], carried)
     parts = [part for part in listed if part]
     if rest:
-        parts.append(f"less than {LEAST_NATS:.0f}: {rest}")
+        parts.append(f"less than {MIN_NATS:.0f}: {rest}")
     return f"by word, in nats: {'; '.join(parts)}"
 
 
@@ -77,7 +77,7 @@ def _listed(name: str, words: Sequence[WordNats]) -> str:
     carried = [word for word in words if word.is_carried]
     if not carried:
         return ""
-    smallest_shown = sorted((word.nats for word in carried), reverse=True)[:MOST_CARRIED][-1]
+    smallest_shown = sorted((word.nats for word in carried), reverse=True)[:MAX_CARRIED][-1]
     shown = [word for word in carried if word.nats >= smallest_shown]
     listed = [f"{word.text} {word.nats:+.1f}" for word in shown]
     num_left = len(carried) - len(shown)
@@ -93,4 +93,4 @@ def _rest_of(texts: Sequence[str], carried: Sequence[bool]) -> str:
     for is_carried, neighbours in groupby(pairs, key=lambda pair: pair[1]):
         if not is_carried:
             runs.append(" ".join(text for text, _ in neighbours))
-    return shorten(" … ".join(runs), LONGEST_REST, placeholder=" …")
+    return shorten(" … ".join(runs), MAX_REST, placeholder=" …")

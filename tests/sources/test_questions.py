@@ -277,19 +277,25 @@ def test_two_questions_of_one_id_are_refused_by_their_lines(second: Any, path: P
     assert len(read_questions(common(None), path)) == 4
 
 
-def test_stopped_questions_go_on(
-    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--questions", "q.jsonl"], "stopped; the same command goes on"),
+        (["--source", "a"], "stopped"),
+    ],
+)
+def test_questions_that_were_stopped_go_on(
+    words: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def stop(_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("olmo_sparsity.command.attribute.attribute", stop)
-    for words, said in (
-        (["--questions", "q.jsonl"], "; the same command goes on"),
-        (["--source", "a"], ""),
-    ):
-        assert main(["attribute", "demo", *words]) == 130
-        assert capsys.readouterr().err == f"olmo-sparsity: stopped{said}\n"
+    monkeypatch.setattr("olmo_sparsity.command.attribute.run_attribute", stop)
+    assert main(["attribute", "demo", *words]) == 130
+    assert capsys.readouterr().err == f"olmo-sparsity: {message}\n"
 
 
 def test_a_log_says_which_question_is_read(
