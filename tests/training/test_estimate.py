@@ -201,14 +201,7 @@ SEVEN_BILLION = ("--model.d_model=4096", "--model.n_heads=32", "--model.n_layers
 
 
 def test_a_start_takes_the_micro_batches_that_its_dry_run_printed_for_shards_of_a_node() -> None:
-    config = c4(
-        "1b",
-        *SEVEN_BILLION,
-        "--engine.name=fsdp",
-        "--engine.shard_over=node",
-        "--training.batch_size=2048",
-        "--training.micro_batch_size=auto",
-    )
+    config = seven_billion(*WITHIN_NODES, "--training.micro_batch_size=auto")
     priced = Hardware.of("h100", 64, nodes=8)
     launch = Launch(rank=9, world_size=64, local_rank=1, local_world_size=8)
     started = replace(Hardware.here(CPU, launch), gpu=priced.gpu, usable_bytes=priced.usable_bytes)
@@ -298,6 +291,45 @@ def test_network_cards_of_a_node_carry_its_gradients_together() -> None:
     hours = [cost_with(config, Hardware.of("h100", 16, 2, nics)).hours for nics in (None, 8, 1)]
     assert hours[0] == hours[1] == pytest.approx(4.1, abs=0.05)
     assert hours[2] == pytest.approx(5.8, abs=0.05)
+
+
+def seven_billion(*words: str) -> RunConfig:
+    """Return a config of 2048 sequences a step, 32 for each of 64 GPUs."""
+    return c4("1b", *SEVEN_BILLION, "--training.batch_size=2048", *words)
+
+
+WITHIN_NODES = ("--engine.name=fsdp", "--engine.shard_over=node")
+OVER_ALL = ("--engine.name=fsdp", "--engine.shard_over=all")
+ZERO_3 = ("--engine.name=zero3", "--training.compile=false")
+
+
+def test_weights_that_stay_within_nodes_are_not_sent_through_network_cards() -> None:
+    config = seven_billion(*WITHIN_NODES, "--training.micro_batch_size=2")
+    num_parameters = count_parameters(without_memory(config.model))
+    cost = cost_with(config, Hardware.of("h100", 64, nodes=8, nics_per_node=1))
+    gathered = 16 * 2 * 2 * num_parameters * 7 / 8  # 16 micro-batches, forward and backward, bf16
+    scattered = 4 * num_parameters * 7 / 8  # fp32, once a step
+    sent_by_node = 2 * 4 * num_parameters * 7 / 8  # its eight shards together make a whole gradient
+    assert cost.sending_s == pytest.approx((gathered + scattered) / 300e9 + sent_by_node / 25e9)
+    lines = estimate(config, Hardware.of("h100", 64, nodes=8, nics_per_node=1))
+    assert "at 300 GB/s a GPU within nodes and 25 a node between" in lines["tokens per second"]
+
+
+def test_with_one_network_card_a_node_shards_within_nodes_are_fastest() -> None:
+    hardware = Hardware.of("h100", 64, nodes=8, nics_per_node=1)
+    within_nodes, over_all, zero3 = (
+        cost_with(seven_billion(*words), hardware).sending_s
+        for words in (WITHIN_NODES, OVER_ALL, ZERO_3)
+    )
+    assert within_nodes < zero3 < over_all
+
+
+def test_on_one_node_shards_within_nodes_are_shards_over_all() -> None:
+    hardware = Hardware.of("h100", 8, nodes=1)
+    within_node, over_all = (
+        cost_with(seven_billion(*words), hardware).sending_s for words in (WITHIN_NODES, OVER_ALL)
+    )
+    assert within_node == over_all
 
 
 def test_gpus_without_nvlink_send_at_the_speed_of_pcie() -> None:

@@ -19,17 +19,58 @@ def sending_seconds(config: RunConfig, hardware: Hardware) -> float:
     """Return the seconds of a step in which the GPUs send, if they do not compute meanwhile."""
     training = config.training
     count = hardware.num_processes
+    num_parameters = count_parameters(without_memory(config.model))
     sequences_of_process = training.batch_size // count
     num_micro_batches = max(1, sequences_of_process // (training.micro_batch_size or 1))
+    num_reductions = num_micro_batches if config.engine.reduce_every_micro_batch else 1
+    if sends_shards_between_nodes(config, hardware):
+        return _seconds_with_shards_of_a_node(
+            hardware, num_parameters, training.precision, num_micro_batches, num_reductions
+        )
     passed_bytes = collective_bytes(
-        config.engine.name,
-        count_parameters(without_memory(config.model)),
-        training.precision,
-        num_micro_batches,
-        num_reductions=num_micro_batches if config.engine.reduce_every_micro_batch else 1,
+        config.engine.name, num_parameters, training.precision, num_micro_batches, num_reductions
     )
     # A process does not send its own part of the ring.
     return passed_bytes * (count - 1) / count / ring_bytes_per_s(hardware)
+
+
+def sends_shards_between_nodes(config: RunConfig, hardware: Hardware) -> bool:
+    """Return whether each of several nodes has a copy of the model, of which only shards of
+    gradients are sent between nodes (`engine.shard_over=node`)."""
+    is_within_node = config.engine.name == "fsdp" and config.engine.shard_over == "node"
+    return is_within_node and hardware.num_nodes > 1
+
+
+def _seconds_with_shards_of_a_node(
+    hardware: Hardware,
+    num_parameters: int,
+    precision: Precision,
+    num_micro_batches: int,
+    num_reductions: int,
+) -> float:
+    """Return the seconds of a step in which the GPUs send with `engine.shard_over=node`."""
+    # P parameters, s bytes each (2 in bf16, 4 in fp32), M micro-batches, of which R reduce
+    # gradients, K nodes of n processes each. Each process sends
+    #
+    #   within its node    (2 s P M + 4 P R) (n − 1) / n    all-gathers of weights, forward and
+    #                                                       backward; reduce-scatter of gradients
+    #   between nodes      2 (4 P / n) (K − 1) / K          all-reduce of its shard of gradients,
+    #                                                       once a step
+    #
+    # The n processes of a node send their shards at the same time, through all of its cards. For
+    # 7.3B parameters in bf16, 8 nodes of 8 and M = 1 these are 51 GB within a node, and 6.4 GB
+    # between nodes, 51 GB a node. Sharded over all 64 processes, each would send 57 GB in rings
+    # that are as slow as the cards between nodes.
+    per_node = hardware.processes_per_node
+    num_nodes = hardware.num_nodes
+    within_node = collective_bytes(
+        "fsdp", num_parameters, precision, num_micro_batches, num_reductions
+    )
+    within_node *= (per_node - 1) / per_node
+    between_nodes = 2 * (4 * num_parameters / per_node) * (num_nodes - 1) / num_nodes
+    return within_node / bytes_per_s_within_node(
+        hardware
+    ) + between_nodes * per_node / bytes_per_s_between_nodes(hardware)
 
 
 def collective_bytes(
@@ -59,11 +100,30 @@ def ring_bytes_per_s(hardware: Hardware) -> float:
     """Return the bytes per second that each process sends in a ring of all processes. NCCL makes a
     ring for each network card (github.com/NVIDIA/nccl/issues/495). So all cards of a node together
     carry what leaves it, and each ring is as fast as its slowest part."""
-    assert hardware.gpu is not None
-    within_node = 1e9 * hardware.gpu.gigabytes_per_s
+    within_node = bytes_per_s_within_node(hardware)
     if hardware.num_nodes == 1:
         return within_node
-    per_node = hardware.processes_per_node
-    num_nics = hardware.nics_per_node or (per_node if hardware.gpu.has_own_nic else 1)
-    between_nodes = NIC_BYTES_PER_S * num_nics
-    return between_nodes if per_node == 1 else min(within_node, between_nodes)
+    between_nodes = bytes_per_s_between_nodes(hardware)
+    return between_nodes if hardware.processes_per_node == 1 else min(within_node, between_nodes)
+
+
+def bytes_per_s_within_node(hardware: Hardware) -> float:
+    """Return the bytes per second that each process sends to the next one of its node."""
+    assert hardware.gpu is not None
+    return 1e9 * hardware.gpu.gigabytes_per_s
+
+
+def bytes_per_s_between_nodes(hardware: Hardware) -> float:
+    """Return the bytes per second that all network cards of a node send together."""
+    assert hardware.gpu is not None
+    usual_number = hardware.processes_per_node if hardware.gpu.has_own_nic else 1
+    return NIC_BYTES_PER_S * (hardware.nics_per_node or usual_number)
+
+
+def describe_speed(config: RunConfig, hardware: Hardware) -> str:
+    """Return the speeds at which collectives send, in words."""
+    if sends_shards_between_nodes(config, hardware):
+        within_node = bytes_per_s_within_node(hardware) / 1e9
+        between_nodes = bytes_per_s_between_nodes(hardware) / 1e9
+        return f"{within_node:.0f} GB/s a GPU within nodes and {between_nodes:.0f} a node between"
+    return f"{ring_bytes_per_s(hardware) / 1e9:.0f} GB/s"

@@ -22,7 +22,7 @@ from olmo_sparsity.training.estimate.host import (
     saved_by_process,
 )
 from olmo_sparsity.training.estimate.memory_formulas import without_memory
-from olmo_sparsity.training.estimate.network import ring_bytes_per_s
+from olmo_sparsity.training.estimate.network import describe_speed
 
 GRACE_S = 30
 """Seconds that clusters give a preempted job before they kill it."""
@@ -84,7 +84,7 @@ def _lines_of_time(config: RunConfig, hardware: Hardware, cost: Cost) -> dict[st
     reason = f"predicted: {expected.share:.0%} of {gpu.tflops:.0f} TFLOP/s, {expected.origin}"
     if hardware.num_processes > 1:
         waits = f"{cost.sending_s / cost.step_s:.0%} of the time for collectives"
-        reason += f"; {waits} at {ring_bytes_per_s(hardware) / 1e9:.0f} GB/s, if none overlaps"
+        reason += f"; {waits} at {describe_speed(config, hardware)}, if none overlaps"
     tokens_per_s = training.batch_size * training.length / cost.step_s
     lines = {
         "time": f"{cost.hours:,.1f} hours, {cost.gpu_hours:,.0f} GPU-hours",
