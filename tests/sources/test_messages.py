@@ -84,32 +84,47 @@ def test_passages_that_are_not_there_are_an_error(passages: str) -> None:
         read_messages(LAST, passages=passages)
 
 
-def test_both_formats_give_the_same_sources() -> None:
-    sources, answer, _ = read_messages(OPENAI)
-    assert answer == "It opened in 1921. It is old."
-    assert [turn["role"] for turn in sources] == [
-        *("system", "user", "assistant", "user", "assistant", "tool")
+def test_each_message_before_the_answer_has_its_sources() -> None:
+    contents = [message["content"] for message in read_messages(OPENAI).sources]
+    assert contents == [
+        [
+            Segment("system: Role", "# Role\nYou help."),
+            Segment("system: Rules", "# Rules\nBe short.\n\n- no jokes"),
+        ],
+        [Segment("user: Hello, I am Ada.", "Hello, I am Ada.")],
+        ["Hello."],
+        ["When did the bridge open?"],
+        [],
+        [Segment("tool: search", "It opened in 1921.")],
     ]
-    assert sources[0]["content"] == [
-        Segment("system: Role", "# Role\nYou help."),
-        Segment("system: Rules", "# Rules\nBe short.\n\n- no jokes"),
-    ]
-    assert sources[1]["content"] == [Segment("user: Hello, I am Ada.", "Hello, I am Ada.")]
-    assert sources[2]["content"] == ["Hello."]
-    assert sources[3]["content"] == ["When did the bridge open?"]
+
+
+def test_the_last_message_is_the_answer() -> None:
+    assert read_messages(OPENAI).answer == "It opened in 1921. It is old."
+
+
+def test_messages_keep_their_roles_and_calls() -> None:
+    sources = read_messages(OPENAI).sources
+    roles = [message["role"] for message in sources]
+    assert roles == ["system", "user", "assistant", "user", "assistant", "tool"]
     assert sources[4]["tool_calls"][0]["function"]["arguments"] == {"q": "bridge"}
-    assert sources[5]["content"] == [Segment("tool: search", "It opened in 1921.")]
-    assert read_messages(ANTHROPIC) == (sources, answer, None)
-    assert read_messages({"messages": OPENAI, "model": "m"}) == (sources, answer, None)
+
+
+@pytest.mark.parametrize("messages", [ANTHROPIC, {"messages": OPENAI, "model": "m"}])
+def test_all_formats_give_the_same_sources(messages: dict[str, Any]) -> None:
+    assert read_messages(messages) == read_messages(OPENAI)
 
 
 def test_any_message_of_the_assistant_is_an_answer() -> None:
     sources, answer, _ = read_messages(OPENAI, 2)
     assert (len(sources), answer) == (2, "Hello.")
     assert sources[1]["content"] == ["Hello, I am Ada."]  # the last that the user has said
-    for number in (0, 4, 9):  # of the system, without text, none
-        with pytest.raises(ConfigError, match=f"message={number}"):
-            read_messages(OPENAI, number)
+
+
+@pytest.mark.parametrize("number", [0, 4, 9], ids=["system", "without text", "not there"])
+def test_another_message_is_no_answer(number: int) -> None:
+    with pytest.raises(ConfigError, match=f"message={number}"):
+        read_messages(OPENAI, number)
 
 
 def test_prompts_are_split_at_headings_or_at_blank_lines() -> None:
@@ -144,9 +159,12 @@ def test_what_is_not_a_message_is_named(message: Any, named: str) -> None:
 def test_logs_are_read_from_files(tmp_path: Path) -> None:
     (tmp_path / "log.json").write_text(json.dumps(ANTHROPIC))
     (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, OPENAI)) + "\n")
-    (tmp_path / "bad.json").write_text("{")
     one, other = (read_messages(read_log(tmp_path / f"log.{end}")) for end in ("json", "jsonl"))
     assert one == other
+
+
+def test_a_log_that_is_not_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text("{")
     with pytest.raises(DataError, match="is not JSON"):
         read_log(tmp_path / "bad.json")
 

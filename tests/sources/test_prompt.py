@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from olmo_sparsity.models.load import wrap_model
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.sources.decoys import draw_decoys, read_decoys
 from olmo_sparsity.sources.layout import Layout
+from olmo_sparsity.sources.statements import Attribution
 from tests.support.explanations import make_tokenizer
 from tests.support.families import SUPPORTED, build, find
 from tests.support.sources import FAMILIES, GIVEN, SOURCES, asked, model_of
@@ -110,41 +112,69 @@ def model_with(tokenizer: Tokenizer) -> LoadedModel:
 ACCENTS = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])
 
 
-@pytest.mark.parametrize(
-    "kind", [normalizers.Lowercase(), normalizers.NFKC(), ACCENTS, True, False]
+DECOYS = ["A ferry leaves the quay at noon, and returns before dusk."[i:] for i in range(4)]
+
+
+class Reading(NamedTuple):
+    """A model whose tokenizer changes texts, and what it makes of a text."""
+
+    model: LoadedModel
+    read: Callable[[str], str]
+
+    def attribute(self, answer: Any) -> Attribution:
+        """Return the attribution of an answer to `NOTES`."""
+        return attribute(
+            self.model, sources=NOTES, question="Who?", answer=answer, decoys=DECOYS, draws=2
+        )
+
+
+@pytest.fixture(
+    params=[normalizers.Lowercase(), normalizers.NFKC(), ACCENTS, True, False],
+    ids=["lower case", "NFKC", "no accents", "space by a normalizer", "space by a pre-tokenizer"],
 )
-def test_parts_are_where_a_tokenizer_that_normalizes_reads_them(kind: Any) -> None:
+def reading(request: pytest.FixtureRequest) -> Reading:
+    kind = request.param
+    if isinstance(kind, bool):
+        return Reading(model_with(sentencepiece(kind)), str)
+    return Reading(model_with(bytes_behind(kind)), kind.normalize_str)
+
+
+def test_sources_are_where_a_tokenizer_that_normalizes_reads_them(reading: Reading) -> None:
     """The text is that of the normalizer, and two texts are joined by nothing."""
-    is_piece = isinstance(kind, bool)
-    tokenizer = sentencepiece(kind) if is_piece else bytes_behind(kind)
-    read: Any = str if is_piece else kind.normalize_str
-    model = model_with(tokenizer)
-    decoys = ["A ferry leaves the quay at noon, and returns before dusk."[i:] for i in range(4)]
-    given: dict[str, Any] = {"sources": NOTES, "question": "Who?", "decoys": decoys, "draws": 2}
-    found = attribute(model, answer=ANSWER, **given)
-
-    texts = found.layout.document.texts
-    (first_a, end_a), (first_b, end_b) = zip(
-        found.layout.units.first, found.layout.text_ends, strict=True
-    )
-    assert "".join(texts[first_a:end_a]).lstrip() == read(NOTES["a"])
+    layout = reading.attribute(ANSWER).layout
+    texts = layout.document.texts
+    (first_a, end_a), (first_b, end_b) = zip(layout.units.first, layout.text_ends, strict=True)
+    assert "".join(texts[first_a:end_a]).lstrip() == reading.read(NOTES["a"])
     assert "".join(texts[end_a:first_b]) == "\n\n"
-    assert "".join(texts[first_b:end_b]).lstrip() == read(NOTES["b"])
-    assert "".join(texts[end_b:]) == f"\n\n{read('Who?')}\n{read(ANSWER)}"
+    assert "".join(texts[first_b:end_b]).lstrip() == reading.read(NOTES["b"])
+    assert "".join(texts[end_b:]) == f"\n\n{reading.read('Who?')}\n{reading.read(ANSWER)}"
 
-    answer = json.loads(found.to_json())
-    assert answer["answer"] == read(ANSWER)
-    for first, rest in ((0, ANSWER), (1, ANSWER[ANSWER.index("The") :])):
-        row = answer["statements"][first]
-        assert read(rest).startswith(row["text"])
-        assert answer["answer"][row["first"] : row["end"]] == row["text"]
-    listed = attribute(model, answer=["It was Käthe Weiß.", "FOUR wheels."], **given)
-    assert json.loads(listed.to_json())["answer"] == read("It was Käthe Weiß. FOUR wheels.")
 
-    named = explain(model, text=f"{NOTES['b']} {ANSWER}", at="Käthe Weiß", k=1, unrelated=decoys)
-    assert [text.strip() for text in named.targets.text] == [read("Käthe Weiß")]
-    whole = explain(model, prompt=NOTES["b"], target=" Café", k=1, unrelated=decoys)
-    assert whole.document.tokens.tolist() == model.encode([f"{NOTES['b']} Café"])[0]
+def test_statements_are_spans_of_the_answer_as_it_is_read(reading: Reading) -> None:
+    written = json.loads(reading.attribute(ANSWER).to_json())
+    assert written["answer"] == reading.read(ANSWER)
+    begins = [ANSWER, ANSWER[ANSWER.index("The") :]]
+    for row, text in zip(written["statements"], begins, strict=False):
+        assert reading.read(text).startswith(row["text"])
+        assert written["answer"][row["first"] : row["end"]] == row["text"]
+
+
+def test_a_list_of_statements_is_joined_by_spaces(reading: Reading) -> None:
+    found = reading.attribute(["It was Käthe Weiß.", "FOUR wheels."])
+    answer = json.loads(found.to_json())["answer"]
+    assert answer == reading.read("It was Käthe Weiß. FOUR wheels.")
+
+
+def test_words_to_explain_are_found_as_they_are_read(reading: Reading) -> None:
+    text = f"{NOTES['b']} {ANSWER}"
+    found = explain(reading.model, text=text, at="Käthe Weiß", k=1, unrelated=DECOYS)
+    assert [text.strip() for text in found.targets.text] == [reading.read("Käthe Weiß")]
+
+
+def test_a_prompt_and_its_target_are_read_as_one_text(reading: Reading) -> None:
+    found = explain(reading.model, prompt=NOTES["b"], target=" Café", k=1, unrelated=DECOYS)
+    (ids,) = reading.model.encode([f"{NOTES['b']} Café"])
+    assert found.document.tokens.tolist() == ids
 
 
 def test_control_tokens_of_a_source_are_its_letters_unless_wanted() -> None:

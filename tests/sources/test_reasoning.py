@@ -124,17 +124,29 @@ def test_json_has_the_sentences_of_the_reasoning(chained: Attribution) -> None:
     assert [cell["source"] for cell in first["matrix"]] == ["a", "b", "c"]
 
 
-def test_sentences_have_no_tags_and_at_least_five_tokens() -> None:
-    def texts(text: str) -> list[str]:
-        ids = tokenizer()(text, add_special_tokens=False).input_ids
-        spans = sentences(ids, tokenizer().backend_tokenizer)
-        return [tokenizer().decode(ids[first:end]) for first, end in spans]
+def sentence_texts(text: str) -> list[str]:
+    ids = tokenizer()(text, add_special_tokens=False).input_ids
+    spans = sentences(ids, tokenizer().backend_tokenizer)
+    return [tokenizer().decode(ids[first:end]) for first, end in spans]
 
-    assert texts(REASONING) == [FIRST, SECOND]
-    assert texts(f"{FIRST} {SECOND}") == [FIRST, SECOND]
-    assert texts(f"{FIRST} </think>") == [FIRST]
-    assert texts(f"<think> W1 W10. {SECOND} W1 W12. </think>") == [f"W1 W10. {SECOND} W1 W12."]
-    assert texts("<think> </think>") == texts("") == []
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (REASONING, [FIRST, SECOND]),
+        (f"{FIRST} {SECOND}", [FIRST, SECOND]),
+        (f"{FIRST} </think>", [FIRST]),
+        # Sentences of fewer than five tokens are joined to a neighbour.
+        (f"<think> W1 W10. {SECOND} W1 W12. </think>", [f"W1 W10. {SECOND} W1 W12."]),
+        ("<think> </think>", []),
+        ("", []),
+    ],
+)
+def test_sentences_have_no_tags_and_at_least_five_tokens(text: str, expected: list[str]) -> None:
+    assert sentence_texts(text) == expected
+
+
+def test_what_precedes_the_closing_tag_is_reasoning() -> None:
     ids = tokenizer()(f"{REASONING} w1", add_special_tokens=False).input_ids
     assert num_reasoning(ids, tokenizer().backend_tokenizer) == len(ids) - 1
     assert num_reasoning(ids[-1:], tokenizer().backend_tokenizer) == 0

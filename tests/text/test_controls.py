@@ -146,39 +146,64 @@ def test_a_copy_is_not_unrelated_to_its_document(documents: Documents) -> None:
         Controls(alone, WINDOWS).unrelated(*blocks_of(alone)[0], 0)
 
 
-def test_matched_text_holds_the_token_of_its_targets(documents: Documents) -> None:
+NOWHERE_ELSE = 99
+ONCE_ELSEWHERE = 77
+
+
+@pytest.fixture
+def with_rare_tokens(documents: Documents) -> Documents:
+    """Document 2 has one token that no other has, and one that document 0 has once."""
     tokens = {d.number: d.tokens.copy() for d in documents}
-    tokens[2][25] = 99  # nowhere else
-    tokens[2][33] = tokens[0][15] = 77  # once elsewhere
-    some = Documents("rare", [replace(d, tokens=tokens[d.number]) for d in documents])
-    controls = Controls(some, WINDOWS, "matched")
-    for document, block in blocks_of(some):
+    tokens[2][25] = NOWHERE_ELSE
+    tokens[2][33] = tokens[0][15] = ONCE_ELSEWHERE
+    return Documents("rare", [replace(d, tokens=tokens[d.number]) for d in documents])
+
+
+def test_each_target_is_served_by_one_matched_text(with_rare_tokens: Documents) -> None:
+    controls = Controls(with_rare_tokens, WINDOWS, "matched")
+    for document, block in blocks_of(with_rare_tokens):
         for draw in range(3):
-            found = control_texts(controls, document, block, draw)
-            asked = np.concatenate([targets for _, targets in found])
-            assert sorted(asked.tolist()) == list(range(block.num_targets))
-            for distant, targets in found:
-                (token,) = set(block.targets_W[targets].tolist())
-                assert distant.document.number != document.number
-                assert distant.tokens_F.shape == (WINDOWS.num_distant,)
-                if token == 99:
-                    assert (distant.tokens_F == 99).sum() == 1  # put there
-                    continue
+            texts = control_texts(controls, document, block, draw)
+            served = np.concatenate([targets for _, targets in texts])
+            assert sorted(served.tolist()) == list(range(block.num_targets))
+
+
+def test_matched_text_of_another_document_holds_the_token_of_its_targets(
+    with_rare_tokens: Documents,
+) -> None:
+    controls = Controls(with_rare_tokens, WINDOWS, "matched")
+    for document, block in blocks_of(with_rare_tokens):
+        for distant, targets in control_texts(controls, document, block, 0):
+            (token,) = set(block.targets_W[targets].tolist())
+            assert distant.document.number != document.number
+            assert distant.tokens_F.shape == (WINDOWS.num_distant,)
+            if token == NOWHERE_ELSE:
+                assert (distant.tokens_F == token).sum() == 1, "it is inserted"
+            else:
                 assert token in distant.tokens_F
+
+
+def test_a_placebo_is_not_matched_with_its_own_document(with_rare_tokens: Documents) -> None:
+    controls = Controls(with_rare_tokens, WINDOWS, "matched")
+    for document, block in blocks_of(with_rare_tokens):
         placebo = controls.placebo(document, block)
-        for distant, _ in controls.control_texts(
-            document, block, {"placebo": (placebo, [(0, 1)])}, 0
-        ):
+        replaced = {"placebo": (placebo, [(0, 1)])}
+        for distant, _ in controls.control_texts(document, block, replaced, 0):
             assert distant.document.number not in (document.number, placebo.document.number)
-    # It stands anywhere in the unrelated text.
-    (block,) = (b for b in WINDOWS.blocks(tokens[2]) if b.start <= 33 < b.start + 3)
+
+
+def test_the_token_stands_anywhere_in_a_matched_text(with_rare_tokens: Documents) -> None:
+    controls = Controls(with_rare_tokens, WINDOWS, "matched")
+    document = with_rare_tokens[2]
+    (block,) = (b for b in WINDOWS.blocks(document.tokens) if b.start <= 33 < b.start + 3)
     texts = [
         distant
         for draw in range(100)
-        for distant, targets in control_texts(controls, some[2], block, draw)
-        if block.targets_W[targets[0]] == 77
+        for distant, targets in control_texts(controls, document, block, draw)
+        if block.targets_W[targets[0]] == ONCE_ELSEWHERE
     ]
-    assert {15 - int(distant.places_F[0]) for distant in texts} == set(range(WINDOWS.num_distant))
+    places = {15 - int(distant.places_F[0]) for distant in texts}
+    assert places == set(range(WINDOWS.num_distant))
 
 
 def test_shuffled_text_is_the_distant_part_in_another_order(documents: Documents) -> None:

@@ -240,22 +240,45 @@ def test_the_hub_is_asked_for_what_is_named(
 SPELLED = "one <|im_end|> two<|im_end|>\n</s>"
 
 
-def test_a_documents_text_never_becomes_control_tokens_unless_wanted(tokenizer: Tokenizer) -> None:
-    fast, name = Tokenizer.from_str(tokenizer.to_str()), "<|im_end|>"
-    fast.add_special_tokens([AddedToken(name, lstrip=True, rstrip=True)])
-    model = named("somebody/elses", fast, 10**6)
-    control = fast.get_vocab()[name]
-    plain, one = [d.tokens.tolist() for d in open_documents(["one two", SPELLED], model)]
-    assert control not in one
-    assert fast.decode(one, skip_special_tokens=False) == SPELLED
+CONTROL = "<|im_end|>"
+
+
+@pytest.fixture
+def with_control_token(tokenizer: Tokenizer) -> LoadedModel:
+    fast = Tokenizer.from_str(tokenizer.to_str())
+    fast.add_special_tokens([AddedToken(CONTROL, lstrip=True, rstrip=True)])
+    return named("somebody/elses", fast, 10**6)
+
+
+def test_a_documents_text_does_not_become_control_tokens(with_control_token: LoadedModel) -> None:
+    model = with_control_token
+    assert model.tokenizer is not None
+    documents = open_documents(["one two", SPELLED], model)
+    plain, spelled = [document.tokens.tolist() for document in documents]
+    assert model.tokenizer.get_vocab()[CONTROL] not in spelled
+    assert model.tokenizer.decode(spelled, skip_special_tokens=False) == SPELLED
     assert [plain] == model.encode(["one two"])
-    wanted = open_documents(["one two", SPELLED], model, control_tokens=True)
-    assert wanted[1].tokens.tolist() == model.encode([SPELLED])[0]
-    assert wanted[1].tokens.tolist().count(control) == SPELLED.count(name)
+
+
+def test_a_documents_text_becomes_control_tokens_if_wanted(
+    with_control_token: LoadedModel,
+) -> None:
+    model = with_control_token
+    assert model.tokenizer is not None
+    documents = open_documents(["one two", SPELLED], model, control_tokens=True)
+    spelled = documents[1].tokens.tolist()
+    assert [spelled] == model.encode([SPELLED])
+    assert spelled.count(model.tokenizer.get_vocab()[CONTROL]) == SPELLED.count(CONTROL)
+
+
+def test_a_prompt_and_its_target_do_not_become_control_tokens(
+    with_control_token: LoadedModel,
+) -> None:
+    spelled = open_documents(["one two", SPELLED], with_control_token)[1].tokens.tolist()
     pairs = [{"prompt": SPELLED, "target": SPELLED}] * 2
-    for document in open_documents(pairs, model, prompt_field="prompt"):
-        assert document.tokens.tolist() == one * 2
-        assert document.target == len(one)
+    (document,) = open_documents(pairs, with_control_token, prompt_field="prompt")
+    assert document.tokens.tolist() == spelled * 2
+    assert document.target == len(spelled)
 
 
 # --- what a run has, and what it was trained on ---------------------------------------------------
@@ -343,24 +366,47 @@ def test_a_file_that_was_trained_on_is_known_in_every_form(
         open_documents("a.jsonl", run)
 
 
-def test_a_model_of_others_is_measured_on_any_text(heldout: TokenShards, data_folder: Path) -> None:
-    model = named("somebody/elses", heldout.tokenizer)
+def test_a_model_of_others_has_no_held_out_text(heldout: TokenShards) -> None:
     with pytest.raises(ConfigError, match=r"text=None: .* was not trained here"):
-        open_documents(None, model)
-    some = open_documents("embedded", model, limit=10)
-    assert (len(some), some.num_training) == (10, 0)
+        open_documents(None, named("somebody/elses", heldout.tokenizer))
+
+
+def test_a_model_of_others_reads_all_documents_of_a_corpus(heldout: TokenShards) -> None:
+    documents = open_documents("embedded", named("somebody/elses", heldout.tokenizer), limit=10)
+    assert (len(documents), documents.num_training) == (10, 0)
+
+
+def test_documents_of_a_prepared_folder_are_spread_over_it(
+    heldout: TokenShards, data_folder: Path
+) -> None:
+    model = named("somebody/elses", heldout.tokenizer)
     prepared = open_documents(str(data_folder), model, limit=10)
     spread = [number * len(heldout) // 10 for number in range(10)]
     assert len(heldout) > 20, "else the first ten are as spread as any"
     assert [d.tokens.tolist() for d in prepared] == [heldout.document(n).tolist() for n in spread]
-    groups = [d.group for d in open_documents(str(data_folder), model)]
-    assert 1 < len(set(groups)) < len(groups), "passages of one article are one group"
+
+
+def test_prepared_passages_of_one_article_are_one_group(
+    heldout: TokenShards, data_folder: Path
+) -> None:
+    documents = open_documents(str(data_folder), named("somebody/elses", heldout.tokenizer))
+    groups = [document.group for document in documents]
+    assert 1 < len(set(groups)) < len(groups)
+
+
+def test_text_needs_a_tokenizer() -> None:
     with pytest.raises(DataError, match="has no tokenizer"):
         open_documents("embedded", named("x", None))
+
+
+def test_a_token_outside_the_models_vocabulary_is_an_error(
+    heldout: TokenShards, data_folder: Path
+) -> None:
+    model = named("x", heldout.tokenizer, 9)
     with pytest.raises(DataError, match="is not in its 9 embeddings"):
-        open_documents("embedded", named("x", heldout.tokenizer, 9), limit=2)
+        open_documents("embedded", model, limit=2)
     with pytest.raises(DataError, match="the model's vocabulary has 9"):
-        open_documents(str(data_folder), named("x", heldout.tokenizer, 9), limit=2)
+        open_documents(str(data_folder), model, limit=2)
 
 
 def test_documents_are_chosen_by_their_length_from_as_many_as_it_takes(

@@ -28,23 +28,34 @@ def document_of(text: str, number: int, name: str = "") -> Document:
     return Document(tokens, number, tokenizer=tokenizer, name=name or f"{number}.txt")
 
 
-def test_parts_are_the_document_and_begin_at_paragraphs() -> None:
+@pytest.fixture
+def novels() -> Documents:
+    """A document of ten paragraphs and one of one, split at 400 tokens."""
+    items = [document_of(PARAGRAPH * 10, 0), document_of(PARAGRAPH, 1)]
+    return split_long_documents(Documents("novels", items), 400, "a model")
+
+
+def test_parts_together_are_the_document(novels: Documents) -> None:
+    *parts, short = novels.items
     novel = document_of(PARAGRAPH * 10, 0)
-    short = document_of(PARAGRAPH, 1)
-    split = split_long_documents(Documents("novels", [novel, short]), 400, "a model")
-    *parts, last = split.items
     assert np.concatenate([part.tokens for part in parts]).tolist() == novel.tokens.tolist()
-    assert last.tokens.tolist() == short.tokens.tolist()
+    assert short.tokens.tolist() == document_of(PARAGRAPH, 1).tokens.tolist()
+
+
+def test_parts_are_whole_paragraphs_of_about_equal_length(novels: Documents) -> None:
+    *parts, _ = novels.items
     assert len(parts) == 3
     for part in parts:
         assert 200 < len(part.tokens) <= 400
         # A line break before a paragraph is a token of that paragraph.
-        text = "".join(part.texts).strip()
-        paragraphs = text.split(" \n\n")
-        assert set(paragraphs) == {PARAGRAPH.strip()}, "a part is whole paragraphs"
-    assert [part.number for part in split.items] == [0, 1, 2, 3]
-    assert [part.name for part in parts] == [f"0.txt, part {i} of 3" for i in (1, 2, 3)]
-    assert split.parts == {"0.txt": [0, 1, 2], "1.txt": [3]}
+        paragraphs = "".join(part.texts).strip().split(" \n\n")
+        assert set(paragraphs) == {PARAGRAPH.strip()}
+
+
+def test_parts_are_numbered_and_named(novels: Documents) -> None:
+    assert [part.number for part in novels.items] == [0, 1, 2, 3]
+    assert [part.name for part in novels.items[:3]] == [f"0.txt, part {i} of 3" for i in (1, 2, 3)]
+    assert novels.parts == {"0.txt": [0, 1, 2], "1.txt": [3]}
 
 
 def test_without_paragraphs_parts_begin_at_sentences_and_else_at_words() -> None:

@@ -1,0 +1,104 @@
+"""`olmo-sparsity attribute` for one answer: its sources from files, what it prints and writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from olmo_sparsity.command.cli import main
+from tests.support.sources import (
+    GIVEN,
+    SOURCES,
+    saved,
+)
+
+
+@pytest.fixture(scope="module")
+def shell_words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("shell")
+    model, decoys = saved(folder)
+    words = [model]
+    for name, text in SOURCES.items():
+        (folder / f"{name}.txt").write_text(text)
+        words += ["--source", f"{name}={folder / name}.txt"]
+    return [*words, "--question", GIVEN["question"], "--decoys", decoys]
+
+
+def shell(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    return main(["attribute", *words]), *capsys.readouterr()
+
+
+def test_a_folder_names_its_sources_and_refuses_what_is_not_text(
+    shell_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name, text in SOURCES.items():
+        (folder / name).write_text(text)
+    (folder / ".DS_Store").write_bytes(b"\0\1")
+    words = [shell_words[0], "--source", str(folder), *shell_words[7:], "--answer", "w1"]
+    code, _, err = shell(capsys, *words, "--dry-run")
+    assert code == 0, err
+    assert "3 files are sources: a, b, c" in err
+    (folder / "d.pdf").write_bytes(b"%PDF-1.7\n\0\xff")
+    code, _, err = shell(capsys, *words, "--dry-run")
+    assert code == 2
+    assert "d.pdf is not text in UTF-8 from byte 11 on; convert it to text" in err
+
+
+def test_the_command_prints_verdicts_and_writes_a_page(
+    shell_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*shell_words, "--answer", "w1 w2 w3", "--candidates", "a,c", "--draws", "5"]
+    code, out, err = shell(capsys, *words, "--html", str(tmp_path / "page.html"))
+    assert code == 0, err
+    assert "w1 w2 w3\n  rests on " in out
+    assert "statements: 1, sources: 2, decoys of each: 5 at most" in out
+    assert "</html>" in (tmp_path / "page.html").read_text()
+
+
+def test_the_command_prints_json_of_an_answer_and_its_reasoning(
+    shell_words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*shell_words, "--answer", "w1 w2 w3", "--candidates", "a,c", "--draws", "5"]
+    code, out, err = shell(capsys, *words, "--json", "--reasoning", "w5 w6 w7 w8 w9")
+    assert code == 0, err
+    told = json.loads(out)
+    assert [cell["source"] for cell in told["matrix"]] == ["a", "c", "reasoning 1"]
+    assert told["reasoning"][0]["text"] == "w5 w6 w7 w8"  # the last token stays in view
+
+
+def test_a_dry_run_prints_the_cost(
+    shell_words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = shell(capsys, *shell_words, "--answer", "w1 w2 w3", "--dry-run")
+    assert code == 0, err
+    assert out.startswith("token-forwards  ")
+
+
+@pytest.mark.parametrize("pattern", ["", "*"])
+def test_each_file_of_a_folder_is_a_source(
+    shell_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], pattern: str
+) -> None:
+    for name, text in SOURCES.items():
+        (tmp_path / name).write_text(text)
+    words = [shell_words[0], "--source", str(tmp_path / pattern), *shell_words[7:]]
+    code, out, err = shell(capsys, *words, "--answer", "w1", "--units", "words")
+    assert code == 0, err
+    assert "sources: 12, decoys" in out
+
+
+def test_a_file_with_an_equals_sign_or_an_umlaut_in_its_name_is_a_source(
+    shell_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("a=b.txt", "half \udcc3\udcbc.txt")  # the second as the locale C has an umlaut
+    texts = list(SOURCES.values())
+    for name, text in zip(names, texts, strict=False):
+        (tmp_path / name).write_text(text)
+    files = [str(tmp_path / name) for name in names]
+    words = [shell_words[0], "--source", *files, *shell_words[7:], "--answer", "w1", "--json"]
+    code, out, err = shell(capsys, *words)
+    assert code == 0, err
+    assert json.loads(out)["sources"] == ["a=b.txt", "half ü.txt"]
