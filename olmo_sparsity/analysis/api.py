@@ -68,7 +68,8 @@ def _explain() -> EntryPoint:
 def _measure() -> EntryPoint:
     from olmo_sparsity.analysis.measurement.estimate import estimate
     from olmo_sparsity.analysis.measurement.measurement import measure, wait_for_results
-    from olmo_sparsity.analysis.measurement.plan import MeasureRequest, plan
+    from olmo_sparsity.analysis.measurement.planning import plan
+    from olmo_sparsity.analysis.measurement.request import MeasureRequest
 
     return EntryPoint(
         MeasureRequest,

@@ -192,7 +192,7 @@ def _check_options_of_questions(options: argparse.Namespace) -> None:
 
 def _common_request(options: argparse.Namespace) -> Any:
     """Return what all questions of a file share, with the model loaded."""
-    from olmo_sparsity.analysis.measurement.plan import load
+    from olmo_sparsity.analysis.measurement.reading import load
     from olmo_sparsity.sources.request import AttributeRequest
 
     loading = build(ModelOptions, vars(options))

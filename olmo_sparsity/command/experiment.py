@@ -111,7 +111,7 @@ def _draw(experiment: Experiment) -> int:
 def _measure(job: MeasurementJob, jobs: Mapping[str, Job]) -> int:
     """Run this process's share of a measurement."""
     from olmo_sparsity.analysis.measurement.measurement import measure
-    from olmo_sparsity.analysis.measurement.plan import MeasureRequest
+    from olmo_sparsity.analysis.measurement.request import MeasureRequest
     from olmo_sparsity.analysis.results.summary import describe
     from olmo_sparsity.base.launch import read_launch
     from olmo_sparsity.base.provenance import typed_command

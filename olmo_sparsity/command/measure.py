@@ -17,8 +17,9 @@ from olmo_sparsity.config.command_line import given_options
 
 def run_measure(options: argparse.Namespace) -> int:
     """Measure this process's share of the documents, or print the cost; return the exit code."""
-    from olmo_sparsity.analysis.measurement import estimate, measurement, plan, targets
-    from olmo_sparsity.analysis.measurement.plan import MeasureRequest
+    from olmo_sparsity.analysis.measurement import estimate, measurement, targets
+    from olmo_sparsity.analysis.measurement.planning import plan
+    from olmo_sparsity.analysis.measurement.request import MeasureRequest
     from olmo_sparsity.analysis.results.summary import describe
     from olmo_sparsity.base.provenance import typed_command
 
@@ -36,10 +37,10 @@ def run_measure(options: argparse.Namespace) -> int:
         return 0
     request = MeasureRequest.of(documents=options.text, **keywords)
     if options.dry_run:
-        print(estimate.estimate(plan.plan(request), request.shard, options.speed))
+        print(estimate.estimate(plan(request), request.shard, options.speed))
         return 0
     if options.partial:
-        results: Any = measurement.sum_up_partial(plan.plan(request), out, request.command)
+        results: Any = measurement.sum_up_partial(plan(request), out, request.command)
         out /= "partial"
     else:
         results = measurement.measure(request)

@@ -24,12 +24,10 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.measurement.estimate import Untrained, estimate_untrained
-from olmo_sparsity.analysis.measurement.plan import (
-    MeasureRequest,
-    Plan,
-    fit_to_limit,
-    within_limit,
-)
+from olmo_sparsity.analysis.measurement.fitting import fit_to_limit
+from olmo_sparsity.analysis.measurement.plan import Plan
+from olmo_sparsity.analysis.measurement.reading import within_limit
+from olmo_sparsity.analysis.measurement.request import MeasureRequest
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.config.sections import RunConfig

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from olmo_sparsity.analysis.measurement.plan import load
+from olmo_sparsity.analysis.measurement.reading import load
 from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs, logprobs_of
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.progress import Progress

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from olmo_sparsity.analysis.measurement.plan import load
+from olmo_sparsity.analysis.measurement.reading import load
 from olmo_sparsity.analysis.options import ModelOptions, build
 from olmo_sparsity.base.errors import check_type
 from olmo_sparsity.base.files import path_of, write_atomically

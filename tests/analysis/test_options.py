@@ -12,7 +12,8 @@ import pytest
 from olmo_sparsity import explain, measure
 from olmo_sparsity.analysis.explain.request import ExplainRequest
 from olmo_sparsity.analysis.measurement import measurement
-from olmo_sparsity.analysis.measurement.plan import MeasureRequest, say_defaults_of_length
+from olmo_sparsity.analysis.measurement.fitting import say_defaults_of_length
+from olmo_sparsity.analysis.measurement.request import MeasureRequest
 from olmo_sparsity.analysis.options import (
     ExplainSettings,
     LossSettings,

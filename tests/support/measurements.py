@@ -11,7 +11,9 @@ import pandas as pd
 import torch
 
 from olmo_sparsity.analysis.measurement.measurement import run
-from olmo_sparsity.analysis.measurement.plan import MeasureRequest, Plan, plan
+from olmo_sparsity.analysis.measurement.plan import Plan
+from olmo_sparsity.analysis.measurement.planning import plan
+from olmo_sparsity.analysis.measurement.request import MeasureRequest
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.build import build_model

@@ -1,1 +1,1 @@
-"""Measure many documents: plan.py settles what is measured, measurement.py runs it."""
+"""Measure many documents: planning.py settles what is measured, measurement.py runs it."""

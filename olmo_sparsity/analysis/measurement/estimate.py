@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.measurement.plan import Plan
+from olmo_sparsity.analysis.measurement.plan import Plan, ReusedLosses
 from olmo_sparsity.analysis.measurement.targets import places_of
 from olmo_sparsity.analysis.options import ALL_DOCUMENTS, Shard
 from olmo_sparsity.analysis.results.summary import describe_induction
@@ -242,7 +242,7 @@ def _losses_of_beginning(plan: Plan, number: int, num_tokens: int) -> Columns:
     items = list(plan.documents.items)
     items[number] = replace(document, tokens=document.tokens[:num_tokens])
     documents = replace(plan.documents, items=items)
-    plan_of_beginning = replace(plan, documents=documents, reused_losses={})
+    plan_of_beginning = replace(plan, documents=documents, reused_losses=ReusedLosses())
     return _with_sample(plan_of_beginning, 1.0).losses(number)["losses"]
 
 
@@ -362,7 +362,7 @@ class _Trial:
         }
         losses = 0.0
         for number in numbers:
-            if number not in plan.reused_losses:
+            if number not in plan.reused_losses.by_document:
                 losses += losses_forwards(plan, number, blocks[number])
         for passage in passages_of(*plan.induction_texts()):
             losses += 2 * len(passage)  # the passage and its repetition

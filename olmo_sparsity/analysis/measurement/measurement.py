@@ -24,12 +24,9 @@ from typing import Any
 import pandas as pd
 
 from olmo_sparsity.analysis.measurement.parts import Parts, results_folder
-from olmo_sparsity.analysis.measurement.plan import (
-    MeasureRequest,
-    Plan,
-    plan,
-    targets_meta,
-)
+from olmo_sparsity.analysis.measurement.plan import Plan, targets_meta
+from olmo_sparsity.analysis.measurement.planning import plan
+from olmo_sparsity.analysis.measurement.request import MeasureRequest
 from olmo_sparsity.analysis.measurement.targets import check_all_evaluated
 from olmo_sparsity.analysis.options import ALL_DOCUMENTS, Shard
 from olmo_sparsity.analysis.results.loss_statistics import longppl
@@ -270,7 +267,7 @@ def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
     chosen_by_gap = plan.fits_threshold and "gap" in plan.settings.sets
     if "gap" in target_sets or (target_sets and not chosen_by_gap):
         return
-    if plan.fixed_targets is not None:
+    if plan.fixed is not None:
         raise DataError("targets: none has a full long window before it; lower long")
     losses = parts.read("losses")
     gaps = (losses.loss_short - losses.loss_long)[losses.document.map(half_of) == "report"]
@@ -377,8 +374,8 @@ def _meta(plan: Plan, losses: pd.DataFrame, num_unfinished: int, of_run: dict[st
         data["groups"] = documents.groups
     if documents.parts:
         data["parts"] = documents.parts
-    if plan.reused_losses:
-        data["losses_from"] = plan.reused_from
+    if plan.reused_losses.by_document:
+        data["losses_from"] = plan.reused_losses.origin
     windows = asdict(settings.windows)
     for name in ("distant_states", "replacements", "sample"):
         windows[name] = getattr(settings, name)

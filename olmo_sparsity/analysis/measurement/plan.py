@@ -1,33 +1,28 @@
-"""Plan a measurement: read model and text, settle what is measured, and compute one document.
+"""Hold what a measurement has settled before it computes anything, and compute one document.
 
-    MeasureRequest → `plan` → Plan → .losses(number), .targets(losses), .recovery(number, targets)
+    Plan → .losses(number), .targets(losses), .recovery(number, targets)
 
-`plan` reads nothing but the model and the text, and computes no losses. The methods of `Plan` do
-the work for one document at a time, and write nothing. measurement.py calls them for all documents,
-and stores what they return."""
+planning.py makes a plan of a request. The methods of `Plan` do the work for one document at a time,
+and write nothing. measurement.py calls them for all documents, and stores what they return.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.interpretation import interpretation_of
+from olmo_sparsity.analysis.measurement.fitting import share_of_blocks
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.measurement.reuse import (
     Choices,
-    is_other_tokenizer,
     losses_of,
-    read_other,
-    settings_of,
     targets_of,
     with_blocks_of,
-    with_settings_of_targets,
 )
 from olmo_sparsity.analysis.measurement.targets import (
     COLUMNS,
@@ -42,14 +37,7 @@ from olmo_sparsity.analysis.measurement.targets import (
     targets_of_records,
 )
 from olmo_sparsity.analysis.options import (
-    ALL_DOCUMENTS,
-    QUICK,
-    QUICK_BLOCKS,
-    ModelOptions,
-    Request,
     Settings,
-    Shard,
-    TextOptions,
 )
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.tables import PHASES, Columns
@@ -60,294 +48,60 @@ from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.replaced import scorer_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.scoring.sink import sink_check
-from olmo_sparsity.analysis.selectors.influence import find_selector
-from olmo_sparsity.base.errors import ConfigError, DataError, check_type
+from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.extend import fingerprint_of_files
-from olmo_sparsity.base.files import path_of
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.streams import VERSION
-from olmo_sparsity.config.windows import default_local
-from olmo_sparsity.models.load import load_model, wrap_model
 from olmo_sparsity.models.loaded import LoadedModel, identity_of, using
 from olmo_sparsity.models.use import check_unchanged, state_of
 from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document, Documents
-from olmo_sparsity.text.inputs import cut_to_targets, open_documents
-from olmo_sparsity.text.split import split_long_documents
-from olmo_sparsity.text.windows import Block, Windows, span_width
+from olmo_sparsity.text.windows import Block, span_width
 
 SMALLER_UNITS = "pass smaller units (a paragraph ends at a blank line, not at a line break)"
 """What to do about a text of few units."""
 
-OtherMeasurement = Results | str | Path | None
-"""Another measurement, or its folder."""
 
+@dataclass(frozen=True)
+class FixedTargets:
+    """Targets that are fixed before any loss is computed: those of another measurement, or named
+    ones."""
 
-@dataclass(frozen=True, kw_only=True)
-class MeasureRequest(Request):
-    """A call of `measure`, or of its command."""
+    targets: pd.DataFrame
 
-    model: Any
-    tokenizer: Any = None
-    documents: Any = None
-    windows: Windows | None = None
-    """In place of long, short and stride; None in a request that is checked."""
+    only_named: bool = False
+    """Whether only the blocks of these targets need losses: they were named, or match those of
+    another tokenizer."""
 
-    out: str | Path | None = None
-    shard: tuple[int, int] = ALL_DOCUMENTS
-    """The i-th of n processes that measure into one folder; a `Shard` in a request that is
-    checked."""
+    match_counts: dict[str, int] = field(default_factory=dict)
+    """With targets or choices in other tokens: how many of them are evaluated, and how many left
+    out for which reason."""
 
-    targets: OtherMeasurement = None
-    choices: OtherMeasurement = None
-    losses: OtherMeasurement = None
-    at: At | None = None
-    quick: bool = False
-    command: tuple[str, ...] = ()  # the words of the command line, which the results keep
-    typed: tuple[str, ...] = ()
-    """Names of settings that the user passed, also with their defaults, as far as is known."""
+    choices: Choices | None = None
+    """Units that the other measurement has ranked. None: units are ranked here."""
 
-    settings: Settings = field(default_factory=Settings)
-    reading: TextOptions = field(default_factory=TextOptions)
-    loading: ModelOptions = field(default_factory=ModelOptions)
-
-    def checked(self) -> Self:
-        """Check the request, and put `windows` and what `quick` means into the settings."""
-        shard = self._checked_shard()
-        check_type("quick", self.quick, bool, "True or False")
-        if self.out is not None:
-            path_of("out", self.out)
-        is_text = not isinstance(self.documents, Documents)
-        if not is_text and self.reading != TextOptions():
-            names = "field, group_field, prompt_field, …, max_documents and min_tokens"
-            raise ConfigError(f"{names} are for text that is read here; leave them out")
-        self._check_one_selects_targets()
-        settings = self._with_windows()
-        self._check_split_long(settings)
-        # Before `quick` adds its own; a function does not know which of its defaults were passed.
-        typed = tuple(sorted({*self.typed, *settings.changed_options}))
-        reading = self.reading
-        if self.quick:
-            settings = _quick_settings(settings)
-            if is_text and reading.max_documents is None:
-                reading = replace(reading, max_documents=QUICK["max_documents"])
-        # The settings of `choices` are not known yet: the other measurement has them.
-        if self.choices is None:
-            settings.check()
-        for name in settings.selectors:
-            find_selector(name, settings.interpretation)
-        return replace(
-            self, shard=shard, windows=None, settings=settings, reading=reading, typed=typed
-        )
-
-    def _checked_shard(self) -> Shard:
-        is_pair = isinstance(self.shard, tuple) and len(self.shard) == 2
-        if not is_pair or not 0 <= self.shard[0] < self.shard[1]:
-            raise ConfigError(f"shard={self.shard} must be (i, n) with 0 <= i < n")
-        return Shard(*self.shard)
-
-    def _check_one_selects_targets(self) -> None:
-        """Raise ConfigError if two options select targets, or if an option is set that only has an
-        effect where targets are chosen here."""
-        options = [name for name in ("at", "choices", "targets") if getattr(self, name) is not None]
-        of_text = self._targets_of_text()
-        selecting_options = list(options)
-        if self.quick and self.choices is not None:
-            # `quick` selects blocks, and the other measurement has done so, too.
-            selecting_options.insert(0, "quick")
-        # Choices are of the same text, read the same way, so that they agree with its records.
-        beside_text = [name for name in options if name != "choices"] + of_text
-        for selections in (selecting_options, beside_text):
-            if len(selections) > 1:
-                names = " and ".join(selections)
-                raise ConfigError(f"{names} all select targets: pass one of them")
-
-        selections = [*options, *of_text]
-        without_effect = sorted(self.settings.changed_options.keys() & SELECTION_SETTINGS)
-        if selections and without_effect:
-            names = ", ".join(without_effect)
-            raise ConfigError(f"{names} cannot be combined with {selections[0]}; omit it")
-
-    def _check_split_long(self, settings: Settings) -> None:
-        """Raise ConfigError if documents are to be split where nothing of them is left out."""
-        if not self.reading.split_long:
-            return
-        if self.choices is None and settings.long != "all":
-            raise ConfigError(
-                f"split_long is for long=all; with long={settings.long} nothing of a long document "
-                "is left out: omit split_long"
-            )
-        if self.reading.prompt_field or self.reading.target_field:
-            raise ConfigError("split_long would cut a prompt off its target: omit it")
-
-    def _targets_of_text(self) -> list[str]:
-        """Return how the text itself names its targets, in words for an error; nothing if it does
-        not."""
-        if isinstance(self.documents, Documents) and self.documents.have_targets:
-            return ["records of prompt and target"]
-        if self.reading.prompt_field:
-            return ["prompt_field"]
-        if self.reading.target_field:
-            return ["target_field"]
-        return []
-
-    def _with_windows(self) -> Settings:
-        """Return the settings with the lengths of `windows`."""
-        windows = self.windows
-        changed = self.settings.changed_options
-        if windows is None:
-            return self.settings
-        if not isinstance(windows, Windows):
-            raise ConfigError(f"windows={windows} must be Windows(long, short, stride)")
-        if windows.has_all:
-            raise ConfigError('with long="all", pass long, short and stride as options of measure')
-        repeated = {"long", "short", "stride"} & changed.keys()
-        if windows.prefix and self.loading.prefix != "auto":
-            repeated |= {"prefix"}
-        if repeated:
-            names = ", ".join(sorted(repeated))
-            raise ConfigError(f"{names} cannot be combined with windows; omit it")
-        sizes = {name: getattr(windows, name) for name in ("long", "short", "stride")}
-        return Settings(**changed | sizes, prefix_ids=windows.prefix)
-
-
-SELECTION_SETTINGS = {"sets", "max_targets", "share", "sample", "blocks"}
-"""Settings by which targets are chosen here. They have no effect where another option selects the
-targets."""
-
-
-def _quick_settings(settings: Settings) -> Settings:
-    """Return settings with those of a first look, except for the options that the user has set."""
-    quick = {name: value for name, value in QUICK.items() if name != "max_documents"}
-    return Settings(**quick | settings.changed_options)
-
-
-def plan(request: MeasureRequest) -> Plan:
-    """Read the model and the text of a request, and settle what is measured."""
-    targets = read_other("targets", request.targets)
-    choices = read_other("choices", request.choices)
-    losses = read_other("losses", request.losses)
-    loading = request.loading
-    interpretation = request.settings.interpretation
-    if choices is not None:
-        interpretation = interpretation_of(choices.meta.windows["distant_states"])
-    model = load(request.model, request.tokenizer, loading, whole_prompts=interpretation.replaces)
-    documents = _open(request.documents, model, request.reading)
-    if request.reading.split_long:
-        documents = _split_long(documents, model, loading.prefix)
-
-    # The other measurement of `choices` determines most settings: units were ranked under them.
-    has_other_tokenizer = choices is not None and is_other_tokenizer(choices, documents)
-    if choices is None:
-        settings = request.settings
-        if targets is not None and not is_other_tokenizer(targets, documents):
-            settings = with_settings_of_targets(targets, settings, request.typed, loading.prefix)
-        say_defaults_of_length(settings)
-    else:
-        settings = settings_of(choices, request.settings.changed_options, has_other_tokenizer)
-    settings = fit_to_limit(settings, model.max_positions)
-    if documents.have_targets:
-        documents = cut_to_targets(documents, settings.windows)
-    prefix_ids = _prefix_of(documents, model, loading.prefix)
-    # A checked request has one of these at most.
-    selections = [other for other in (choices, targets, request.at) if other is not None]
-    selection = selections[0] if selections else None
-
-    if request.quick and selection is None and not documents.have_targets:
-        settings = _with_quick_blocks(settings, model.max_positions, len(prefix_ids))
-    _check_room_behind_prefix(len(prefix_ids), settings.short, model)
-    if settings.windows.has_all:
-        documents = within_limit(documents, model, len(prefix_ids))
-    if choices is not None and not has_other_tokenizer:
-        _check_same_prefix(settings.prefix_ids, prefix_ids, model)
-    settings = replace(settings, prefix_ids=settings.prefix_ids or prefix_ids)
-    planned = Plan.of(
-        model,
-        documents,
-        settings,
-        selection,
-        batch_tokens=loading.batch_tokens,
-        transfers=choices is not None,
-    )
-    planned.warn_of_few_units()
-    return planned if losses is None else planned.with_losses(losses)
-
-
-def _split_long(documents: Documents, model: LoadedModel, prefix: str) -> Documents:
-    """Return documents of at most as many tokens as the model takes behind its prefix."""
-    if model.max_positions is None:
-        raise ConfigError(f"split_long: '{model.name}' has no limit of length; omit it")
-    num_prefix = len(_prefix_of(documents, model, prefix))
-    return split_long_documents(documents, model.max_positions - num_prefix, model.name)
-
-
-def _check_same_prefix(
-    other_prefix_ids: tuple[int, ...], prefix_ids: tuple[int, ...], model: LoadedModel
-) -> None:
-    """Raise DataError if choices were ranked after another prefix. A model without a tokenizer has
-    no prefix of its own, and takes that of the choices."""
-    if model.tokenizer is not None and prefix_ids != other_prefix_ids:
-        raise DataError(
-            f"choices were measured with the prefix {list(other_prefix_ids)} (token IDs), and "
-            f"'{model.name}' has {list(prefix_ids)}; pass the same prefix to both"
+    @staticmethod
+    def of_measurement(
+        other: Results, documents: Documents, settings: Settings, transfers: bool
+    ) -> FixedTargets:
+        """Take the targets of another measurement, and if `transfers` its ranked units."""
+        matched = targets_of(other, documents, settings, transfers)
+        return FixedTargets(
+            targets=matched.targets[[*COLUMNS, "end"]].reset_index(drop=True),
+            only_named=bool(matched.counts) or matched.has_other_windows,
+            match_counts=matched.counts,
+            choices=Choices.of(other, matched) if transfers else None,
         )
 
 
-def _prefix_of(documents: Documents, model: LoadedModel, prefix: str) -> tuple[int, ...]:
-    """Return the token IDs of the prefix."""
-    # What a tokenizer puts before a text may depend on how the text begins.
-    beginning = documents[0].tokens[:200].tolist()
-    text = "" if model.tokenizer is None else model.tokenizer.decode(beginning, False)
-    return tuple(model.prefix_ids(prefix, text))
+@dataclass(frozen=True)
+class ReusedLosses:
+    """Losses that another measurement with the same model has computed."""
 
+    by_document: dict[int, pd.DataFrame] = field(default_factory=dict)
 
-def load(
-    model: Any, tokenizer: Any, options: ModelOptions, is_read: bool = False, **how: Any
-) -> LoadedModel:
-    """Open a model by its name, or wrap one in memory. `is_read`: whether its tokenizer reads text,
-    so that it must have one. `how`: more arguments of `load_model`."""
-    if isinstance(model, str | Path):
-        loaded = load_model(model, tokenizer=tokenizer, **how, **options.loading)
-    else:
-        options.check_unset_for_loaded()
-        loaded = wrap_model(model, tokenizer, whole_prompts=how["whole_prompts"])
-    if is_read and loaded.tokenizer is None:
-        raise DataError(f"'{loaded.name}' has no tokenizer; pass it as the second argument")
-    return loaded
-
-
-def _open(documents: Any, model: LoadedModel, options: TextOptions) -> Documents:
-    """Return documents as they are, or read them from text."""
-    if isinstance(documents, Documents):
-        return documents
-    keywords = dict(vars(options))
-    max_documents = keywords.pop("max_documents")
-    # The length of parts depends on the prefix, which depends on the text.
-    del keywords["split_long"]
-    return open_documents(documents, model, max_documents, **keywords)
-
-
-def _check_room_behind_prefix(num_prefix: int, short: int, model: LoadedModel) -> None:
-    """Raise ConfigError if no distant token fits between the prefix and the local window."""
-    limit = model.max_positions
-    if limit is not None and num_prefix + short >= limit:
-        raise ConfigError(
-            f"prefix ({num_prefix:,} tokens) and local window (short={short}) need more than the "
-            f"{limit:,} positions of '{model.name}'; pass a shorter prefix, or lower short"
-        )
-
-
-def _with_quick_blocks(settings: Settings, limit: int | None, num_prefix: int) -> Settings:
-    """Return settings with the blocks of a first look, unless the user has set which blocks to
-    measure. `limit`: the number of positions that the model takes."""
-    if "sample" in settings.changed_options:
-        return settings
-    quick = replace(settings, **QUICK_BLOCKS | settings.changed_options)
-    if limit is None or quick.windows.has_all or "stride" in settings.changed_options:
-        return quick
-    # The last target of a block sees stride − 1 tokens more than the first.
-    room = limit - num_prefix - quick.windows.tokens_before(0)
-    return replace(quick, stride=max(1, min(quick.stride, room + 1)))
+    origin: dict[str, Any] = field(default_factory=dict)
+    """Commit, machine and command of that measurement."""
 
 
 @dataclass
@@ -371,25 +125,10 @@ class Plan:
     settings: Settings
     scorer: Scorer
     controls: Controls
-    fixed_targets: pd.DataFrame | None = None
-    """Targets of another measurement, or named ones. None: targets are chosen by the losses."""
+    fixed: FixedTargets | None = None
+    """None: targets are chosen by the losses."""
 
-    only_named: bool = False
-    """Whether only the blocks of `fixed_targets` need losses: targets were named, or match those of
-    another tokenizer."""
-
-    choices: Choices | None = None
-    """Ranked units of another measurement. None: units are ranked here."""
-
-    matched: dict[str, int] = field(default_factory=dict)
-    """With choices in other tokens: how many of their targets and units are evaluated, and how many
-    left out for which reason."""
-
-    reused_losses: dict[int, pd.DataFrame] = field(default_factory=dict)
-    """Losses that another measurement with this model has computed, by document."""
-
-    reused_from: dict[str, Any] = field(default_factory=dict)
-    """Commit, machine and command of that measurement."""
+    reused_losses: ReusedLosses = field(default_factory=ReusedLosses)
 
     def __post_init__(self) -> None:
         with using(self.model):
@@ -420,27 +159,22 @@ class Plan:
             settings = with_blocks_of(selection, documents, settings)
         scorer = scorer_of(model, settings, batch_tokens)
         controls = Controls(documents, windows, settings.control, settings.draws, settings.seed)
-        plan = Plan(model, documents, settings, scorer, controls)
+        fixed = None
         if isinstance(selection, Results):
-            matched = targets_of(selection, documents, settings, transfers)
-            plan.fixed_targets = matched.targets[[*COLUMNS, "end"]].reset_index(drop=True)
-            plan.matched = matched.counts
-            plan.only_named = bool(matched.counts) or matched.has_other_windows
-            if transfers:
-                plan.choices = Choices.of(selection, matched)
+            fixed = FixedTargets.of_measurement(selection, documents, settings, transfers)
         elif selection is not None:
-            plan.fixed_targets = named_targets(documents, selection, windows)
-            plan.only_named = True
+            named = named_targets(documents, selection, windows)
+            fixed = FixedTargets(named, only_named=True)
         elif documents.have_targets:
-            plan.fixed_targets = targets_of_records(documents, windows)
-        return plan
+            fixed = FixedTargets(targets_of_records(documents, windows))
+        return Plan(model, documents, settings, scorer, controls, fixed)
 
     def with_losses(self, other: Results) -> Plan:
         """Return the plan with the losses of another measurement, so that they are not computed
         again."""
         losses = losses_of(other, self.model, self.documents, self.settings)
         origin = {name: getattr(other.meta, name) for name in ("commit", "machine", "command")}
-        return replace(self, reused_losses=losses, reused_from=origin)
+        return replace(self, reused_losses=ReusedLosses(losses, origin))
 
     @cached_property
     def measured(self) -> list[int]:
@@ -494,7 +228,7 @@ class Plan:
     @property
     def fits_threshold(self) -> bool:
         """Return whether targets are chosen by a threshold that the losses determine."""
-        return self.fixed_targets is None
+        return self.fixed is None
 
     def induction_texts(self) -> tuple[list[Document], int]:
         """Return the documents whose passages the induction check repeats, and the length of a
@@ -518,13 +252,12 @@ class Plan:
         return sink_check(self.scorer, documents, (), self.model.encode(["\n"])[0])
 
     def blocks(self, document: Document) -> list[Block]:
-        """Return the blocks of a document whose losses are computed: those of the sample, or with
-        `only_named` those among them that hold a target."""
+        """Return the blocks of a document whose losses are computed: those of the sample, or, if
+        only named targets need losses, those among them that hold one."""
         blocks = sampled_blocks(document, self.settings)
-        if not self.only_named:
+        if self.fixed is None or not self.fixed.only_named:
             return blocks
-        targets = self.fixed_targets
-        assert targets is not None
+        targets = self.fixed.targets
         named = targets.target[targets.document == document.number].to_numpy()
         starts = set(self.settings.windows.start_of(named).tolist())
         return [block for block in blocks if block.start in starts]
@@ -532,7 +265,7 @@ class Plan:
     def losses(self, number: int) -> dict[str, Columns]:
         """Return the rows of one document in the tables of the first phase."""
         document = self.documents[number]
-        losses = self.reused_losses.get(number)
+        losses = self.reused_losses.by_document.get(number)
         if losses is None:
             windows = self.settings.windows
             blocks = self.blocks(document)
@@ -554,8 +287,8 @@ class Plan:
     def targets(self, losses: pd.DataFrame) -> pd.DataFrame:
         """Return the targets of the documents in `losses`, which must include the threshold
         half."""
-        if self.fixed_targets is not None:
-            return self.fixed_targets
+        if self.fixed is not None:
+            return self.fixed.targets
         chosen = choose_targets(losses, self.threshold(losses), self.settings)
         by_text = self._by_text[self._by_text.document.isin(losses.document)]
         return pd.concat([chosen, by_text]).sort_values(list(chosen), ignore_index=True)
@@ -577,7 +310,8 @@ class Plan:
         settings = self.settings
         document_targets = targets_of_document(targets, document)
         unfinished = None if parts is None else parts.unfinished(number, document_targets)
-        has_controls = self.choices is None or self.choices.has_unrelated
+        choices = None if self.fixed is None else self.fixed.choices
+        has_controls = choices is None or choices.has_unrelated
         recovered = recover(
             self.scorer.of_document(document, self.controls),
             document,
@@ -589,7 +323,7 @@ class Plan:
             controls=self.controls if has_controls else None,
             num_halves=settings.halves,
             seed=settings.seed,
-            choices=self.choices,
+            choices=choices,
             unfinished=unfinished,
         )
         tables: dict[str, Columns] = {name: dict(rows) for name, rows in recovered.items()}
@@ -602,7 +336,8 @@ class Plan:
 
     def identity(self) -> dict[str, Any]:
         """Return everything that processes must share to measure into one folder."""
-        targets = self.fixed_targets
+        fixed = self.fixed
+        choices = None if fixed is None else fixed.choices
         identity: dict[str, Any] = {
             **identity_of(self.model),
             "data": self.documents.fingerprint,
@@ -615,86 +350,26 @@ class Plan:
         files = fingerprint_of_files((*self.settings.selectors, *self.settings.units))
         if files:
             identity["files"] = files
-        if self.only_named:
+        if fixed is not None and fixed.only_named:
             identity["only_named"] = True
-        identity["targets"] = None if targets is None else targets_fingerprint(targets)
-        identity["choices"] = None if self.choices is None else self.choices.fingerprint
+        identity["targets"] = None if fixed is None else targets_fingerprint(fixed.targets)
+        identity["choices"] = None if choices is None else choices.fingerprint
         return identity
-
-
-def share_of_blocks(documents: Documents, settings: Settings) -> float:
-    """Return the share of all blocks to measure, which `sample` gives itself, and `blocks` as a
-    number of blocks of each document, on average."""
-    if settings.blocks is None:
-        return settings.sample
-    windows = settings.windows
-    num_targets_D = np.array([len(d.tokens) - windows.first_target for d in documents])
-    num_blocks_D = np.ceil(num_targets_D[num_targets_D > 0] / windows.stride)
-    num_wanted = settings.blocks * len(num_blocks_D)
-    return min(1.0, num_wanted / max(num_blocks_D.sum(), 1))
-
-
-OPTIONS_WITH_DEFAULTS_OF_LENGTH = ("max_targets", "halves", "draws", "stride")
-"""Options whose defaults depend on `long`."""
-
-
-def say_defaults_of_length(settings: Settings) -> None:
-    """Print which defaults differ from those of long="all" because the window has a fixed
-    length."""
-    if settings.long == "all" or settings.interpretation.replaces:
-        return
-    usual = Settings()
-    changed = []
-    for name in OPTIONS_WITH_DEFAULTS_OF_LENGTH:
-        value = getattr(settings, name)
-        usual_value = getattr(usual, name)
-        if name not in settings.changed_options and value != usual_value:
-            changed.append(f"{name}={value} ({usual_value})")
-    if changed:
-        say(f"long={settings.long} has other defaults than long=all: {'; '.join(changed)}")
-
-
-def fit_to_limit(settings: Settings, limit: int | None) -> Settings:
-    """Return settings that suit a model with few positions: with long="all" the default local
-    window is at most a quarter of them."""
-    has_default_windows = settings.windows.has_all and "short" not in settings.changed_options
-    if not has_default_windows or limit is None or limit >= 4 * settings.short:
-        return settings
-    stride = settings.stride if "stride" in settings.changed_options else max(1, limit // 8)
-    return replace(settings, short=default_local(settings.short, limit), stride=stride)
-
-
-def within_limit(documents: Documents, model: LoadedModel, num_prefix: int) -> Documents:
-    """Return documents without the tokens beyond the model's last position. With long="all" a
-    forward reads a whole document, so it must end there."""
-    if model.max_positions is None:
-        return documents
-    max_tokens = model.max_positions - num_prefix
-    too_long = [document for document in documents if len(document.tokens) > max_tokens]
-    if not too_long:
-        return documents
-    num_left_out = sum(len(document.tokens) - max_tokens for document in too_long)
-    say(
-        f"{len(too_long):,} of {len(documents):,} documents are longer than the {max_tokens:,} "
-        f"tokens that {model.name} takes: their last {num_left_out:,} tokens are left out; "
-        "pass --split-long to read them in parts"
-    )
-    items = [replace(document, tokens=document.tokens[:max_tokens]) for document in documents.items]
-    return replace(documents, items=items)
 
 
 def targets_meta(plan: Plan, threshold: float | None) -> dict[str, Any]:
     """Return the section `targets` of meta.json: how the targets were chosen, and, for targets of
     another measurement, by which model."""
-    if plan.fixed_targets is not None:
-        section: dict[str, Any] = {"given": targets_fingerprint(plan.fixed_targets)}
-        if plan.only_named:
+    fixed = plan.fixed
+    if fixed is not None:
+        section: dict[str, Any] = {"given": targets_fingerprint(fixed.targets)}
+        if fixed.only_named:
             section["only_named"] = True
-        if plan.matched:
-            section["matched"] = plan.matched
-        if plan.choices is not None:
-            section["choices"] = plan.choices.fingerprint
-            section["chosen_by"] = plan.choices.model
+        if fixed.match_counts:
+            section["matched"] = fixed.match_counts
+        if fixed.choices is not None:
+            section["choices"] = fixed.choices.fingerprint
+            section["chosen_by"] = fixed.choices.model
         return section
     return {
         "share": plan.settings.share,

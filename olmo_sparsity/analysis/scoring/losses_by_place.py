@@ -22,7 +22,7 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.measurement.plan import load
+from olmo_sparsity.analysis.measurement.reading import load
 from olmo_sparsity.analysis.options import LossSettings, ModelOptions, Request
 from olmo_sparsity.analysis.results.losses_by_place import COLUMNS, LossesByPlace
 from olmo_sparsity.analysis.scoring.logprobs import logprobs_of

@@ -404,8 +404,8 @@ def test_targets_bring_their_windows_blocks_and_draws_also_with_quick(
     same = planned(model_of(1), documents, targets=there, quick=True, **units)
     assert same.settings.windows == Plan.of(model_of(1), documents, Settings(**AT)).settings.windows
     assert (same.settings.draws, same.settings.sample) == (2, there.meta.windows["sample"])
-    assert same.fixed_targets is not None
-    assert "placebo" in set(same.fixed_targets.distant_part)
+    assert same.fixed is not None
+    assert "placebo" in set(same.fixed.targets.distant_part)
     said = capsys.readouterr().err
     assert "long=16, short=6, stride=8, draws=2, as in the other measurement" in said
     assert "no placebo" not in said
@@ -417,8 +417,8 @@ def test_an_option_that_the_user_passed_stays_and_is_said_to_differ(
     units = {"units": ("tokens",), "selectors": ("add_one",), "ks": (1,)}
     other = planned(model_of(1), documents, targets=found[0], quick=True, stride=4, **units)
     assert (other.settings.stride, other.settings.long, other.settings.draws) == (4, 16, 2)
-    assert other.fixed_targets is not None
-    assert "placebo" not in set(other.fixed_targets.distant_part)
+    assert other.fixed is not None
+    assert "placebo" not in set(other.fixed.targets.distant_part)
     said = capsys.readouterr().err
     assert "no net excess, because of stride=4 (the other has 8)" in said
 

@@ -1,0 +1,94 @@
+"""Fit the settings of a measurement to its model and its text, and check that they fit.
+
+A user passes few options. The others follow from the length of the window, from the number of
+positions that the model takes, and from the number of blocks in the text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from olmo_sparsity.analysis.options import QUICK_BLOCKS, Settings
+from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.progress import say
+from olmo_sparsity.config.windows import default_local
+from olmo_sparsity.models.loaded import LoadedModel
+from olmo_sparsity.text.documents import Documents
+
+OPTIONS_WITH_DEFAULTS_OF_LENGTH = ("max_targets", "halves", "draws", "stride")
+"""Options whose defaults depend on `long`."""
+
+
+def say_defaults_of_length(settings: Settings) -> None:
+    """Print which defaults differ from those of long="all" because the window has a fixed
+    length."""
+    if settings.long == "all" or settings.interpretation.replaces:
+        return
+    usual = Settings()
+    changed = []
+    for name in OPTIONS_WITH_DEFAULTS_OF_LENGTH:
+        value = getattr(settings, name)
+        usual_value = getattr(usual, name)
+        if name not in settings.changed_options and value != usual_value:
+            changed.append(f"{name}={value} ({usual_value})")
+    if changed:
+        say(f"long={settings.long} has other defaults than long=all: {'; '.join(changed)}")
+
+
+def fit_to_limit(settings: Settings, limit: int | None) -> Settings:
+    """Return settings that suit a model with few positions: with long="all" the default local
+    window is at most a quarter of them."""
+    has_default_windows = settings.windows.has_all and "short" not in settings.changed_options
+    if not has_default_windows or limit is None or limit >= 4 * settings.short:
+        return settings
+    stride = settings.stride if "stride" in settings.changed_options else max(1, limit // 8)
+    return replace(settings, short=default_local(settings.short, limit), stride=stride)
+
+
+def with_quick_blocks(settings: Settings, limit: int | None, num_prefix: int) -> Settings:
+    """Return settings with the blocks of a first look, unless the user has set which blocks to
+    measure. `limit`: the number of positions that the model takes."""
+    if "sample" in settings.changed_options:
+        return settings
+    quick = replace(settings, **QUICK_BLOCKS | settings.changed_options)
+    if limit is None or quick.windows.has_all or "stride" in settings.changed_options:
+        return quick
+    # The last target of a block sees stride − 1 tokens more than the first.
+    room = limit - num_prefix - quick.windows.tokens_before(0)
+    return replace(quick, stride=max(1, min(quick.stride, room + 1)))
+
+
+def share_of_blocks(documents: Documents, settings: Settings) -> float:
+    """Return the share of all blocks to measure, which `sample` gives itself, and `blocks` as a
+    number of blocks of each document, on average."""
+    if settings.blocks is None:
+        return settings.sample
+    windows = settings.windows
+    num_targets_D = np.array([len(d.tokens) - windows.first_target for d in documents])
+    num_blocks_D = np.ceil(num_targets_D[num_targets_D > 0] / windows.stride)
+    num_wanted = settings.blocks * len(num_blocks_D)
+    return min(1.0, num_wanted / max(num_blocks_D.sum(), 1))
+
+
+def check_room_behind_prefix(num_prefix: int, short: int, model: LoadedModel) -> None:
+    """Raise ConfigError if no distant token fits between the prefix and the local window."""
+    limit = model.max_positions
+    if limit is not None and num_prefix + short >= limit:
+        raise ConfigError(
+            f"prefix ({num_prefix:,} tokens) and local window (short={short}) need more than the "
+            f"{limit:,} positions of '{model.name}'; pass a shorter prefix, or lower short"
+        )
+
+
+def check_same_prefix(
+    other_prefix_ids: tuple[int, ...], prefix_ids: tuple[int, ...], model: LoadedModel
+) -> None:
+    """Raise DataError if choices were ranked after another prefix. A model without a tokenizer has
+    no prefix of its own, and takes that of the choices."""
+    if model.tokenizer is not None and prefix_ids != other_prefix_ids:
+        raise DataError(
+            f"choices were measured with the prefix {list(other_prefix_ids)} (token IDs), and "
+            f"'{model.name}' has {list(prefix_ids)}; pass the same prefix to both"
+        )

@@ -1,0 +1,83 @@
+"""Read the model and the text of a measurement, and leave out text that the model cannot take.
+
+load         a model, by its name or in memory
+open_text    documents in the model's tokens
+prefix_of    the tokens before every window
+split_to_limit, within_limit   documents that are longer than the model's limit
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from olmo_sparsity.analysis.options import ModelOptions, TextOptions
+from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.progress import say
+from olmo_sparsity.models.load import load_model, wrap_model
+from olmo_sparsity.models.loaded import LoadedModel
+from olmo_sparsity.text.documents import Documents
+from olmo_sparsity.text.inputs import open_documents
+from olmo_sparsity.text.split import split_long_documents
+
+
+def load(
+    model: Any, tokenizer: Any, options: ModelOptions, is_read: bool = False, **how: Any
+) -> LoadedModel:
+    """Open a model by its name, or wrap one in memory. `is_read`: whether its tokenizer reads text,
+    so that it must have one. `how`: more arguments of `load_model`."""
+    if isinstance(model, str | Path):
+        loaded = load_model(model, tokenizer=tokenizer, **how, **options.loading)
+    else:
+        options.check_unset_for_loaded()
+        loaded = wrap_model(model, tokenizer, whole_prompts=how["whole_prompts"])
+    if is_read and loaded.tokenizer is None:
+        raise DataError(f"'{loaded.name}' has no tokenizer; pass it as the second argument")
+    return loaded
+
+
+def open_text(documents: Any, model: LoadedModel, options: TextOptions) -> Documents:
+    """Return documents as they are, or read them from text."""
+    if isinstance(documents, Documents):
+        return documents
+    keywords = dict(vars(options))
+    max_documents = keywords.pop("max_documents")
+    # The length of parts depends on the prefix, which depends on the text.
+    del keywords["split_long"]
+    return open_documents(documents, model, max_documents, **keywords)
+
+
+def prefix_of(documents: Documents, model: LoadedModel, prefix: str) -> tuple[int, ...]:
+    """Return the token IDs of the prefix."""
+    # What a tokenizer puts before a text may depend on how the text begins.
+    beginning = documents[0].tokens[:200].tolist()
+    text = "" if model.tokenizer is None else model.tokenizer.decode(beginning, False)
+    return tuple(model.prefix_ids(prefix, text))
+
+
+def split_to_limit(documents: Documents, model: LoadedModel, prefix: str) -> Documents:
+    """Return documents of at most as many tokens as the model takes behind its prefix."""
+    if model.max_positions is None:
+        raise ConfigError(f"split_long: '{model.name}' has no limit of length; omit it")
+    num_prefix = len(prefix_of(documents, model, prefix))
+    return split_long_documents(documents, model.max_positions - num_prefix, model.name)
+
+
+def within_limit(documents: Documents, model: LoadedModel, num_prefix: int) -> Documents:
+    """Return documents without the tokens beyond the model's last position. With long="all" a
+    forward reads a whole document, so it must end there."""
+    if model.max_positions is None:
+        return documents
+    max_tokens = model.max_positions - num_prefix
+    too_long = [document for document in documents if len(document.tokens) > max_tokens]
+    if not too_long:
+        return documents
+    num_left_out = sum(len(document.tokens) - max_tokens for document in too_long)
+    say(
+        f"{len(too_long):,} of {len(documents):,} documents are longer than the {max_tokens:,} "
+        f"tokens that {model.name} takes: their last {num_left_out:,} tokens are left out; "
+        "pass --split-long to read them in parts"
+    )
+    items = [replace(document, tokens=document.tokens[:max_tokens]) for document in documents.items]
+    return replace(documents, items=items)

@@ -1,0 +1,171 @@
+"""Hold a call of `measure`, and check which of its options go together.
+
+    MeasureRequest.of(model=…, documents=…, long=…) → a checked request with complete settings
+
+Only options are checked here. planning.py reads the model and the text, and checks what depends
+on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from olmo_sparsity.analysis.measurement.targets import At
+from olmo_sparsity.analysis.options import (
+    ALL_DOCUMENTS,
+    QUICK,
+    ModelOptions,
+    Request,
+    Settings,
+    Shard,
+    TextOptions,
+)
+from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.selectors.influence import find_selector
+from olmo_sparsity.base.errors import ConfigError, check_type
+from olmo_sparsity.base.files import path_of
+from olmo_sparsity.text.documents import Documents
+from olmo_sparsity.text.windows import Windows
+
+OtherMeasurement = Results | str | Path | None
+"""Another measurement, or its folder."""
+
+SELECTION_SETTINGS = {"sets", "max_targets", "share", "sample", "blocks"}
+"""Settings by which targets are chosen here. They have no effect where another option selects the
+targets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureRequest(Request):
+    """A call of `measure`, or of its command."""
+
+    model: Any
+    tokenizer: Any = None
+    documents: Any = None
+    windows: Windows | None = None
+    """In place of long, short and stride; None in a request that is checked."""
+
+    out: str | Path | None = None
+    shard: tuple[int, int] = ALL_DOCUMENTS
+    """The i-th of n processes that measure into one folder; a `Shard` in a request that is
+    checked."""
+
+    targets: OtherMeasurement = None
+    choices: OtherMeasurement = None
+    losses: OtherMeasurement = None
+    at: At | None = None
+    quick: bool = False
+    command: tuple[str, ...] = ()  # the words of the command line, which the results keep
+    typed: tuple[str, ...] = ()
+    """Names of settings that the user passed, also with their defaults, as far as is known."""
+
+    settings: Settings = field(default_factory=Settings)
+    reading: TextOptions = field(default_factory=TextOptions)
+    loading: ModelOptions = field(default_factory=ModelOptions)
+
+    def checked(self) -> Self:
+        """Check the request, and put `windows` and what `quick` means into the settings."""
+        shard = self._checked_shard()
+        check_type("quick", self.quick, bool, "True or False")
+        if self.out is not None:
+            path_of("out", self.out)
+        is_text = not isinstance(self.documents, Documents)
+        if not is_text and self.reading != TextOptions():
+            names = "field, group_field, prompt_field, …, max_documents and min_tokens"
+            raise ConfigError(f"{names} are for text that is read here; leave them out")
+        self._check_one_selects_targets()
+        settings = self._with_windows()
+        self._check_split_long(settings)
+        # Before `quick` adds its own; a function does not know which of its defaults were passed.
+        typed = tuple(sorted({*self.typed, *settings.changed_options}))
+        reading = self.reading
+        if self.quick:
+            settings = _quick_settings(settings)
+            if is_text and reading.max_documents is None:
+                reading = replace(reading, max_documents=QUICK["max_documents"])
+        # The settings of `choices` are not known yet: the other measurement has them.
+        if self.choices is None:
+            settings.check()
+        for name in settings.selectors:
+            find_selector(name, settings.interpretation)
+        return replace(
+            self, shard=shard, windows=None, settings=settings, reading=reading, typed=typed
+        )
+
+    def _checked_shard(self) -> Shard:
+        is_pair = isinstance(self.shard, tuple) and len(self.shard) == 2
+        if not is_pair or not 0 <= self.shard[0] < self.shard[1]:
+            raise ConfigError(f"shard={self.shard} must be (i, n) with 0 <= i < n")
+        return Shard(*self.shard)
+
+    def _check_one_selects_targets(self) -> None:
+        """Raise ConfigError if two options select targets, or if an option is set that only has an
+        effect where targets are chosen here."""
+        options = [name for name in ("at", "choices", "targets") if getattr(self, name) is not None]
+        of_text = self._targets_of_text()
+        selecting_options = list(options)
+        if self.quick and self.choices is not None:
+            # `quick` selects blocks, and the other measurement has done so, too.
+            selecting_options.insert(0, "quick")
+        # Choices are of the same text, read the same way, so that they agree with its records.
+        beside_text = [name for name in options if name != "choices"] + of_text
+        for selections in (selecting_options, beside_text):
+            if len(selections) > 1:
+                names = " and ".join(selections)
+                raise ConfigError(f"{names} all select targets: pass one of them")
+
+        selections = [*options, *of_text]
+        without_effect = sorted(self.settings.changed_options.keys() & SELECTION_SETTINGS)
+        if selections and without_effect:
+            names = ", ".join(without_effect)
+            raise ConfigError(f"{names} cannot be combined with {selections[0]}; omit it")
+
+    def _check_split_long(self, settings: Settings) -> None:
+        """Raise ConfigError if documents are to be split where nothing of them is left out."""
+        if not self.reading.split_long:
+            return
+        if self.choices is None and settings.long != "all":
+            raise ConfigError(
+                f"split_long is for long=all; with long={settings.long} nothing of a long document "
+                "is left out: omit split_long"
+            )
+        if self.reading.prompt_field or self.reading.target_field:
+            raise ConfigError("split_long would cut a prompt off its target: omit it")
+
+    def _targets_of_text(self) -> list[str]:
+        """Return how the text itself names its targets, in words for an error; nothing if it does
+        not."""
+        if isinstance(self.documents, Documents) and self.documents.have_targets:
+            return ["records of prompt and target"]
+        if self.reading.prompt_field:
+            return ["prompt_field"]
+        if self.reading.target_field:
+            return ["target_field"]
+        return []
+
+    def _with_windows(self) -> Settings:
+        """Return the settings with the lengths of `windows`."""
+        windows = self.windows
+        changed = self.settings.changed_options
+        if windows is None:
+            return self.settings
+        if not isinstance(windows, Windows):
+            raise ConfigError(f"windows={windows} must be Windows(long, short, stride)")
+        if windows.has_all:
+            raise ConfigError('with long="all", pass long, short and stride as options of measure')
+        repeated = {"long", "short", "stride"} & changed.keys()
+        if windows.prefix and self.loading.prefix != "auto":
+            repeated |= {"prefix"}
+        if repeated:
+            names = ", ".join(sorted(repeated))
+            raise ConfigError(f"{names} cannot be combined with windows; omit it")
+        sizes = {name: getattr(windows, name) for name in ("long", "short", "stride")}
+        return Settings(**changed | sizes, prefix_ids=windows.prefix)
+
+
+def _quick_settings(settings: Settings) -> Settings:
+    """Return settings with those of a first look, except for the options that the user has set."""
+    quick = {name: value for name, value in QUICK.items() if name != "max_documents"}
+    return Settings(**quick | settings.changed_options)
