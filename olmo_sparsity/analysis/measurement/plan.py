@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from olmo_sparsity.analysis.measurement.choices import Choices
 from olmo_sparsity.analysis.measurement.fitting import share_of_blocks
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.measurement.reuse import (
-    Choices,
     losses_of,
     targets_of,
     with_blocks_of,

@@ -18,6 +18,7 @@ from olmo_sparsity.analysis.measurement.fitting import (
     say_defaults_of_length,
     with_quick_blocks,
 )
+from olmo_sparsity.analysis.measurement.matching import is_other_tokenizer
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.reading import (
     load,
@@ -28,7 +29,6 @@ from olmo_sparsity.analysis.measurement.reading import (
 )
 from olmo_sparsity.analysis.measurement.request import MeasureRequest
 from olmo_sparsity.analysis.measurement.reuse import (
-    is_other_tokenizer,
     read_other,
     settings_of,
     with_settings_of_targets,

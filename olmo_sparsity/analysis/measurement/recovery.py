@@ -42,9 +42,9 @@ from olmo_sparsity.analysis.measurement.agreement import (
     linear_datamodeling_scores,
     reliability_of_texts,
 )
+from olmo_sparsity.analysis.measurement.choices import Choices
 from olmo_sparsity.analysis.measurement.parts import UnfinishedDocument
 from olmo_sparsity.analysis.measurement.recovery_tables import RankingLabels, RecoveryTables
-from olmo_sparsity.analysis.measurement.reuse import Choices
 from olmo_sparsity.analysis.options import KS
 from olmo_sparsity.analysis.results.statistics import RELIABILITY
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT

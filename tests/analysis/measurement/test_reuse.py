@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from olmo_sparsity import measure, transfer
 from olmo_sparsity.analysis.interpretation import InterpretationName
+from olmo_sparsity.analysis.measurement.matching import Matched, is_other_tokenizer, match_targets
 from olmo_sparsity.analysis.measurement.plan import Plan
-from olmo_sparsity.analysis.measurement.reuse import Matched, is_other_tokenizer, match_targets
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results import reported
 from olmo_sparsity.analysis.results.results import Results

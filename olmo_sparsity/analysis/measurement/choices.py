@@ -1,0 +1,105 @@
+"""Hold the units that another model ranked, to be evaluated in place of a selector's own.
+
+    choices = Choices.of(other_results, matched)
+    choice = choices.pick(document_number, labels, targets, units, offset)  # as a selector returns
+
+Why evaluate units that another model ranked: a unit that lowers the loss of one model by chance
+lowers that of another no more than any other unit does. So recovery by such units needs no placebo;
+it is called transfer.
+
+Dimension key: T targets, K ranks, U distant units.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from olmo_sparsity.analysis.measurement.matching import Matched
+from olmo_sparsity.analysis.measurement.recovery_tables import RankingLabels
+from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.target_rows import DOCUMENT
+from olmo_sparsity.analysis.selectors.influence import Choice
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.text.windows import Units
+
+CHOICE_KEYS = ["document", "units", "selector", "control", "target"]
+"""The columns that tell one ranking of units from others."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The units that another model ranked for each target, in the document and in an unrelated
+    text."""
+
+    ranked: dict[tuple[Any, ...], np.ndarray]
+    """Values of `CHOICE_KEYS` → an array with a row for each rank: first place of the unit, one
+    past its last, influence."""
+
+    fingerprint: str
+    """A hash of the places of all units, by rank, which identifies the choices."""
+
+    model: dict[str, Any]
+    """Name and fingerprint of the model that chose."""
+
+    has_unrelated: bool
+    """Whether units of unrelated texts were ranked, too."""
+
+    @staticmethod
+    def of(results: Results, matched: Matched) -> Choices:
+        """Take the ranked units of targets in the documents' own distant context, and those of the
+        first unrelated text."""
+        influence = matched.influence[matched.influence.distant_part == DOCUMENT]
+        if not len(influence):
+            raise DataError("the other measurement has no ranked units; measure it again")
+        columns = ["distant_first", "distant_end", "influence"]
+        # Rows of one ranking are neighbours, in the order of rank. They are split where the next
+        # ranking begins.
+        rows = influence.sort_values([*CHOICE_KEYS, "rank"])
+        is_first_rank = ~rows.duplicated(CHOICE_KEYS).to_numpy()
+        keys = rows.loc[is_first_rank, CHOICE_KEYS].itertuples(index=False, name=None)
+        groups = np.split(rows[columns].to_numpy(float), np.flatnonzero(is_first_rank)[1:])
+        ranked = dict(zip(keys, groups, strict=True))
+        places = rows[[*CHOICE_KEYS, "distant_first", "distant_end"]]
+        digest = hashlib.sha256(places.to_csv(index=False).encode())
+        model = {name: results.meta.model.get(name) for name in ("name", "fingerprint")}
+        has_unrelated = bool((influence.control == "unrelated").any())
+        return Choices(ranked, digest.hexdigest(), model, has_unrelated)
+
+    def pick(
+        self,
+        document: int,
+        labels: RankingLabels,
+        targets: Sequence[int],
+        units: Units,
+        offset: int,
+    ) -> Choice:
+        """Return the ranked units of targets, as a selector would.
+
+        Args:
+            document: Number of the document.
+            labels: Kind of units, selector and control.
+            targets: Places of the targets in the document.
+            units: All distant units of the block, by their index among the distant tokens.
+            offset: Place of the first distant token in the document.
+        """
+        # The other measurement stored units by their places in the document, selectors know them by
+        # their number among the units of the block.
+        all_bounds = zip(units.first, units.end, strict=True)
+        unit_of_bounds = {bounds: unit for unit, bounds in enumerate(all_bounds)}
+        unit_TK = []
+        influence_TK = []
+        for target in targets:
+            key = (document, labels.units, labels.selector, labels.control, target)
+            first_K, end_K, influence_K = self.ranked[key].T
+            bounds = zip(first_K.astype(int) - offset, end_K.astype(int) - offset, strict=True)
+            unit_TK.append([unit_of_bounds[pair] for pair in bounds])
+            influence_TK.append(influence_K)
+        chosen_TK = np.array(unit_TK)
+        score_TU = np.zeros((len(chosen_TK), len(units)))
+        np.put_along_axis(score_TU, chosen_TK, np.array(influence_TK), axis=1)
+        return Choice(chosen_TK, np.array(influence_TK), score_TU)
