@@ -34,7 +34,8 @@ def run_figure(options: argparse.Namespace) -> int:
 
 def _draw_measurements(folders: list[str], out: Path, labels: list[str] | None) -> None:
     """Draw Figure 2. A measurement that has no results is an empty point with its reason."""
-    from olmo_sparsity.analysis.report.figures import Missing, draw_figure2
+    from olmo_sparsity.analysis.report.figure_style import Missing
+    from olmo_sparsity.analysis.report.figures import draw_figure2
     from olmo_sparsity.analysis.results.results import read_results
     from olmo_sparsity.base.progress import say
 

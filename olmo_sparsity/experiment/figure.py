@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from olmo_sparsity.analysis.report.figures import Missing, draw_figure2
+from olmo_sparsity.analysis.report.figure_style import Missing
+from olmo_sparsity.analysis.report.figures import draw_figure2
 from olmo_sparsity.analysis.results.results import Results, read_results
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.progress import say

@@ -520,7 +520,8 @@ def test_the_gap_is_drawn_by_length_and_lengths_beyond_the_trained_one_are_shade
 
 def test_the_colour_belongs_to_the_scheme_not_to_the_order(results: Results) -> None:
     from olmo_sparsity.analysis.report.curves import curves_of
-    from olmo_sparsity.analysis.report.figures import Missing, colors_of
+    from olmo_sparsity.analysis.report.figure_style import Missing
+    from olmo_sparsity.analysis.report.figures import colors_of
 
     def of(positions: str) -> Results:
         model = {"name": f"runs/{positions}", "trained": {"positions": positions}}
@@ -564,7 +565,8 @@ def test_runs_whose_names_end_alike_are_told_apart_in_the_legend(
 
 
 def test_a_missing_point_says_its_reason(results: Results, tmp_path: Path) -> None:
-    from olmo_sparsity.analysis.report.figures import Missing, draw_figure2
+    from olmo_sparsity.analysis.report.figure_style import Missing
+    from olmo_sparsity.analysis.report.figures import draw_figure2
 
     point = Missing("PoSE", "no target has a gap large enough", 64, 5)
     draw_figure2([results], tmp_path / "figure.svg", None, [point])

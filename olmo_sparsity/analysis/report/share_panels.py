@@ -1,0 +1,256 @@
+"""Draw panels (b) to (e) of Figure 2: shares of the gap that k units recover, or that is lost.
+
+Each curve is drawn with its interval, and next to its controls: placebo targets, and the best units
+of an unrelated text. Never imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from olmo_sparsity.analysis.report.curves import Curve
+from olmo_sparsity.analysis.report.figure_style import FAINT, FILL, INK, draw_axis
+from olmo_sparsity.analysis.results.columns import SummaryColumn, column_named
+from olmo_sparsity.analysis.results.doubts import (
+    describe_missing_placebo,
+    has_net,
+    warnings_of_few,
+)
+from olmo_sparsity.base import drawing
+
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+"""Markers of the kinds of units, in the order in which they are drawn."""
+
+_UNRELATED: Any = (0, (3, 1.6))
+"""Line style of the best units of an unrelated text: dashes, as matplotlib takes them (offset, (on,
+off))."""
+
+_PLACEBO: Any = ":"
+"""Line style of placebo targets."""
+
+_CONTROL_MARKERS = {"placebo_recovery": "x", "placebo_removal": "x", "unrelated": "+"}
+"""Marker of a control where it has one point only, so that no line can be drawn."""
+
+_BESIDE = {"placebo_recovery": 1.08, "placebo_removal": 1.08, "unrelated": 0.93}
+"""Factors that move such markers to the side of the value, so that error bars do not overlap."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel of shares of the gap: a column of the summary along an axis."""
+
+    title: str
+    axis: str
+    """k, length or step."""
+
+    column: SummaryColumn
+    """The column that is drawn, with its interval."""
+
+    controls: Mapping[str, Any]
+    """The columns of the controls → the style of their lines."""
+
+
+_RECOVERY = column_named("recovery")
+_REMOVAL = column_named("removal")
+_CONTROLS_OF_RECOVERY = {"placebo_recovery": _PLACEBO, "unrelated": _UNRELATED}
+_CONTROLS_OF_REMOVAL = {"placebo_removal": _PLACEBO}
+
+_PANELS_BY_K = (
+    Panel("(b) Enough? k units added", "k", _RECOVERY, _CONTROLS_OF_RECOVERY),
+    Panel("(c) Needed? All but k", "k", _REMOVAL, _CONTROLS_OF_REMOVAL),
+)
+
+_TITLES_BY_RUN = {
+    "length": "By length: smallest k, last step",
+    "step": "By step: smallest k, longest",
+}
+"""Axis of a panel of runs → its title, after its letter; in the order of the panels."""
+
+
+def panels_of(curves: Sequence[Curve]) -> list[Panel]:
+    """Return the panels of shares: those by k, and one for each axis along which a run was measured
+    more than once."""
+    panels = list(_PANELS_BY_K)
+    # Panel (d) is the first of them, whichever axis it has.
+    letters = iter("de")
+    for axis, title in _TITLES_BY_RUN.items():
+        if any(curve.along(axis)[axis].nunique() > 1 for curve in curves):
+            titled = f"({next(letters)}) {title}"
+            panels.append(Panel(titled, axis, _RECOVERY, _CONTROLS_OF_RECOVERY))
+    return panels
+
+
+def draw_frame(axes: Axes, panel: Panel, curves: Sequence[Curve]) -> None:
+    """Draw the title, the axes and the lines at 0 and 1 of a panel whose curves are drawn."""
+    values: set[float] = set()
+    for curve in curves:
+        values |= set(curve.along(panel.axis)[panel.axis])
+    draw_axis(axes, panel.axis, values)
+    axes.set_title(panel.title, loc="left", fontweight="bold")
+    axes.set_ylabel(f"{panel.column.name} (1: the whole gap)")
+    for level in (0, 1):
+        axes.axhline(level, color=INK, linewidth=0.8, zorder=1)
+    _cut_at_shares(axes)
+
+
+_HIGHEST_SHARE = 1.75
+"""An axis of recovery or removal ends here."""
+
+
+def _cut_at_shares(axes: Axes) -> None:
+    """Cut an axis at `_HIGHEST_SHARE`. Higher values are shares of a gap that is nearly 0: they say
+    nothing, and would press all other curves to the bottom."""
+    low, high = axes.get_ylim()
+    if high <= _HIGHEST_SHARE:
+        return
+    axes.set_ylim(max(low, 1 - _HIGHEST_SHARE), _HIGHEST_SHARE)
+    remark = f"cut at {_HIGHEST_SHARE}: the highest is {high:.2g}"
+    axes.text(0.98, 0.97, remark, transform=axes.transAxes, ha="right", va="top", fontsize=6)
+
+
+def draw_curves(
+    figure: Figure,
+    grid: Sequence[Axes],
+    panels: Sequence[Panel],
+    curves: Sequence[Curve],
+    colors: Mapping[str, str],
+    names: Mapping[str, str],
+) -> list[Artist]:
+    """Draw the curves of all panels but that of gaps, and return the entries of the legend.
+    `names`: label → its name in the legend."""
+    sizes = [_describe_size(curve) for curve in curves]
+    is_shared = len(set(sizes)) == 1
+    figure.suptitle(sizes[0] if is_shared else "", fontsize=7.5)
+    kinds = _kinds_of_units(curves)
+    handles: dict[str, Artist] = {}
+    for curve, size in zip(curves, sizes, strict=True):
+        for units in kinds:
+            if units not in set(curve.rows.units):
+                continue
+            color = colors[curve.label]
+            marker = _MARKERS[kinds.index(units) % len(_MARKERS)]
+            style: dict[str, Any] = {"color": color, "marker": marker, "markersize": 4}
+            for axes, panel in zip(grid, panels, strict=False):
+                _draw_curve(axes, panel, curve, units, style)
+            _draw_transferred(grid[0], curve, units, color)
+            name = f"{names[curve.label]}, {curve.selector}, {units}"
+            if not is_shared:
+                name += f"; {size}"
+            handles.setdefault(name, Line2D([], [], label=name, **style))
+    return [*handles.values(), *_handles_of_controls(curves)]
+
+
+def _describe_size(curve: Curve) -> str:
+    """Return the windows of a curve, its numbers of targets and documents, and what makes it
+    doubtful."""
+    first = curve.rows.iloc[0]
+    size = (
+        f"windows {first.windows} tokens, n = {first.num_targets:,.0f} targets, "
+        f"{first.num_documents:,.0f} documents"
+    )
+    warnings = warnings_of_few(first, has_net(curve.rows))
+    missing_placebo = describe_missing_placebo(first, curve.is_transfer)
+    if missing_placebo:
+        warnings.append(missing_placebo)
+    return "; ".join([size, *warnings])
+
+
+def _kinds_of_units(curves: Sequence[Curve]) -> list[str]:
+    """Return the kinds of units that are drawn, tokens first."""
+    kinds: dict[str, None] = {}
+    for curve in curves:
+        kinds |= dict.fromkeys(curve.rows.units)
+    return sorted(kinds, key=lambda units: units != "tokens")
+
+
+def _draw_curve(
+    axes: Axes, panel: Panel, curve: Curve, units: str, style: Mapping[str, Any]
+) -> None:
+    """Draw a curve in a panel: its value with the interval, and its controls."""
+    rows = curve.along(panel.axis)
+    rows = rows[rows.units == units]
+    # Where the targets have no gap, a control has nothing to be compared with.
+    value = rows[panel.column.name]
+    rows = rows[value.notna()]
+    value = value[value.notna()]
+    x = rows[panel.axis]
+    axes.plot(x, value, **style)
+    low = rows[panel.column.low]
+    high = rows[panel.column.high]
+    if len(rows) > 1:
+        drawing.band(axes, x, low, high, style["color"])
+        for column, line in panel.controls.items():
+            axes.plot(x, rows[column], linestyle=line, linewidth=0.9, color=style["color"])
+        return
+    # A line and a band need two points; a single one gets error bars and markers.
+    _draw_point(axes, x, value, low, high, style["color"])
+    for column in panel.controls:
+        ends = (rows.get(f"{column}_low"), rows.get(f"{column}_high"))
+        marker = _CONTROL_MARKERS[column]
+        _draw_point(axes, x * _BESIDE[column], rows[column], *ends, style["color"], marker)
+
+
+def _draw_point(
+    axes: Axes,
+    x: pd.Series,
+    value: pd.Series,
+    low: pd.Series | None,
+    high: pd.Series | None,
+    color: str,
+    marker: str = "",
+) -> None:
+    """Draw a value with its interval as an error bar, and with a hollow marker if there is one."""
+    bars = None
+    if low is not None and high is not None and low.notna().all():
+        bars = [(value - low).clip(lower=0), (high - value).clip(lower=0)]
+    axes.errorbar(
+        x,
+        value,
+        bars,
+        color=color,
+        marker=marker,
+        markersize=5,
+        markerfacecolor="none",
+        linestyle="none",
+        linewidth=0.9,
+        capsize=2,
+    )
+
+
+def _draw_transferred(axes: Axes, curve: Curve, units: str, color: str) -> None:
+    """Draw recovery by units that another model chose, as stars."""
+    rows = curve.transferred
+    if not len(rows):
+        return
+    rows = rows[rows.units == units]
+    axes.plot(rows.k, rows.recovery, color=color, marker="*", markersize=6, linestyle="none")
+
+
+def _handles_of_controls(curves: Sequence[Curve]) -> list[Artist]:
+    """Return the legend's entries for controls and intervals, which all curves share."""
+    if not curves:
+        return []
+    handles: list[Artist] = []
+    controls = (
+        (_PLACEBO, "placebo_recovery", "placebo targets"),
+        (_UNRELATED, "unrelated", "best k of unrelated text"),
+    )
+    has_points = any(curve.rows.k.nunique() == 1 for curve in curves)
+    for line, column, label in controls:
+        marker = _CONTROL_MARKERS[column] if has_points else ""
+        style: dict[str, Any] = {"linestyle": line, "marker": marker, "markersize": 5}
+        handles.append(Line2D([], [], linewidth=0.9, color=FAINT, label=label, **style))
+    if any(len(curve.transferred) for curve in curves):
+        label = "units that another seed chose"
+        handles.append(Line2D([], [], marker="*", linestyle="none", color=FAINT, label=label))
+    handles.append(Patch(color=FILL, label="95% over documents"))
+    return handles
