@@ -9,7 +9,7 @@ The two APIs differ in where they put the system prompt, calls of tools and resu
     system prompt   a message of the role system        `system` of the request
     call of a tool  `tool_calls` of the message         a block `tool_use` of the content
     result of it    a message of the role tool          a block `tool_result` of the user's content
-    reasoning       `reasoning_content`                 a block `thinking`
+    reasoning       `reasoning_content`, `reasoning`    blocks `thinking`
 
 A `LogMessage` has OpenAI's form, as chat templates take it.
 """
@@ -35,6 +35,9 @@ KEYS_OF_THE_API = {
 TEXT_BLOCKS = ("text", "input_text", "output_text")
 """Types of blocks that hold a text."""
 
+REASONING_KEYS = ("reasoning_content", "reasoning")
+"""Keys of a message that hold its reasoning: some servers write one, some the other, some both."""
+
 Messages = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """A list of messages; or a request with `messages`, and with `system` as Anthropic writes it."""
 
@@ -53,7 +56,10 @@ class LogMessage:
     @property
     def reasoning(self) -> str | None:
         """What the model wrote before its answer."""
-        return self.keys.get("reasoning_content")
+        for key in REASONING_KEYS:
+            if self.keys.get(key):
+                return str(self.keys[key])
+        return None
 
     @property
     def tool_calls(self) -> list[dict[str, Any]]:
@@ -112,9 +118,12 @@ def _normalize_message(message: Any, number: int) -> list[LogMessage]:
         for key, value in message.items()
         if key not in KEYS_OF_THE_API and value is not None
     }
+    for key in REASONING_KEYS:
+        if not isinstance(keys.get(key, ""), str):
+            raise ConfigError(f"{place}: {key}={keys[key]!r:.60} must be a text")
     calls = [*_as_list(keys.pop("tool_calls", []), "tool_calls", place), *content.calls]
-    if content.reasoning is not None:
-        keys["reasoning_content"] = content.reasoning
+    if content.reasonings:
+        keys["reasoning_content"] = "\n\n".join(filter(None, content.reasonings))
     if calls:
         keys["tool_calls"] = [_read_call(call, place) for call in calls]
 
@@ -136,7 +145,8 @@ class _Content:
     results: list[LogMessage] = field(default_factory=list)
     """What tools returned, as messages of their own."""
 
-    reasoning: str | None = None
+    reasonings: list[str] = field(default_factory=list)
+    """The model may think several times, as between calls of tools."""
 
 
 def _read_content(content: Any, place: str) -> _Content:
@@ -159,7 +169,8 @@ def _read_content(content: Any, place: str) -> _Content:
             call_id = block.get("tool_use_id")
             by_kind.results.append(LogMessage("tool", texts, {"tool_call_id": call_id}))
         elif kind in ("thinking", "reasoning"):
-            by_kind.reasoning = str(block.get("thinking") or block.get("text") or "")
+            reasoning = block.get("thinking") or block.get("reasoning") or block.get("text") or ""
+            by_kind.reasonings.append(str(reasoning))
         else:
             raise DataError(f"{place} holds {printable(str(block))[:60]}; pass text only")
     return by_kind

@@ -25,6 +25,9 @@ from olmo_sparsity.sources.questions_file import QuestionLine, names_by_id, read
 
 FORMS = '{"both": [name, …]}, {"either": [name, …]}, each with "nats": least number if wanted'
 
+MOST_NATS = 1e6
+"""No effect is so large: a larger number, such as 1e999, is a slip, and its check cannot pass."""
+
 
 @dataclass(frozen=True)
 class Expectation:
@@ -123,12 +126,17 @@ def _read_entry(entry: Any, statement: int | None, place: str) -> Expectation:
         raise DataError(f"{place}: expect names several sources; write {forms}")
     if isinstance(names, str):
         names = [names]
-    is_number = isinstance(nats, int | float) and not isinstance(nats, bool) and nats >= 0
+    is_number = isinstance(nats, int | float) and not isinstance(nats, bool)
+    is_number = is_number and 0 <= nats <= MOST_NATS
     are_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
     if not are_names or not names or not is_number:
         raise DataError(f"{place}: expect={entry!r:.60} must be none, a source, {FORMS}, or a list")
     if len(names) > 1 and "none" in names:
         raise DataError(f"{place}: expect={entry!r:.60} mixes none with sources; write one of them")
+    if len(set(names)) < len(names):
+        raise DataError(f"{place}: expect={entry!r:.60} names a source twice; name it once")
+    if names == ["none"] and nats:
+        raise DataError(f"{place}: expect={entry!r:.60} has nats of no source; omit nats")
     return Expectation(
         sources=() if names == ["none"] else tuple(names),
         nats=float(nats),

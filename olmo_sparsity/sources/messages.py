@@ -91,6 +91,12 @@ class _SourceNamer:
                 self.tool_names[str(call["id"])] = call["function"].get("name")
         user_numbers = [number for number, message in enumerate(log) if message.role == "user"]
         self.last_user_number = user_numbers[-1] if user_numbers else None
+        if passages is not None and not user_numbers:
+            roles = ", ".join(printable(message.role) for message in log) or "none"
+            raise ConfigError(
+                f"passages={passages!r:.40} are in the last message of the role user, and no "
+                f"message before the answer has it (their roles: {roles:.80})"
+            )
 
     def named_messages(self) -> list[dict[str, Any]]:
         """Return the messages as chat templates take them, but with parts as their content, of

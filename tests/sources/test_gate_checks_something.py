@@ -34,6 +34,10 @@ GOOD = {"sources": {"a": "x"}, "question": "q", "answer": ["w1", "w2"], "expect"
         ({"expect": {"sources": []}}, "expect"),
         ({"expect": {"both": ["a"], "either": ["b"]}}, "expect"),
         ({"expect": ["a", ["none", "b"]]}, "mixes none"),
+        ({"expect": {"both": ["a", "a"]}}, "names a source twice"),
+        ({"expect": {"sources": "none", "nats": 2}}, "has nats of no source"),
+        ({"expect": {"sources": "a", "nats": float("inf")}}, "least number"),
+        ({"expect": {"sources": "a", "nats": 10**400}}, "least number"),
         ({"id": ["a"]}, "id="),
     ],
 )

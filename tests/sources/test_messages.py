@@ -84,6 +84,29 @@ def test_passages_that_are_not_there_are_an_error(passages: str) -> None:
         read_messages(LAST, passages=passages)
 
 
+@pytest.mark.parametrize("role", ["User", "tool"])
+def test_passages_without_a_message_of_the_user_are_an_error(role: str) -> None:
+    with pytest.raises(ConfigError, match=f"role user.*{role}"):
+        read_messages([LAST[0] | {"role": role}, LAST[1]], passages="document")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"reasoning_content": "One.\n\nTwo."},
+        {"reasoning": "One.\n\nTwo."},
+        {"content": [{"type": "thinking", "thinking": text} for text in ("One.", "Two.")]},
+        {"content": [{"type": "reasoning", "reasoning": "One.\n\nTwo."}]},
+    ],
+)
+def test_all_reasoning_of_an_answer_is_read(answer: dict[str, Any]) -> None:
+    text = [{"type": "text", "text": "It opened in 1921."}]
+    message = {"role": "assistant", "content": [*answer.pop("content", []), *text]} | answer
+    read = read_messages([LAST[0], message])
+    assert read.answer == "It opened in 1921."
+    assert read.reasoning == "<think>\nOne.\n\nTwo.\n</think>\n\n"
+
+
 def test_each_message_before_the_answer_has_its_sources() -> None:
     contents = [message["content"] for message in read_messages(OPENAI).sources]
     assert contents == [
@@ -149,6 +172,7 @@ def test_prompts_are_split_at_headings_or_at_blank_lines() -> None:
         ({"role": "user", "content": [{"type": "text"}]}, "number 0"),
         ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "call"),
         ({"role": "assistant", "tool_calls": 3}, "tool_calls"),
+        ({"role": "assistant", "content": "a", "reasoning_content": 3}, "reasoning_content=3"),
     ],
 )
 def test_what_is_not_a_message_is_named(message: Any, named: str) -> None:
