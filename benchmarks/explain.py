@@ -33,7 +33,8 @@ from olmo_sparsity.models.exchange import export
 from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.models.load import load_model
 from olmo_sparsity.text.inputs import open_documents
-from olmo_sparsity.text.windows import NOTHING, Windows
+from olmo_sparsity.text.units import NOTHING
+from olmo_sparsity.text.windows import Windows
 from study.benchmarks import explainers
 from study.benchmarks.explainers import CONTESTANTS, ELSEWHERE, Question
 

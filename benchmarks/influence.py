@@ -51,7 +51,8 @@ from olmo_sparsity.models.load import load_model
 from olmo_sparsity.models.olmo import PositionedOLMo
 from olmo_sparsity.models.use import in_use
 from olmo_sparsity.text.documents import Document
-from olmo_sparsity.text.windows import Block, Units, Windows
+from olmo_sparsity.text.units import Units
+from olmo_sparsity.text.windows import Block, Windows
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[1]

@@ -10,7 +10,7 @@ import numpy as np
 from olmo_sparsity.analysis.scoring.rows import Row
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors.influence import Choice, Question, best_of
-from olmo_sparsity.text.windows import NOTHING
+from olmo_sparsity.text.units import NOTHING
 
 
 def drop_one(scorer: Scorer, question: Question) -> Choice:

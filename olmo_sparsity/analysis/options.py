@@ -286,7 +286,7 @@ class Settings:
             raise ConfigError("sample and blocks both set the number of blocks; pass one of them")
 
     def _check_ks(self) -> None:
-        from olmo_sparsity.text.windows import span_width
+        from olmo_sparsity.text.units import span_width
 
         for units in self.units:
             width = span_width(units)
@@ -354,7 +354,7 @@ class ExplainSettings:
 
     def check(self) -> None:
         """Raise ConfigError if a value is out of range."""
-        from olmo_sparsity.text.windows import span_width
+        from olmo_sparsity.text.units import span_width
 
         validate(self)
         span_width(self.units)  # raises ConfigError for an unknown kind

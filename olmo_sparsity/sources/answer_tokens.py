@@ -25,7 +25,7 @@ from olmo_sparsity.sources.documents import Answer
 from olmo_sparsity.sources.prompt import SourcePrompt
 from olmo_sparsity.sources.reasoning import num_reasoning
 from olmo_sparsity.text.documents import Document
-from olmo_sparsity.text.windows import Spans
+from olmo_sparsity.text.units import Spans
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from olmo_sparsity.sources.prompt import Piece, SourcePrompt
 from olmo_sparsity.sources.prompt_texts import plain_texts, template_texts
 from olmo_sparsity.sources.request import AttributeRequest
 from olmo_sparsity.text.documents import Document
-from olmo_sparsity.text.windows import span_width
+from olmo_sparsity.text.units import span_width
 
 
 def encode_prompt(model: LoadedModel, request: AttributeRequest) -> SourcePrompt:

@@ -19,7 +19,8 @@ import numpy as np
 from olmo_sparsity.sources.answer_tokens import AnswerIds
 from olmo_sparsity.sources.prompt import SourcePrompt
 from olmo_sparsity.text.documents import Document
-from olmo_sparsity.text.windows import Block, Spans, Units, Windows
+from olmo_sparsity.text.units import Spans, Units
+from olmo_sparsity.text.windows import Block, Windows
 
 
 @dataclass(frozen=True)

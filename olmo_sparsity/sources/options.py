@@ -23,7 +23,7 @@ class SourceSettings:
     def check(self) -> None:
         validate(self)
         if self.units != "sources":
-            from olmo_sparsity.text.windows import span_width
+            from olmo_sparsity.text.units import span_width
 
             span_width(self.units)
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.models.loaded import LoadedModel
-from olmo_sparsity.text.windows import Spans
+from olmo_sparsity.text.units import Spans
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from olmo_sparsity.text.documents import Document
-from olmo_sparsity.text.windows import Spans
+from olmo_sparsity.text.units import Spans
 
 CLOSING = "</think>"
 

@@ -26,7 +26,8 @@ from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.config.text import Control
 from olmo_sparsity.text.documents import Document
-from olmo_sparsity.text.windows import Block, Spans, Units, Windows
+from olmo_sparsity.text.units import Spans, Units
+from olmo_sparsity.text.windows import Block, Windows
 
 
 @dataclass(frozen=True)

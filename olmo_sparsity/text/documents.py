@@ -26,7 +26,7 @@ from olmo_sparsity.base.errors import ConfigError, DataError, check_type, printa
 from olmo_sparsity.base.extend import find_added
 from olmo_sparsity.text.sentences import sentence_starts
 from olmo_sparsity.text.token_texts import token_texts
-from olmo_sparsity.text.windows import Units, span_width
+from olmo_sparsity.text.units import Units, span_width
 
 MAX_GROUPS = 20
 """A field with more values, such as an author, has too few documents of each to split results by

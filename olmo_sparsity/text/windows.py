@@ -13,12 +13,11 @@ of them (short), as earlier targets are inputs, too; W = 1 is an exact window fo
 tokens, such as a beginning-of-text token. The position ID of a token is its place in the long
 window, prefix included, whichever other tokens are left out.
 
-Distant tokens are ranked, added and dropped as units, such as words (`Units`).
+Distant tokens are ranked, added and dropped as units, such as words (units.py).
 
 Place in the flow: documents → **blocks of targets** → losses. Pure arithmetic; no torch.
 
-Dimension key: N long, S short, P prefix, W stride (targets of a block), F = N − S distant places, U
-distant units, T targets, A random halves.
+Dimension key: N long, S short, P prefix, W stride (targets of a block), F = N − S distant places.
 """
 
 from __future__ import annotations
@@ -32,15 +31,8 @@ from typing import Any
 import numpy as np
 
 from olmo_sparsity.base.errors import ConfigError, check_type
-from olmo_sparsity.base.extend import find_added
 from olmo_sparsity.base.renamed import OldAttribute
 from olmo_sparsity.config.windows import AllEarlierText, FixedWindow, Long, long_window
-
-NOTHING = np.empty(0, dtype=np.int64)
-"""The places of no unit."""
-
-Spans = list[tuple[int, int]]
-"""Targets, each from its first token to one past its last: the losses of its tokens are added."""
 
 
 @dataclass(frozen=True)
@@ -206,89 +198,3 @@ class Block:
         first_local = self.num_prefix + self.num_distant
         # A target is an input for the next one, so the last is none.
         return np.arange(first_local, self.num_before + num_targets - 1)
-
-
-# --- units ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Units:
-    """Runs of distant places, such as words. Each is ranked, added, dropped and counted as one."""
-
-    first: np.ndarray
-    """The first place of each unit."""
-
-    end: np.ndarray
-    """One past the last place of each unit."""
-
-    @staticmethod
-    def of_tokens(num_distant: int) -> Units:
-        """Return a unit for each place."""
-        return Units.of_spans(num_distant, 1)
-
-    @staticmethod
-    def of_spans(num_distant: int, width: int) -> Units:
-        """Return every run of `width` places; they overlap."""
-        first = np.arange(num_distant - width + 1)
-        return Units(first, first + width)
-
-    @staticmethod
-    def of_runs(run_F: np.ndarray) -> Units:
-        """Make one unit of neighbours with equal numbers in `run_F`, such as the number of their
-        word."""
-        changes = np.flatnonzero(np.diff(run_F)) + 1
-        bounds = np.concatenate([[0], changes, [len(run_F)]])
-        return Units(bounds[:-1], bounds[1:])
-
-    def __len__(self) -> int:
-        return len(self.first)
-
-    def places(self, *chosen: int) -> np.ndarray:
-        """Return all places of the chosen units, in order, each once."""
-        if len(chosen) == 1:  # as most calls, and without a sort
-            return np.arange(self.first[chosen[0]], self.end[chosen[0]])
-        runs = [np.arange(self.first[unit], self.end[unit]) for unit in chosen]
-        return np.unique(np.concatenate([NOTHING, *runs]))
-
-    def run(self, first: int, end: int) -> np.ndarray:
-        """Return all places of the neighbouring units first … end − 1."""
-        return np.arange(self.first[first], self.end[end - 1])
-
-    def halves(self, num_halves: int, generator: np.random.Generator) -> np.ndarray:
-        """Return kept_AU, which units are in each random half; all halves have the same number of
-        units. Spans overlap, so only adjacent ones are drawn: no two have a place in common."""
-        drawable = []
-        end_of_last = 0
-        for unit in range(len(self)):
-            if self.first[unit] >= end_of_last:
-                drawable.append(unit)
-                end_of_last = self.end[unit]
-        kept_AU = np.zeros((num_halves, len(self)), dtype=bool)
-        for kept_U in kept_AU:
-            kept_U[generator.choice(drawable, len(drawable) // 2, replace=False)] = True
-        return kept_AU
-
-    def total(self, scores_TF: np.ndarray) -> np.ndarray:
-        """Return scores_TU, the sum over the places of each unit."""
-        padded = np.pad(scores_TF, ((0, 0), (0, 1)))  # so that `end` may be F
-        # reduceat sums from each bound to the next: every second sum is that of a unit, and those
-        # between, from the end of one to the beginning of the next, are dropped.
-        bounds = np.stack([self.first, self.end], axis=1).ravel()
-        return np.add.reduceat(padded, bounds, axis=1)[:, ::2]
-
-
-def span_width(units: str) -> int | None:
-    """Return 4 for `span:4`, 1 for `tokens`, None where the width depends on the text."""
-    if units == "tokens":
-        return 1
-    if units in ("words", "sentences", "paragraphs"):
-        return None
-    kind, _, width = units.partition(":")
-    if kind != "span" or not width.isdecimal() or int(width) < 2:
-        if find_added(units, "olmo_sparsity.units", "units") is not None:
-            return None
-        raise ConfigError(
-            f"units={units} is none of tokens, words, sentences, paragraphs, span:W (W of 2 or "
-            "more) and file.py:function (from a text to the characters at which units begin)"
-        )
-    return int(width)

@@ -102,7 +102,8 @@ def ours(selector: str, model: Any, tokenizer: Any, *, most: int | None = None) 
     from olmo_sparsity.analysis.selectors.influence import SELECTORS
     from olmo_sparsity.analysis.selectors.influence import Question as Asked
     from olmo_sparsity.models.load import wrap_model
-    from olmo_sparsity.text.windows import Units, Windows
+    from olmo_sparsity.text.units import Units
+    from olmo_sparsity.text.windows import Windows
 
     wrapped = wrap_model(model, tokenizer).model
 

@@ -21,7 +21,8 @@ from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.text.controls import DistantText
-from olmo_sparsity.text.windows import Block, Units, Windows
+from olmo_sparsity.text.units import Units
+from olmo_sparsity.text.windows import Block, Windows
 from tests.support.families import SUPPORTED, build, find
 from tests.support.models import FIELDS
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from olmo_sparsity.analysis.results.intervals import rank_correlations
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.text.windows import Units, Windows, span_width
+from olmo_sparsity.text.units import Units, span_width
+from olmo_sparsity.text.windows import Windows
 from tests.support.brute import KINDS, units_of
 
 

@@ -38,7 +38,8 @@ from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.text.inputs import open_documents
 from olmo_sparsity.text.records import LARGEST_DOCUMENT
-from olmo_sparsity.text.windows import Block, Spans, Windows
+from olmo_sparsity.text.units import Spans
+from olmo_sparsity.text.windows import Block, Windows
 
 MAX_WINDOWS = 1024
 """To select targets, at most so many local windows are computed."""

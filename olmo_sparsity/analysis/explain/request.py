@@ -39,7 +39,8 @@ from olmo_sparsity.base.progress import Progress, say
 from olmo_sparsity.models.loaded import using
 from olmo_sparsity.models.use import in_use
 from olmo_sparsity.text.documents import Document
-from olmo_sparsity.text.windows import Spans, Windows
+from olmo_sparsity.text.units import Spans
+from olmo_sparsity.text.windows import Windows
 
 DECODE = "decode token IDs first, with tokenizer.decode(ids)"
 """The remedy in errors for a user who passed token IDs in place of text."""

@@ -31,7 +31,7 @@ from olmo_sparsity.analysis.selectors.influence import (
     first_groups,
     halves_of,
 )
-from olmo_sparsity.text.windows import NOTHING, Spans, Units
+from olmo_sparsity.text.units import NOTHING, Spans, Units
 
 LEAST_CORRELATION = -1 / 3
 """Spearman–Brown of this correlation is −1, and of a smaller one less than −1."""

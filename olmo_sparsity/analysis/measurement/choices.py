@@ -25,7 +25,7 @@ from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT
 from olmo_sparsity.analysis.selectors.influence import Choice
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.text.windows import Units
+from olmo_sparsity.text.units import Units
 
 CHOICE_KEYS = ["document", "units", "selector", "control", "target"]
 """The columns that tell one ranking of units from others."""

@@ -26,7 +26,8 @@ from olmo_sparsity.analysis.results.target_rows import DOCUMENT, KEYS
 from olmo_sparsity.analysis.results.view import num_of
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.text.documents import Document, Documents
-from olmo_sparsity.text.windows import NOTHING, Windows, span_width
+from olmo_sparsity.text.units import NOTHING, span_width
+from olmo_sparsity.text.windows import Windows
 
 RANKING_KEYS = [*KEYS, "units", "selector"]
 """The columns that tell one ranking of the document's own units from others."""

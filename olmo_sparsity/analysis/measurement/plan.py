@@ -56,7 +56,8 @@ from olmo_sparsity.models.loaded import LoadedModel, identity_of, using
 from olmo_sparsity.models.use import check_unchanged, state_of
 from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document, Documents
-from olmo_sparsity.text.windows import Block, span_width
+from olmo_sparsity.text.units import span_width
+from olmo_sparsity.text.windows import Block
 
 SMALLER_UNITS = "pass smaller units (a paragraph ends at a blank line, not at a line break)"
 """What to do about a text of few units."""

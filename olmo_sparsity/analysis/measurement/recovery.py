@@ -57,7 +57,8 @@ from olmo_sparsity.base.streams import stream
 from olmo_sparsity.models.use import with_model_in_use
 from olmo_sparsity.text.controls import Controls, DistantText
 from olmo_sparsity.text.documents import Document
-from olmo_sparsity.text.windows import Block, Spans, Units, Windows
+from olmo_sparsity.text.units import Spans, Units
+from olmo_sparsity.text.windows import Block, Windows
 
 
 @with_model_in_use

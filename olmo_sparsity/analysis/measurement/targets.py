@@ -35,7 +35,8 @@ from olmo_sparsity.analysis.results.target_rows import (
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.text.documents import Document, Documents, first_characters
-from olmo_sparsity.text.windows import NOTHING, Block, Spans, Windows, span_width
+from olmo_sparsity.text.units import NOTHING, Spans, span_width
+from olmo_sparsity.text.windows import Block, Windows
 
 At = str | int | slice | re.Pattern[str] | Sequence["At"]
 """Names of targets: words, a regular expression, tokens by number, or several of these."""

@@ -29,7 +29,8 @@ from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.prompts import LogprobModel, Prompt
 from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document
-from olmo_sparsity.text.windows import NOTHING, Block, Windows
+from olmo_sparsity.text.units import NOTHING
+from olmo_sparsity.text.windows import Block, Windows
 
 MAX_CONTINUATION = 512
 """The largest number of tokens whose log-probabilities one prompt returns; more take much

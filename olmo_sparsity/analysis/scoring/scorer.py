@@ -43,7 +43,8 @@ from olmo_sparsity.models.prompts import PromptModel
 from olmo_sparsity.models.use import in_use, state_of
 from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document
-from olmo_sparsity.text.windows import NOTHING, Block, Windows
+from olmo_sparsity.text.units import NOTHING
+from olmo_sparsity.text.windows import Block, Windows
 
 Item = TypeVar("Item")
 Output = TypeVar("Output")

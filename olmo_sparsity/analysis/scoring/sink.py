@@ -16,7 +16,8 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.models.use import with_model_in_use
 from olmo_sparsity.text.documents import Document
-from olmo_sparsity.text.windows import NOTHING, Windows
+from olmo_sparsity.text.units import NOTHING
+from olmo_sparsity.text.windows import Windows
 
 NUM_TRIED = 6
 """Distant tokens that are tried, of as many documents if there are. With SmolLM2 the check takes

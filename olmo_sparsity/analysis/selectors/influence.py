@@ -35,7 +35,7 @@ from olmo_sparsity.analysis.selectors.saliency import (
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.extend import find_added
 from olmo_sparsity.models.use import with_model_in_use
-from olmo_sparsity.text.windows import NOTHING, Spans, Units
+from olmo_sparsity.text.units import NOTHING, Spans, Units
 
 
 @dataclass(frozen=True)

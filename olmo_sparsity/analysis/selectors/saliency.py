@@ -30,7 +30,7 @@ from olmo_sparsity.base.devices import release_freed_memory
 from olmo_sparsity.models.attention import fast_kernels
 from olmo_sparsity.models.distant_states import DistantStates, to_device
 from olmo_sparsity.models.use import in_this_thread, in_use
-from olmo_sparsity.text.windows import NOTHING, Spans
+from olmo_sparsity.text.units import NOTHING, Spans
 
 
 def head_attention(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray:

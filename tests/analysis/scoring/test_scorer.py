@@ -24,7 +24,8 @@ from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.use import in_use
 from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document, Documents
-from olmo_sparsity.text.windows import NOTHING, Block, Windows
+from olmo_sparsity.text.units import NOTHING
+from olmo_sparsity.text.windows import Block, Windows
 from tests.support.brute import (
     CPU,
     DOCUMENT,
