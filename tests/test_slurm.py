@@ -14,6 +14,8 @@ import pytest
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.command.share import parse_shard
+from olmo_sparsity.training.checkpoint import PATIENCE_S
+from tests.conftest import until
 
 ROOT = Path(__file__).parents[1]
 
@@ -145,6 +147,110 @@ def test_the_exit_code_of_the_command_is_that_of_the_job(tmp_path: Path) -> None
     job = train(tmp_path, EXIT="2")
     assert job.done.returncode == 2
     assert "not requeued" in job.done.stdout
+
+
+SRUN_THAT_ENDS = """#!/bin/bash
+# Ends as `olmo-sparsity` of a test does.
+{command}
+"""
+SCONTROL = """#!/bin/sh
+[ "$1" = show ] && echo "JobId=12345 JobState=COMPLETING Reason=$REASON Dependency=(null)"
+[ "$1" = requeue ] && echo "$2" >>"$REQUEUES"
+exit 0
+"""
+
+
+class Queue:
+    """SLURM, as far as a job of one id sees it: each start runs train.sbatch with an srun that
+    does `command`."""
+
+    def __init__(self, folder: Path, command: str, reason: str = "None") -> None:
+        clone = folder / "clone"
+        (clone / "slurm/logs").mkdir(parents=True)
+        for path in (ROOT / "slurm").glob("*.*"):
+            (clone / "slurm" / path.name).write_text(path.read_text())
+        tools = folder / "tools"
+        tools.mkdir()
+        for name, text in (
+            ("srun", SRUN_THAT_ENDS.format(command=command)),
+            ("scontrol", SCONTROL),
+        ):
+            (tools / name).write_text(text)
+            (tools / name).chmod(0o755)
+        self.requeues = folder / "requeues"
+        self.environment = {
+            "PATH": f"{tools}:/usr/bin:/bin",
+            "SLURM_SUBMIT_DIR": str(clone),
+            "SLURM_JOB_ID": "12345",
+            "REQUEUES": str(self.requeues),
+            "REASON": reason,
+            **ONE_NODE,
+        }
+
+    def start(self, **variables: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            ["bash", "slurm/train.sbatch", "any.yaml"],
+            cwd=self.environment["SLURM_SUBMIT_DIR"],
+            env=self.environment | variables,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    @property
+    def num_requeues(self) -> int:
+        return len(self.requeues.read_text().splitlines()) if self.requeues.exists() else 0
+
+
+def run_starts(queue: Queue, number: int, **variables: str) -> str:
+    """Start the job so often, and return what it printed."""
+    return "".join(queue.start(**variables).communicate(timeout=60)[0] for _ in range(number))
+
+
+def test_deaths_are_counted_however_long_the_start_ran(tmp_path: Path) -> None:
+    queue = Queue(tmp_path, "exit 76")
+    log = run_starts(queue, 3, SECONDS="1850", OLMO_SPARSITY_MAX_RESTARTS="2")
+    assert queue.num_requeues == 2
+    assert "exit code 76: not requeued after 2 restarts without getting on" in log
+
+
+def test_a_job_that_gets_on_may_die_more_often(tmp_path: Path) -> None:
+    queue = Queue(tmp_path, 'rm "$OLMO_SPARSITY_DEATHS" 2>/dev/null; exit 1')
+    run_starts(queue, 4, OLMO_SPARSITY_MAX_RESTARTS="2")
+    assert queue.num_requeues == 4
+
+
+def test_stops_without_progress_are_counted_apart_from_deaths(tmp_path: Path) -> None:
+    """As of a job whose signal comes as soon as it begins."""
+    queue = Queue(tmp_path, "exit 75")
+    log = run_starts(queue, 6, OLMO_SPARSITY_MAX_RESTARTS="1")
+    assert queue.num_requeues == 4
+    assert "stopped when asked: not requeued after 4 restarts" in log
+
+
+SAVES_TOO_LONG = 'echo $$ >"$REQUEUES.srun"; trap "" TERM; sleep 2; exit 75'
+
+
+@pytest.mark.parametrize(("reason", "num_requeues"), [("TimeLimit", 1), ("None", 0)])
+def test_a_time_limit_that_comes_during_a_save_requeues_and_scancel_does_not(
+    tmp_path: Path, reason: str, num_requeues: int
+) -> None:
+    queue = Queue(tmp_path, SAVES_TOO_LONG, reason)
+    job = queue.start()
+    until((tmp_path / "requeues.srun").exists, lambda: job.poll() is None)
+    job.terminate()
+    until(lambda: queue.num_requeues == num_requeues, lambda: job.poll() is None)
+    assert job.poll() is None, "requeued while the tasks still save, as SLURM may kill the shell"
+    log, _ = job.communicate(timeout=60)
+    assert queue.num_requeues == num_requeues
+    assert job.returncode == 75
+    assert "ended by SLURM" in log
+
+
+def test_srun_waits_for_the_first_process_which_waits_for_parts_of_checkpoints(
+    tmp_path: Path,
+) -> None:
+    (wait,) = (word for word in train(tmp_path).words if word.startswith("--wait="))
+    assert int(wait.removeprefix("--wait=")) > PATIENCE_S
 
 
 def accept(folder: Path, *configs: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -25,6 +25,9 @@ EXIT_STOPPED = 75
 EXIT_LOST_PROCESS = 76
 """Another process of the run died or did not come; the same command resumes."""
 
+DEATHS_FILE = "OLMO_SPARSITY_DEATHS"
+"""Variable by which slurm/job.sh names the file in which it counts the deaths of a job."""
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
@@ -112,6 +115,14 @@ def _number(name: str, default: int | None = None) -> int:
             f"{name}={text} in the environment must be a whole number; unset it, or start with "
             "torchrun, deepspeed or srun, which set it"
         ) from None
+
+
+def forget_deaths() -> None:
+    """Let the job count its deaths from 0 again, as this command has got on."""
+    path = os.environ.get(DEATHS_FILE)
+    if path:
+        with contextlib.suppress(OSError):  # there may be none, or it is not to be seen from here
+            os.unlink(path)
 
 
 @contextlib.contextmanager

@@ -316,7 +316,8 @@ class CheckpointConfig:
     more than 2% of the time. None: only after the last step (and on a signal)."""
 
     max_starts: int = option(3, least=1)
-    """How often a run may be started and die without a new checkpoint, before it is refused."""
+    """How often a run may be started and die before it saves a checkpoint 100 steps, or 10 minutes
+    of training, beyond its beginning. Then it is refused."""
 
     keep: int = option(2, least=1)
     """How many of the latest checkpoints stay on disk. The steps below are always written, and stay

@@ -6,8 +6,12 @@
 #   0  finished                         nothing
 #   2  something you can mend           nothing; the log says what
 #   75 saved and left when asked        requeued: the same command goes on where it stopped
-#   anything else: crash, lost task     requeued; but a job that has died so within 15 minutes of a
-#                                       start more than OLMO_SPARSITY_MAX_RESTARTS times (5) stays
+#   anything else: crash, lost task     requeued
+#
+# A job that dies more than OLMO_SPARSITY_MAX_RESTARTS times (5), or is stopped four times as often,
+# stays. A command that gets on (a training that saves 100 steps or 10 minutes beyond the beginning
+# of its start, a measurement that finishes a document) removes slurm/logs/.deaths-JOB, in which
+# both are counted, so a long job may die more often.
 #
 # (A training that dies again and again without getting on refuses to start, which is a 2.)
 #
@@ -25,41 +29,55 @@ cd "$SLURM_SUBMIT_DIR" || exit 2
 [[ -d .venv/bin ]] && PATH="$PWD/.venv/bin:$PATH"
 
 # Sent to the shell only when SLURM itself ends the job (scancel, preemption, requeue, time limit):
-# the processes get it too and save; where the job goes next is then no longer ours to decide.
-trap 'ended_by_slurm=yes' TERM
+# the processes get it too and save. SLURM decides where the job goes next, but a time limit ends it
+# for good. That is so if a save took longer than the time that --signal leaves for it.
+ended_by_slurm() {
+  ended=yes interrupted=yes
+  if [[ $(scontrol show job --oneliner "$SLURM_JOB_ID") == *" Reason=TimeLimit "* ]]; then
+    requeue "time limit while saving"
+  fi
+}
+trap ended_by_slurm TERM
 
 run() {
   log "job $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)) on $SLURM_JOB_NODELIST," \
     "code $(git describe --always --dirty --abbrev=40 2>/dev/null || echo unknown)"
   log "olmo-sparsity ${*@Q}"
   environment
-  # When a training loses a task, the others leave with 76, or are taken down 15 s later; not at
-  # once, or a task about to leave with 2 or 75 would be killed and look like a crash. The tasks of a
-  # measurement do not need each other.
-  local status=0 wait=15
+  # When a training loses a task, the others leave with 76, or are taken down 60 s later; not at
+  # once, or a task about to leave with 2 or 75 would be killed and look like a crash. The first task
+  # waits 30 s for the parts of others (PATIENCE_S of checkpoint.py). The tasks of a measurement do
+  # not need each other.
+  local status=0 wait=60
   [[ $1 == measure || "$*" == experiment\ *--only=*[!0-9]* ]] && wait=0
+  # In the background, as bash handles TERM only between commands: SLURM kills it soon after.
   # shellcheck disable=SC2086 # it holds several words
-  srun --kill-on-bad-exit=0 --wait="$wait" ${OLMO_SPARSITY_SRUN_FLAGS:-} olmo-sparsity "$@" || status=$?
+  srun --kill-on-bad-exit=0 --wait="$wait" ${OLMO_SPARSITY_SRUN_FLAGS:-} olmo-sparsity "$@" &
+  local tasks=$!
+  wait "$tasks" || status=$?
+  while [[ -n ${interrupted:-} ]]; do # it was TERM that ended `wait`
+    interrupted='' status=0
+    wait "$tasks" || status=$?
+  done
   # SLURM signals the tasks first: they may have left before this shell is told.
   [[ $status == 0 || $status == 2 ]] || { sleep 3 & wait "$!"; } || true
-  if [[ -n ${ended_by_slurm:-} ]]; then # srun may then say 0 of tasks that never finished
+  if [[ -n ${ended:-} ]]; then # srun may then say 0 of tasks that never finished
     log "ended by SLURM"
   elif [[ $status == 0 ]]; then
     log "finished"
   elif [[ $status == 2 ]]; then
     log "not requeued: mend what is said above, then submit again"
   elif [[ $status == 75 || $status == 140 ]]; then # 140: USR2 came before anything could be saved
-    requeue "stopped when asked"
-  elif ((SECONDS > 900)) || (($(count_death) <= ${OLMO_SPARSITY_MAX_RESTARTS:-5})); then
-    requeue "exit code $status"
+    requeue_unless stopped $((4 * max_restarts)) "stopped when asked"
   else
-    log "exit code $status: not requeued after ${OLMO_SPARSITY_MAX_RESTARTS:-5} restarts; find the cause above"
+    requeue_unless dead "$max_restarts" "exit code $status"
   fi
   return "$status"
 }
 
 # For the processes of the job.
 environment() {
+  export OLMO_SPARSITY_DEATHS="$PWD/slurm/logs/.deaths-$SLURM_JOB_ID"
   # This shell runs on the job's first node, and so does rank 0. The rest of what a process must know
   # (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE) it takes from srun's variables: launch.py.
   export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
@@ -79,10 +97,17 @@ cores_per_task() {
   echo $((cores > tasks ? cores / tasks : 1))
 }
 
-# The deaths of this job so far. Preemptions are none, so SLURM_RESTART_COUNT does not tell.
-count_death() {
-  echo dead >>"slurm/logs/.deaths-$SLURM_JOB_ID"
-  wc -l <"slurm/logs/.deaths-$SLURM_JOB_ID"
+max_restarts=${OLMO_SPARSITY_MAX_RESTARTS:-5}
+
+# requeue_unless HOW MOST REASON: requeue this job, unless it has ended so more than MOST times since
+# its command last got on. Preemptions are not counted, so SLURM_RESTART_COUNT does not tell.
+requeue_unless() {
+  echo "$1" >>"$OLMO_SPARSITY_DEATHS"
+  if (($(grep -c "^$1\$" "$OLMO_SPARSITY_DEATHS") <= $2)); then
+    requeue "$3"
+  else
+    log "$3: not requeued after $2 restarts without getting on; find the cause above"
+  fi
 }
 
 requeue() {

@@ -26,6 +26,7 @@ from olmo_sparsity.base.manifest import FileEntry, find_damage, make_entry, writ
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.models.checkpoint_files import list_checkpoints, verified_checkpoints
+from olmo_sparsity.training.attempts import Attempts, note_saved
 
 if TYPE_CHECKING:
     from olmo_sparsity.training.distributed import Processes
@@ -58,33 +59,6 @@ class TrainerState:
         return read_json(folder / "trainer.json", TrainerState, "use another checkpoint")
 
 
-@dataclass
-class Attempts:
-    """The content of `attempts.json`. It also shows that there were checkpoints, should they be
-    gone."""
-
-    saved_step: int = 0
-    """The last step that was saved."""
-
-    starts: int = 0
-    """How many starts since then have ended without a report, as a killed process does."""
-
-    @staticmethod
-    def read(run_folder: Path) -> Attempts:
-        path = Attempts.path(run_folder)
-        if path.exists():
-            with contextlib.suppress(DataError):  # damaged, or of an earlier version
-                return read_json(path, Attempts, "")
-        return Attempts()
-
-    def write(self, run_folder: Path) -> None:
-        write_json(Attempts.path(run_folder), asdict(self))
-
-    @staticmethod
-    def path(run_folder: Path) -> Path:
-        return run_folder / "attempts.json"
-
-
 SLOW_S = 25.0
 """Seconds above which a save is reported as slow: clusters give a preempted job 30."""
 
@@ -99,10 +73,19 @@ class CheckpointWriter:
     waits at the end: `train` does not return while a checkpoint is being written, not even with an
     error."""
 
-    def __init__(self, run_folder: Path, kept: CheckpointConfig, processes: Processes) -> None:
+    def __init__(
+        self,
+        run_folder: Path,
+        kept: CheckpointConfig,
+        processes: Processes,
+        first_step: int = 0,
+    ) -> None:
+        """Open the writer of a start. `first_step`: the step from which it resumed."""
         self.run_folder = run_folder
         self.kept = kept
         self.processes = processes
+        self.first_step = first_step
+        self._opened_at = time.monotonic()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._part: Future[None] | None = None
         self._whole: Future[None] | None = None
@@ -150,7 +133,8 @@ class CheckpointWriter:
                 shutil.rmtree(final, ignore_errors=True)  # a damaged checkpoint of the same step
                 write_manifest(partial, known=known)
                 publish(partial, final)
-                Attempts(state.step).write(self.run_folder)
+                trained_s = time.monotonic() - self._opened_at
+                note_saved(self.run_folder, state.step, self.first_step, trained_s)
                 self._delete_older(state.step)
             self._say_if_slow(state.step, time.monotonic() - begun)
 

@@ -37,6 +37,7 @@ from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.models.checkpoint_files import part_name, save_weights, write_index
 from olmo_sparsity.models.exchange import describe_angles, export
+from olmo_sparsity.training.attempts import counted_start
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, CheckpointWriter, TrainerState
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
@@ -44,7 +45,6 @@ from olmo_sparsity.training.evaluate import format_losses
 from olmo_sparsity.training.metric_writers import MetricWriter, MetricWriters
 from olmo_sparsity.training.metrics import Metrics, check_finite
 from olmo_sparsity.training.optim import learning_rate
-from olmo_sparsity.training.preflight import attempt
 from olmo_sparsity.training.run_folder import skip_batch_of
 from olmo_sparsity.training.save_steps import SaveSteps, is_due
 from olmo_sparsity.training.start import Start, prepare
@@ -80,16 +80,20 @@ def train_until_nan(
 ) -> Outcome | None:
     """Train from the last checkpoint. Return None if a number was not finite, after noting that the
     batch of its step is left out (`training.on_nan=skip`)."""
-    with contextlib.ExitStack() as held:  # which locks the run folder until all is written
-        start = prepare(config, processes, held)
+    with (
+        contextlib.ExitStack() as held,  # which locks the run folder until all is written
+        counted_start(Path(config.run_folder)) as count,
+    ):
+        start = prepare(config, processes, held, count)
         run_folder = Path(start.config.run_folder)
         num_steps = start.config.training.num_steps
         try:
             with (
-                attempt(run_folder, start.config.checkpoint.max_starts, processes),
                 Progress("training", num_steps, "steps", enabled=processes.is_first) as progress,
                 stop_signals() as stop,
-                CheckpointWriter(run_folder, start.config.checkpoint, processes) as writer,
+                CheckpointWriter(
+                    run_folder, start.config.checkpoint, processes, start.step
+                ) as writer,
                 # Not `held`, which the watchdog closes: W&B may wait for its network as it ends.
                 contextlib.ExitStack() as opened,
             ):

@@ -1,16 +1,15 @@
-"""Check GPUs, settings, disks and earlier attempts before training, so that a job that must fail
+"""Check GPUs, settings and disks before training, so that a job that must fail
 does so in its first minute."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import shutil
 import socket
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from olmo_sparsity.base.differences import differences
 from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
-from olmo_sparsity.training.checkpoint import Attempts, step_of
+from olmo_sparsity.training.checkpoint import step_of
 from olmo_sparsity.training.distributed import Processes
 
 BYTES_PER_PARAMETER = 12
@@ -105,40 +104,3 @@ def check_shared(run_folder: Path, processes: Processes, patience_s: float = 10)
             time.sleep(0.1)
     if processes.is_first:
         mark.unlink()
-
-
-# --- repeated deaths ----------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def attempt(run_folder: Path, max_starts: int, processes: Processes) -> Iterator[None]:
-    """Count this start, and reject it if `max_starts` starts died before they saved. Inside, the
-    run trains. An end that the run reports (a signal, an error of the user) is not a death."""
-    with processes.agree():
-        if processes.is_first:
-            _count_start(run_folder, max_starts)
-    try:
-        yield
-    except (UserError, KeyboardInterrupt):
-        if processes.is_first:
-            _forget_starts(run_folder)
-        raise
-    if processes.is_first:
-        _forget_starts(run_folder)
-
-
-def _count_start(run_folder: Path, max_starts: int) -> None:
-    """Add a start to attempts.json, unless there are too many."""
-    attempts = Attempts.read(run_folder)
-    if attempts.starts >= max_starts:
-        raise UserError(
-            f"{run_folder} died {attempts.starts} times without a new checkpoint after step "
-            f"{attempts.saved_step}; find the cause in the log (memory? time limit?), then pass "
-            f"--checkpoint.max_starts={attempts.starts + max_starts}"
-        )
-    Attempts(attempts.saved_step, attempts.starts + 1).write(run_folder)
-
-
-def _forget_starts(run_folder: Path) -> None:
-    """Set the number of starts in attempts.json to 0."""
-    Attempts(Attempts.read(run_folder).saved_step).write(run_folder)

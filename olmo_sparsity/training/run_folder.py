@@ -4,7 +4,7 @@
     environment.json        an entry for each start: command, host, versions
     metrics.jsonl           numbers of each step (metrics.py)
     skipped_batches.json    batches that training.on_nan=skip leaves out
-    attempts.json           starts since the last save (checkpoint.py)
+    attempts.json           starts that died since the last progress (attempts.py)
     checkpoints/            step000300/ and others (models/checkpoint_files.py)
 
 A start compares its settings with those in the folder. Keys are in three groups: those that a

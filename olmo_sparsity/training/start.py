@@ -54,6 +54,7 @@ from olmo_sparsity.models.exchange import (
 from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.text.vocabulary import count_vocabulary
 from olmo_sparsity.training import checkpoint
+from olmo_sparsity.training.attempts import StartCount
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, TrainerState
 from olmo_sparsity.training.choose_engine import build_engine, check_engine
 from olmo_sparsity.training.deferred import Deferred
@@ -117,9 +118,11 @@ class Start:
     """Prints on the first process."""
 
 
-def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack) -> Start:
+def prepare(
+    config: RunConfig, processes: Processes, held: contextlib.ExitStack, count: StartCount
+) -> Start:
     """Build all that training needs, on all processes together. `held` keeps the run folder locked
-    until it is closed."""
+    until it is closed. `count` counts this start."""
     report = say if processes.is_first else lambda message: None
     run_folder = Path(config.run_folder)
     watchdog = Watchdog(run_folder, config.engine, processes, held.close)
@@ -143,6 +146,8 @@ def prepare(config: RunConfig, processes: Processes, held: contextlib.ExitStack)
             if not list_checkpoints(run_folder):
                 refuse_repeated_text(config, epochs)
             held.enter_context(open_run_folder(run_folder, settings, text))
+            # Before anything heavy: a start that hangs or is killed from here on is one that died.
+            count.begin(config.checkpoint.max_starts)
         torch.manual_seed(config.seed)
         model, source = build_weights(config)
     check_devices(config.training.device, device, processes)

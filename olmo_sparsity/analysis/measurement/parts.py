@@ -42,6 +42,7 @@ from olmo_sparsity.analysis.results.tables import (
 )
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import is_partial, read_json, writing
+from olmo_sparsity.base.launch import forget_deaths
 from olmo_sparsity.base.manifest import MANIFEST, find_damage, write_manifest, writing_folder
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.provenance import versions_of_numbers
@@ -80,6 +81,7 @@ def _write_part(part: Path, tables: Mapping[str, pa.Table], contents: _Contents)
         for name, table in tables.items():
             write_table(partial / f"{name}.parquet", table)
         write_as_json(partial / "finished.json", dataclasses.asdict(contents))
+    forget_deaths()
 
 
 def _verify_part(part: Path, identity: str, consequence: str) -> _Contents | None:

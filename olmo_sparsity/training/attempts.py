@@ -1,0 +1,108 @@
+"""Count the starts of a run that die, so that a run that cannot go on is not started for ever.
+
+    attempts.json    {"saved_step": 1200, "starts": 1}
+
+A start is counted as soon as it has locked the run folder, before anything that takes time or
+memory. It is no longer counted when it ends in an orderly way (finished, stopped by a signal after
+saving, an error that the log explains). The count goes back to 0 when a start gets on: when it
+saves a checkpoint that is PROGRESS_STEPS steps or PROGRESS_S seconds of training beyond its
+beginning. A first checkpoint alone is no progress, as it may be 10 steps from the beginning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from olmo_sparsity.base.errors import DataError, UserError
+from olmo_sparsity.base.files import read_json, write_json
+from olmo_sparsity.base.launch import forget_deaths
+
+PROGRESS_STEPS = 100
+PROGRESS_S = 600.0
+
+
+@dataclass
+class Attempts:
+    """The content of `attempts.json`. It also shows that there were checkpoints, should they be
+    gone."""
+
+    saved_step: int = 0
+    """The last step that was saved."""
+
+    starts: int = 0
+    """How many starts since the last progress have ended without a report, as a killed process
+    does."""
+
+    @staticmethod
+    def read(run_folder: Path) -> Attempts:
+        path = Attempts.path(run_folder)
+        if path.exists():
+            with contextlib.suppress(DataError):  # damaged, or of an earlier version
+                return read_json(path, Attempts, "")
+        return Attempts()
+
+    def write(self, run_folder: Path) -> None:
+        write_json(Attempts.path(run_folder), asdict(self))
+
+    @staticmethod
+    def path(run_folder: Path) -> Path:
+        return run_folder / "attempts.json"
+
+
+class StartCount:
+    """Counts the start of this process. `begin` is called when the run folder is locked, by the
+    first process alone."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self.run_folder = run_folder
+        self.is_counted = False
+
+    def begin(self, max_starts: int) -> None:
+        """Count this start. Raise UserError if `max_starts` starts have died without progress."""
+        attempts = Attempts.read(self.run_folder)
+        if attempts.starts >= max_starts:
+            raise UserError(
+                f"{self.run_folder} died {attempts.starts} times within {PROGRESS_STEPS} steps and "
+                f"{PROGRESS_S / 60:.0f} min of its start, the last saved step is "
+                f"{attempts.saved_step}; find the cause in the log (memory? time limit?), then "
+                f"pass --checkpoint.max_starts={attempts.starts + max_starts}"
+            )
+        Attempts(attempts.saved_step, attempts.starts + 1).write(self.run_folder)
+        self.is_counted = True
+
+    def end(self) -> None:
+        """Take this start back, as it ends in an orderly way."""
+        if self.is_counted:
+            attempts = Attempts.read(self.run_folder)
+            Attempts(attempts.saved_step, max(attempts.starts - 1, 0)).write(self.run_folder)
+        self.is_counted = False
+
+
+@contextlib.contextmanager
+def counted_start(run_folder: Path) -> Iterator[StartCount]:
+    """Yield the count of this start. An end that the run reports is not a death: a signal, an error
+    of the user. Any other error is one, and so is a kill."""
+    count = StartCount(run_folder)
+    try:
+        yield count
+    except (UserError, KeyboardInterrupt):
+        count.end()
+        raise
+    count.end()
+
+
+def note_saved(run_folder: Path, step: int, first_step: int, trained_s: float) -> None:
+    """Note a step that was saved, and whether it shows progress.
+
+    first_step: The step from which this start resumed.
+    trained_s: Seconds since its training began.
+    """
+    attempts = Attempts.read(run_folder)
+    if step - first_step >= PROGRESS_STEPS or trained_s >= PROGRESS_S:
+        Attempts(step).write(run_folder)
+        forget_deaths()
+    else:
+        Attempts(step, attempts.starts).write(run_folder)
