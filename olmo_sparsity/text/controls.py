@@ -16,9 +16,10 @@ Dimension key: F distant places, W targets of a block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -65,17 +66,38 @@ class DistantText:
         return "".join(self.document.texts[place] for place in places)
 
 
+class ReplacedText(NamedTuple):
+    """A distant text that control texts replace, with the targets that it is evaluated at."""
+
+    text: DistantText
+    targets: Spans
+
+
+class ControlText(NamedTuple):
+    """A text that replaces distant texts, with the targets that it serves."""
+
+    text: DistantText
+    targets: dict[str, Spans]
+    """By the name of the replaced text."""
+
+
 @dataclass(frozen=True)
 class Controls:
-    """Draw the texts that replace a document's distant tokens.
+    """Draws the texts that replace a document's distant tokens.
 
     With `long="all"`, one draw serves all blocks of a document, and each takes as much of its
     beginning as it needs. If no other document is as long, several are joined."""
 
     documents: Sequence[Document]
+    """The documents that texts are drawn from."""
+
     windows: Windows
     kind: Control = "unrelated"
+    """How control texts are made: unrelated, matched or shuffled."""
+
     num_draws: int = 3
+    """Number of unrelated texts of each block."""
+
     seed: int = 0
 
     # --- which documents may be drawn ---
@@ -138,23 +160,25 @@ class Controls:
         self,
         document: Document,
         block: Block,
-        distant: dict[str, tuple[DistantText, Spans]],
+        replaced_texts: Mapping[str, ReplacedText],
         draw: int,
-    ) -> Iterator[tuple[DistantText, dict[str, Spans]]]:
-        """Yield the control texts of one draw, each with the targets that it serves.
+    ) -> Iterator[ControlText]:
+        """Yield the control texts of one draw.
 
-        `distant` has the distant texts of a block, by name ("document", "placebo"), each with its
-        targets. What is yielded names targets by the same keys."""
-        if self.kind == "unrelated":  # one text for the whole block
-            targets = {name: spans for name, (_, spans) in distant.items()}
-            yield self.unrelated(document, block, draw), targets
+        replaced_texts: The distant texts of the block by name: the document's own and the placebo.
+        draw: The number of the draw, from 0.
+        """
+        if self.kind == "unrelated":
+            # One text serves the whole block.
+            targets = {name: replaced.targets for name, replaced in replaced_texts.items()}
+            yield ControlText(self.unrelated(document, block, draw), targets)
             return
-        for name, (replaced, spans) in distant.items():
+        for name, replaced in replaced_texts.items():
             if self.kind == "shuffled":
-                yield self._shuffled(replaced, document, block, draw), {name: spans}
+                text = self._shuffled(replaced.text, document, block, draw)
+                yield ControlText(text, {name: replaced.targets})
             else:
-                for text, served in self._matched(replaced, spans, document, block, draw):
-                    yield text, {name: served}
+                yield from self._matched(name, replaced, document, block, draw)
 
     def _shuffled(
         self, text: DistantText, document: Document, block: Block, draw: int
@@ -164,17 +188,19 @@ class Controls:
         return replace(text, places_F=generator.permutation(text.places_F))
 
     def _matched(
-        self, replaced: DistantText, spans: Spans, document: Document, block: Block, draw: int
-    ) -> Iterator[tuple[DistantText, Spans]]:
+        self, name: str, replaced: ReplacedText, document: Document, block: Block, draw: int
+    ) -> Iterator[ControlText]:
         """Yield a text for each token that is a target: it contains the token, and serves all
-        targets with this token."""
+        targets with this token. `name`: of the replaced text."""
         # A placebo is not compared with its own document.
-        others = [other for other in self._unrelated_to(document) if other is not replaced.document]
-        first_tokens = block.targets_W[[first for first, _ in spans]]
+        others = [
+            other for other in self._unrelated_to(document) if other is not replaced.text.document
+        ]
+        first_tokens = block.targets_W[[first for first, _ in replaced.targets]]
         for token in np.unique(first_tokens).tolist():
             text = self._with_token(others, document, block, token, draw)
-            served = [spans[index] for index in np.flatnonzero(first_tokens == token)]
-            yield text, served
+            served = [replaced.targets[i] for i in np.flatnonzero(first_tokens == token)]
+            yield ControlText(text, {name: served})
 
     # --- draws ---
 
@@ -190,19 +216,20 @@ class Controls:
             # One draw, as long as the last block needs, serves all blocks.
             start = 0
             length = self.windows.tokens_before(len(document.tokens)) - self.windows.short
-        long_enough = [other for other in others if len(other.tokens) >= length]
+
         generator = stream(self.seed, purpose, document.number, start, *keys)
+        long_enough = [other for other in others if len(other.tokens) >= length]
         if long_enough:
-            source = long_enough[generator.integers(len(long_enough))]
+            drawn = long_enough[generator.integers(len(long_enough))]
         elif has_all and sum(len(other.tokens) for other in others) >= length:
-            source = self._joined(others, (document.number, purpose, *keys), length, generator)
+            drawn = self._joined(others, (document.number, purpose, *keys), length, generator)
         else:
             raise DataError(
                 f"controls need another document of at least {length:,} tokens, and none of "
                 f"{len(others)} unrelated ones is as long; pass more or longer documents"
             )
-        first = int(generator.integers(len(source.tokens) - length + 1))
-        return DistantText.at(source, first, block.num_distant)
+        first = int(generator.integers(len(drawn.tokens) - length + 1))
+        return DistantText.at(drawn, first, block.num_distant)
 
     @cached_property
     def _last_joined(self) -> dict[tuple, Document]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.text.controls import Controls, DistantText
+from olmo_sparsity.text.controls import Controls, DistantText, ReplacedText
 from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.text.windows import Block, Windows
 
@@ -35,7 +35,7 @@ def place_of(distant: DistantText) -> tuple[int, list[int]]:
 def control_texts(controls: Controls, document: Document, block: Block, draw: int = 0) -> list:
     distant = DistantText.at(document, block.first, block.num_distant)
     spans = [(target, target + 1) for target in range(block.num_targets)]
-    found = controls.control_texts(document, block, {"own": (distant, spans)}, draw)
+    found = controls.control_texts(document, block, {"own": ReplacedText(distant, spans)}, draw)
     return [(text, np.array([first for first, _ in some["own"]])) for text, some in found]
 
 
@@ -187,7 +187,7 @@ def test_a_placebo_is_not_matched_with_its_own_document(with_rare_tokens: Docume
     controls = Controls(with_rare_tokens, WINDOWS, "matched")
     for document, block in blocks_of(with_rare_tokens):
         placebo = controls.placebo(document, block)
-        replaced = {"placebo": (placebo, [(0, 1)])}
+        replaced = {"placebo": ReplacedText(placebo, [(0, 1)])}
         for distant, _ in controls.control_texts(document, block, replaced, 0):
             assert distant.document.number not in (document.number, placebo.document.number)
 
@@ -216,7 +216,7 @@ def test_shuffled_text_is_the_distant_part_in_another_order(documents: Documents
             targets = [(0, 1)]
             for draw in range(3):
                 ((distant, some),) = controls.control_texts(
-                    document, block, {"own": (own, targets)}, draw
+                    document, block, {"own": ReplacedText(own, targets)}, draw
                 )
                 assert distant.document is own.document
                 assert sorted(distant.places_F.tolist()) == own.places_F.tolist()

@@ -55,7 +55,7 @@ from olmo_sparsity.analysis.selectors.influence import Choice, Question, find_se
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.models.use import with_model_in_use
-from olmo_sparsity.text.controls import Controls, DistantText
+from olmo_sparsity.text.controls import Controls, DistantText, ReplacedText
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.units import Spans, Units
 from olmo_sparsity.text.windows import Block, Windows
@@ -303,7 +303,7 @@ class _Evaluation:
         assert self.controls is not None
         block = self._block(bounds)
         own_texts = {
-            distant_part: (self._own_distant_text(block, distant_part), spans)
+            distant_part: ReplacedText(self._own_distant_text(block, distant_part), spans)
             for distant_part, spans in spans_by_part.items()
         }
         control_texts = self.controls.control_texts(self.document, block, own_texts, draw)
