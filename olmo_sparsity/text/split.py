@@ -3,7 +3,8 @@
     a novel of 20,000 tokens, a limit of 8,192  →  three parts of about 6,670 tokens
 
 Parts of one document share a group, so that none serves as unrelated text for another. Each part is
-a document for all that follows: its windows, its half, its row in the bootstrap.
+a document for what follows: its windows, its half, its rows. Only counts of documents and intervals
+take the parts of one document together (`whole_documents` in analysis/results/target_rows.py).
 """
 
 from __future__ import annotations

@@ -341,11 +341,12 @@ def _sum_up(
     recovery = parts.read("recovery")
     check_all_evaluated(parts.folder, targets, recovery)
 
-    summary = summarize(losses, targets, recovery)
+    split_parts = plan.documents.parts
+    summary = summarize(losses, targets, recovery, split_parts)
     costs = parts.read("costs").groupby(["units", "selector"]).sum(numeric_only=True)
     per_target = (costs.token_forwards / costs.num_targets).rename("token_forwards_per_target")
     summary = summary.merge(per_target.reset_index(), how="left", on=["units", "selector"])
-    lds = mean_lds(targets, parts.read("lds"))
+    lds = mean_lds(targets, parts.read("lds"), split_parts)
     summary = summary.merge(lds, how="left", on=["target_set", "units", "selector"])
 
     meta = meta | {

@@ -17,6 +17,7 @@ import pandas as pd
 
 from olmo_sparsity.analysis.results.loss_statistics import mean_gap
 from olmo_sparsity.analysis.results.meta import Meta, main_set
+from olmo_sparsity.analysis.results.target_rows import Parts
 from olmo_sparsity.analysis.results.view import spell
 from olmo_sparsity.config.windows import long_window
 
@@ -35,6 +36,8 @@ class Drawn(Protocol):
     def recovery(self) -> pd.DataFrame: ...
     @property
     def reported(self) -> pd.DataFrame: ...
+    @property
+    def parts(self) -> Parts: ...
     @property
     def meta(self) -> Meta: ...
 
@@ -208,7 +211,7 @@ def _rows_of(result: Drawn) -> pd.DataFrame:
 
 def _gap_of(point: _Point) -> dict[str, float]:
     """Return the mean gap of all tokens with its interval, and the length and step of the point."""
-    mean = mean_gap(point.result.reported)
+    mean = mean_gap(point.result.reported, point.result.parts)
     return {
         "length": float(point.rows.length.iloc[0]),
         "step": float(point.rows.step.iloc[0]),

@@ -53,13 +53,13 @@ def split_by_distance(results: Results, row: Any) -> pd.DataFrame:
     if units.empty or recovery.empty:
         return pd.DataFrame()
     targets = results.targets[results.targets.target_set == row["target_set"]]
-    rows = pair(results.losses, targets, recovery)
+    rows = pair(results.losses, targets, recovery, results.parts)
     random_units = _ranked_units(results, row, units=row["units"], selector=RANDOM)
 
     power_N = pd.concat([units.power, random_units.power])
     powers = range(int(power_N.min()), int(power_N.max()) + 1)
     # Document and placebo targets are resampled together, as their difference is computed.
-    documents = pd.Index(np.unique(rows.document))
+    documents = pd.Index(np.unique(rows.whole_document))
     document_rows = rows[rows.distant_part == DOCUMENT]
     placebo_rows = rows[rows.distant_part == PLACEBO]
     at_document = _shares_of_gap(document_rows, units, powers, documents)
@@ -131,7 +131,7 @@ def _shares_of_gap(
 ) -> _BinShares:
     """Divide the loss reduction by the units of each bin by the gap of all targets. `rows`: rows of
     `pair` of one kind of distant text."""
-    document_T = documents.get_indexer(rows.document)
+    document_T = documents.get_indexer(rows.whole_document)
     own_DB = _reductions_by_bin(rows, "own", units, powers, documents)
     unrelated_DB = _reductions_by_bin(rows, "unrelated", units, powers, documents)
     gap_D = np.bincount(document_T, rows.gap, len(documents))
@@ -152,9 +152,9 @@ def _reductions_by_bin(
     NaN if it is not known for all targets."""
     name = f"{control}_reduction"
     keys = [*KEYS, "distant_part"]
-    placed = units[units.control == control].merge(rows[[*keys, name]], on=keys)
+    placed = units[units.control == control].merge(rows[[*keys, "whole_document", name]], on=keys)
     reduction_DB = np.zeros((len(documents), len(powers)))
-    document_N = documents.get_indexer(placed.document)
+    document_N = documents.get_indexer(placed.whole_document)
     bin_N = placed.power - powers.start
     np.add.at(reduction_DB, (document_N, bin_N), placed.weight * placed[name])
     if rows[name].isna().any() or not len(placed):

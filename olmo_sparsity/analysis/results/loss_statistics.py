@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.results.intervals import Interval, resample
+from olmo_sparsity.analysis.results.target_rows import Parts, whole_documents
 
 INDUCTION_SHARE = 0.15
 """A model copies from its context if a passage, when it is repeated, costs it less by at least this
@@ -25,12 +26,12 @@ LARGEST_EXPONENT = 700
 """The exponential of a larger number overflows a double."""
 
 
-def mean_gap(losses: pd.DataFrame) -> Interval:
+def mean_gap(losses: pd.DataFrame, parts: Parts | None = None) -> Interval:
     """Return the mean of L_short − L_long over all tokens, in nats, and its interval over
-    documents."""
+    documents. `parts`: of documents that were split, which are resampled whole."""
     gaps = (losses.loss_short - losses.loss_long).astype(float)
     values = pd.DataFrame({"gap": gaps, "num_tokens": 1.0})
-    sums_by_document = values.groupby(losses.document.to_numpy()).sum()
+    sums_by_document = values.groupby(whole_documents(losses.document, parts).to_numpy()).sum()
     gap, num_tokens = resample(sums_by_document)
     return (gap / num_tokens).interval()
 

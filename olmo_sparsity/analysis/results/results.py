@@ -29,7 +29,7 @@ from olmo_sparsity.analysis.results.statistics import (
     summarize,
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS, absent_columns, read_table
-from olmo_sparsity.analysis.results.target_rows import half_of
+from olmo_sparsity.analysis.results.target_rows import Parts, half_of
 from olmo_sparsity.analysis.results.view import spell
 from olmo_sparsity.base.errors import DataError, check_type
 from olmo_sparsity.base.files import path_of, read_json
@@ -66,6 +66,11 @@ class Results:
             return ""
         num_documents = num_left + self.meta.counts.get("documents_measured", 0)
         return f"partial: {num_left:,} of {num_documents:,} documents are not finished"
+
+    @property
+    def parts(self) -> Parts:
+        """Return the numbers of the parts of each document that was split; empty if none was."""
+        return self.meta.data.get("parts", {})
 
     @property
     def reported(self) -> pd.DataFrame:
@@ -183,7 +188,10 @@ def _pairs(first: Results, second: Results) -> list[pd.DataFrame]:
             )
         names = " and ".join(str(results.meta.model.get("name")) for results in (first, second))
         raise DataError(f"{names} {reason} (`figure` draws both)")
-    return [pair(results.losses, results.targets, results.recovery) for results in (first, second)]
+    return [
+        pair(results.losses, results.targets, results.recovery, results.parts)
+        for results in (first, second)
+    ]
 
 
 def _have_same_text(first: Results, second: Results) -> bool:
@@ -285,6 +293,6 @@ def _with_later_columns(
         summary = summary.merge(shares, how="left", on=GROUPS)
     absent = [name for name in later_columns() if name not in summary]
     if absent:
-        computed = summarize(tables["losses"], targets, recovery)
+        computed = summarize(tables["losses"], targets, recovery, meta.data.get("parts"))
         summary = summary.merge(computed[[*GROUPS, *absent]], how="left", on=GROUPS)
     return summary

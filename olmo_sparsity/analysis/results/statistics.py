@@ -22,7 +22,8 @@ Two pairs of words tell what a number was computed from:
 
 Recovery is a ratio of sums, not a mean of ratios, because single targets may have gaps near 0.
 Intervals are 95% percentile bootstraps over documents, whose targets are not independent of each
-other. Differences are resampled in pairs. Never imports torch.
+other; parts of a document that was split are resampled together. Differences are resampled in
+pairs. Never imports torch.
 
 Dimension key: D documents, T targets, V values.
 """
@@ -41,8 +42,10 @@ from olmo_sparsity.analysis.results.target_rows import (
     DOCUMENT,
     KEYS,
     PLACEBO,
+    Parts,
     distant_part_losses,
     losses_of_targets,
+    whole_documents,
 )
 from olmo_sparsity.base.errors import DataError, check_type
 
@@ -98,18 +101,30 @@ class TargetRows(NamedTuple):
 # --- from the tables to a summary -----------------------------------------------------------------
 
 
-def summarize(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) -> pd.DataFrame:
-    """Return one row for each target set, kind of units, selector and k."""
+def summarize(
+    losses: pd.DataFrame,
+    targets: pd.DataFrame,
+    recovery: pd.DataFrame,
+    parts: Parts | None = None,
+) -> pd.DataFrame:
+    """Return one row for each target set, kind of units, selector and k. `parts`: of documents that
+    were split; the summary counts and resamples whole documents."""
     tables = {"losses": losses, "targets": targets, "recovery": recovery}
     for name, table in tables.items():
         check_type(name, table, pd.DataFrame, f"the table {name} of results, a DataFrame")
-    return summarize_pairs(pair(losses, targets, recovery))
+    return summarize_pairs(pair(losses, targets, recovery, parts))
 
 
-def pair(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) -> pd.DataFrame:
+def pair(
+    losses: pd.DataFrame,
+    targets: pd.DataFrame,
+    recovery: pd.DataFrame,
+    parts: Parts | None = None,
+) -> pd.DataFrame:
     """Join the tables: return a row for each target in each of its sets, kind of units, selector
     and k. Own and unrelated text have columns next to each other, such as `loss_set_own`, in which
-    draws are averaged. The columns of `SUMMED` are added."""
+    draws are averaged. The columns of `SUMMED` are added, and `whole_document`: the document that
+    is resampled, which of a part is the whole."""
     row_keys = [*KEYS, "distant_part", "units", "selector", "k"]
     value_names = ["loss_set", "loss_without", "num_tokens"]
     # `pivot_table` takes the mean of several rows, here of several draws.
@@ -131,6 +146,7 @@ def pair(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) ->
         unrelated_reduction=rows.loss_short - rows.loss_set_unrelated,
         removal_increase=rows.loss_without_own - rows.loss_long,
         weight=1.0,
+        whole_document=whole_documents(rows.document, parts),
     )
 
 
@@ -151,9 +167,9 @@ def summarize_pairs(rows: pd.DataFrame) -> pd.DataFrame:
                 "share_enough": (ratios >= ENOUGH).mean(),
                 "gap": document_rows.gap.mean(),
                 "num_targets": len(document_rows),
-                "num_documents": document_rows.document.nunique(),
+                "num_documents": document_rows.whole_document.nunique(),
                 "num_placebo_targets": len(placebo_rows),
-                "num_placebo_documents": placebo_rows.document.nunique(),
+                "num_placebo_documents": placebo_rows.whole_document.nunique(),
             }
         )
     return pd.DataFrame(summary)
@@ -273,8 +289,8 @@ def _with_intervals(values: dict[str, Bootstrapped]) -> dict[str, float]:
 
 
 def _documents_of(*row_groups: pd.DataFrame) -> pd.Index:
-    """Return the documents of all rows, each once, as they are resampled together."""
-    return pd.Index(np.unique(np.concatenate([rows.document for rows in row_groups])))
+    """Return the whole documents of all rows, each once, as they are resampled together."""
+    return pd.Index(np.unique(np.concatenate([rows.whole_document for rows in row_groups])))
 
 
 def _bootstrap_sums(rows: pd.DataFrame, documents: pd.Index) -> TargetSums:
@@ -287,7 +303,7 @@ def _sums_by_document(rows: pd.DataFrame, documents: pd.Index) -> np.ndarray:
     """Return sums_DV: each column of `SUMMED`, summed over the targets of each document. A sum is
     NaN if no value of the document is known."""
     # `DataFrame.groupby` takes ten times as long.
-    document_T = documents.get_indexer(rows.document)
+    document_T = documents.get_indexer(rows.whole_document)
     sums = []
     for name in SUMMED:
         values_T = rows[name].to_numpy(float)
@@ -378,13 +394,14 @@ def both_ways(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
 # --- the table lds --------------------------------------------------------------------------------
 
 
-def mean_lds(targets: pd.DataFrame, lds: pd.DataFrame) -> pd.DataFrame:
+def mean_lds(targets: pd.DataFrame, lds: pd.DataFrame, parts: Parts | None = None) -> pd.DataFrame:
     """Return the mean `lds` over targets with its interval, for each target set, kind of units and
-    selector."""
+    selector. `parts`: of documents that were split, which are resampled whole."""
     rows = []
     document_targets = targets[targets.distant_part == DOCUMENT].merge(lds, on=KEYS)
     for group_values, group in document_targets.groupby(["target_set", "units", "selector"]):
-        sums_by_document = group.groupby("document").lds.agg(["sum", "count"])
+        whole_document = whole_documents(group.document, parts).to_numpy()
+        sums_by_document = group.groupby(whole_document).lds.agg(["sum", "count"])
         lds_sum, num_targets = resample(sums_by_document)
         rows.append((*group_values, *(lds_sum / num_targets).interval()))
     columns = ["target_set", "units", "selector", "lds", "lds_low", "lds_high"]

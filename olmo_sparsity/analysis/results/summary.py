@@ -107,15 +107,12 @@ def _describe_conditions(results: Results) -> list[str]:
 
 
 def describe_parts(results: Results) -> str:
-    """Say how many documents were split into how many parts, and in how many the targets are."""
-    parts = results.meta.data["parts"]
-    total = sum(map(len, parts.values()))
-    targets = results.targets[results.targets.distant_part == "document"]
-    with_targets = {name for name, numbers in parts.items() if targets.document.isin(numbers).any()}
+    """Say how many documents were split into how many parts, and which of the two are counted."""
+    total = sum(map(len, results.parts.values()))
     return (
-        f"{num_of(len(parts), 'document')} in {num_of(total, 'part')} (--split-long): below, a "
-        f"document is a part. Targets are in parts of {num_of(len(with_targets), 'document')}. "
-        "Unrelated texts come from other documents; intervals take parts as independent"
+        f"{num_of(len(results.parts), 'document')} in {num_of(total, 'part')} (--split-long). Rows "
+        "of targets count whole documents, and their intervals resample whole documents; lines of "
+        "losses count parts. Unrelated texts come from other documents"
     )
 
 
@@ -151,7 +148,10 @@ def _format_groups(results: Results, first: pd.Series) -> list[str]:
             table[table.document.isin(documents)]
             for table in (results.losses, results.targets, results.recovery)
         )
-        rows = summarize(losses, targets, recovery)
+        # A row of one document is about this document: its parts are then the sample.
+        is_one_document = set(documents) <= set(results.parts.get(name, ()))
+        parts = None if is_one_document else results.parts
+        rows = summarize(losses, targets, recovery, parts)
         if len(rows):
             rows = rows[(rows[GROUPS] == first[GROUPS]).all(axis=1)]
         if not len(rows) or describe_few(rows.iloc[0], has_net=False):

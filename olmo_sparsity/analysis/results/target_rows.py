@@ -7,6 +7,8 @@ tokens; the column `end` is one past the last token of a target. Never imports t
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pandas as pd
 
 from olmo_sparsity.base.errors import DataError
@@ -18,6 +20,20 @@ DOCUMENT = "document"
 PLACEBO = "placebo"
 PARTS = (DOCUMENT, PLACEBO)
 """Kinds of distant context, as the column `distant_part` stores them."""
+
+
+Parts = Mapping[str, Sequence[int]]
+"""The name of each document that was split (`--split-long`), and the numbers of its parts, which
+are the documents of the tables."""
+
+
+def whole_documents(document: pd.Series, parts: Parts | None) -> pd.Series:
+    """Return for each row the document that it counts as: of a part, the first part of the same
+    document. Intervals resample whole documents, because parts of one resemble each other."""
+    if not parts:
+        return document
+    first_part = {part: numbers[0] for numbers in parts.values() for part in numbers}
+    return document.map(first_part)
 
 
 def half_of(document: int) -> str:

@@ -294,7 +294,7 @@ def test_a_long_document_is_measured_in_parts_and_both_are_counted(tmp_path: Pat
     """`demo` takes few tokens; without `split_long` it reads the beginning alone."""
     boats = ("boat", "sail", "mast", "keel", "oar")
     for name in boats:
-        lines = [f"In {1900 + i} the {name} of number {i * 7} came home.\n\n" for i in range(60)]
+        lines = [f"In {1900 + i} the {name} of number {i * 7} came home.\n\n" for i in range(110)]
         (tmp_path / f"{name}.txt").write_text("".join(lines))
     options: dict[str, Any] = {"short": 32, "stride": 16, "blocks": 1, "max_targets": 1}
     options |= {"ks": (1,), "selectors": ("random",), "share": "all", "min_gap": 0.0}
@@ -305,5 +305,7 @@ def test_a_long_document_is_measured_in_parts_and_both_are_counted(tmp_path: Pat
     assert sum(map(len, parts.values())) == results.meta.counts["documents_measured"]
     said = describe(results)
     assert f"5 documents in {sum(map(len, parts.values()))} parts (--split-long)" in said
+    own = results.targets[results.targets.distant_part == "document"]
+    assert results.summary.num_documents.max() <= 5 < own.document.nunique()
     with pytest.raises(ConfigError, match="with long=64 nothing of a long document is left out"):
         measure("demo", str(tmp_path), split_long=True, long=64)

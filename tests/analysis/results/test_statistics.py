@@ -51,6 +51,33 @@ def test_longppl_is_of_the_key_tokens() -> None:
     assert (nothing["longppl"], nothing["ppl"]) == (None, np.exp(700.0))
 
 
+def test_parts_of_a_document_are_counted_and_resampled_as_one() -> None:
+    """Five parts of one document that are copies say no more than one of them."""
+    keys = [(document, 20) for document in range(40)]
+    losses = losses_table(
+        document=[key[0] for key in keys], target=20, loss_short=2.0, loss_long=1.0
+    )
+    targets = pd.DataFrame(keys, columns=["document", "target"])
+    targets = targets.assign(distant_part="document", target_set="gap")
+    losses_with_unit = np.random.default_rng(0).uniform(1, 2, 8).repeat(5)
+    rows = recovery_rows(keys, "own", losses_with_unit)
+    rows += recovery_rows(keys, "unrelated", [2.0] * 40)
+    parts = {f"book {number}": list(range(5 * number, 5 * number + 5)) for number in range(8)}
+
+    (of_parts,) = summarize(losses, targets, pd.DataFrame(rows)).to_dict("records")
+    (of_books,) = summarize(losses, targets, pd.DataFrame(rows), parts).to_dict("records")
+    first_parts = targets[targets.document % 5 == 0]
+    first_rows = pd.DataFrame(rows)[::5]
+    (of_first_parts,) = summarize(losses, first_parts, first_rows).to_dict("records")
+
+    assert (of_parts["num_documents"], of_books["num_documents"]) == (40, 8)
+    assert of_books["num_targets"] == 40
+    assert of_books["recovery"] == pytest.approx(of_parts["recovery"])
+    for end in ("low", "high"):
+        assert of_books[end] == pytest.approx(of_first_parts[end])
+    assert of_books["high"] - of_books["low"] > 2 * (of_parts["high"] - of_parts["low"])
+
+
 @pytest.mark.parametrize("gap", [1.0, 0.5, 0.4375])
 def test_ratios_need_a_gap_and_nine_tenths_of_it_are_enough(
     gap: float, monkeypatch: pytest.MonkeyPatch
@@ -100,7 +127,8 @@ def rows_of_pairs(seed: int, num_documents: int = 12) -> pd.DataFrame:
             rows.append((document, target, part, target_set, k, own, unrelated, removed, gap))
     columns = ["document", "target", "distant_part", "target_set", "k", *SUMMED[:4]]
     rows_of = pd.DataFrame(rows, columns=columns)
-    return rows_of.assign(units="tokens", selector="add_one", weight=1.0, num_tokens_own=rows_of.k)
+    rows_of = rows_of.assign(units="tokens", selector="add_one", weight=1.0)
+    return rows_of.assign(num_tokens_own=rows_of.k, whole_document=rows_of.document)
 
 
 def sums(rows: pd.DataFrame, documents: list[int], weights: np.ndarray) -> dict[str, np.ndarray]:
