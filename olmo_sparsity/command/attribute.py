@@ -101,7 +101,7 @@ def _attribute_one(options: argparse.Namespace) -> int:
 
 def _read_inputs(options: argparse.Namespace) -> dict[str, Any]:
     """Read the files that options name."""
-    from olmo_sparsity.analysis.explain.prompt import read_text
+    from olmo_sparsity.analysis.explain.text_file import read_text
     from olmo_sparsity.sources.chat_log import read_log
 
     inputs: dict[str, Any] = {"sources": None, "messages": None}
@@ -225,7 +225,7 @@ def _check_not_given(
 
 def _read_sources(sources: list[str]) -> dict[str, str]:
     """Return the text of each source by its name. `sources`: as `--source` takes them."""
-    from olmo_sparsity.analysis.explain.prompt import read_text
+    from olmo_sparsity.analysis.explain.text_file import read_text
 
     files = list[_NamedFile]()
     for source in sources:

@@ -46,8 +46,8 @@ def run_explain(options: argparse.Namespace) -> int:
 
 def _explain_keywords(options: argparse.Namespace) -> dict[str, Any]:
     """Return the keywords of `explain`, with the files read that options name."""
-    from olmo_sparsity.analysis.explain.prompt import read_text
     from olmo_sparsity.analysis.explain.request import ExplainRequest
+    from olmo_sparsity.analysis.explain.text_file import read_text
     from olmo_sparsity.analysis.measurement.targets import parse_at
 
     distant_states = vars(options).get("distant_states")
@@ -69,7 +69,7 @@ def _explain_keywords(options: argparse.Namespace) -> dict[str, Any]:
 
 def _text_of(path: str, field: str | None) -> str:
     """Return the text of a file, or of a record, FILE:N."""
-    from olmo_sparsity.analysis.explain.prompt import read_text
+    from olmo_sparsity.analysis.explain.text_file import read_text
     from olmo_sparsity.text.inputs import open_text
     from olmo_sparsity.text.record_files import is_records
 

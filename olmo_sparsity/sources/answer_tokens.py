@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from olmo_sparsity.analysis.explain.prompt import generate
+from olmo_sparsity.analysis.explain.generation import generate
 from olmo_sparsity.base.errors import ConfigError, DataError, printable
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.models.loaded import LoadedModel

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.analysis.explain.prompt import read_text
+from olmo_sparsity.analysis.explain.text_file import read_text
 from olmo_sparsity.base.conform import DuplicateKey, unique
 from olmo_sparsity.base.errors import ConfigError, DataError, one_line, printable
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from olmo_sparsity.analysis.explain.prompt import SAME_TEXT, passages
+from olmo_sparsity.analysis.explain.unrelated import SAME_TEXT, passages
 from olmo_sparsity.base.errors import DataError, UserError
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.streams import stream

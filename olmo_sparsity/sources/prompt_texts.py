@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
 
-from olmo_sparsity.analysis.explain.prompt import split_template, through_template
+from olmo_sparsity.analysis.explain.chat_template import split_template, through_template
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.sources.documents import Segment, Turn, parts_of

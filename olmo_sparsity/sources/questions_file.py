@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from olmo_sparsity.analysis.explain.prompt import read_text
+from olmo_sparsity.analysis.explain.text_file import read_text
 from olmo_sparsity.base.conform import DuplicateKey, conform, unique
 from olmo_sparsity.base.errors import ConfigError, DataError, UserError, one_line, printable
 from olmo_sparsity.sources.documents import (

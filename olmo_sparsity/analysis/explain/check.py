@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.explain.prompt import Prepared, unrelated_documents
+from olmo_sparsity.analysis.explain.prepared import Prepared
+from olmo_sparsity.analysis.explain.unrelated import unrelated_documents
 from olmo_sparsity.analysis.measurement.targets import first_place, largest_gaps
 from olmo_sparsity.analysis.options import MIN_GAP, is_whole_number
 from olmo_sparsity.analysis.report.report import note

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.explain.check import Check, check
-from olmo_sparsity.analysis.explain.prompt import Prepared
+from olmo_sparsity.analysis.explain.prepared import Prepared
 from olmo_sparsity.analysis.options import (
     ExplainSettings,
     is_whole_number,

@@ -21,7 +21,9 @@ import pandas as pd
 
 from olmo_sparsity.analysis.explain.check import check
 from olmo_sparsity.analysis.explain.explanation import Explanation
-from olmo_sparsity.analysis.explain.prompt import Prepared, Prompt, read_text
+from olmo_sparsity.analysis.explain.prepared import Prepared
+from olmo_sparsity.analysis.explain.prompt import Prompt
+from olmo_sparsity.analysis.explain.text_file import read_text
 from olmo_sparsity.analysis.measurement.plan import SMALLER_UNITS
 from olmo_sparsity.analysis.measurement.reading import load
 from olmo_sparsity.analysis.measurement.targets import At, first_place, largest_gaps

@@ -16,8 +16,8 @@ import torch
 
 from olmo_sparsity import estimate_cost, explain
 from olmo_sparsity.analysis.explain.explanation import Explanation, to_json
-from olmo_sparsity.analysis.explain.prompt import unrelated_documents
 from olmo_sparsity.analysis.explain.request import count
+from olmo_sparsity.analysis.explain.unrelated import unrelated_documents
 from olmo_sparsity.analysis.scoring.document_losses import context_losses
 from olmo_sparsity.analysis.selectors.influence import SELECTORS
 from olmo_sparsity.base.errors import ConfigError, DataError

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from olmo_sparsity import estimate_cost, explain, load_model, measure
-from olmo_sparsity.analysis.explain.prompt import unrelated_documents
+from olmo_sparsity.analysis.explain.unrelated import unrelated_documents
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.options import Settings

@@ -1,0 +1,68 @@
+"""Generate an answer greedily, one token after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.progress import say
+from olmo_sparsity.models.loaded import LoadedModel
+
+
+@torch.no_grad()
+def generate(
+    model: LoadedModel,
+    tokens: list[int],
+    max_new_tokens: int,
+    done: Callable[[list[int]], None] = lambda generated: None,
+) -> list[int]:
+    """Generate tokens greedily, until the model's end-of-text token. `done` is called after each
+    token, with all so far."""
+    if model.prompt_model is not None:
+        answer: list[int] = model.prompt_model.generate(tokens, max_new_tokens)
+        return answer
+    language_model = model.model
+    end_ids = _end_ids(model)
+    device = model.device
+    generated: list[int] = []
+    # States of all tokens so far, so that each step computes one token.
+    states = None
+    inputs = torch.tensor([tokens], device=device)
+    for num_before in range(len(tokens), len(tokens) + max_new_tokens):
+        positions = torch.arange(num_before - inputs.shape[1], num_before, device=device)[None]
+        states = language_model.distant_states(inputs, positions, before=states)
+        next_token = int(language_model.unembed(states.hidden_BFD[:, -1]).argmax())
+        if next_token in end_ids:
+            break
+        generated.append(next_token)
+        done(generated)
+        inputs = torch.tensor([[next_token]], device=device)
+    else:
+        say(f"the answer ends at {max_new_tokens} tokens (max_new_tokens), unfinished")
+    return generated
+
+
+def _end_ids(model: LoadedModel) -> set[int]:
+    """Return the tokens at which a generated answer ends."""
+    inner = getattr(model.model, "model", None)
+    configs = [getattr(owner, "config", None) for owner in (model.model, inner)]
+    # Some chat models name the end of a turn in their generation_config only.
+    owners = (model.transformers_tokenizer, *configs, getattr(inner, "generation_config", None))
+    end_ids = set()
+    for owner in owners:
+        # One token ID, a list of them, or none.
+        tokens: Any = getattr(owner, "eos_token_id", None)
+        for token in np.atleast_1d(tokens):
+            if token is None:
+                continue
+            if not isinstance(token, int | np.integer):
+                raise ConfigError(
+                    f"eos_token_id of '{model.name}' is {token!r:.60}, not a token ID; correct its "
+                    "config.json"
+                )
+            end_ids.add(int(token))
+    return end_ids

@@ -1,0 +1,196 @@
+"""Settle windows, targets and scorer of one explanation, and evaluate its targets.
+
+Prompt → Prepared.of → Prepared → .blocks_to_select(), .recover(targets)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from olmo_sparsity.analysis.explain.prompt import Prompt
+from olmo_sparsity.analysis.explain.unrelated import unrelated_documents
+from olmo_sparsity.analysis.measurement.recovery import recover
+from olmo_sparsity.analysis.measurement.targets import At, find_spans
+from olmo_sparsity.analysis.options import ExplainSettings
+from olmo_sparsity.analysis.scoring.replaced import scorer_of
+from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.progress import say
+from olmo_sparsity.config.windows import LOCAL_OF_ONE_PREDICTION, default_local, long_window
+from olmo_sparsity.models.identity import State
+from olmo_sparsity.models.loaded import LoadedModel
+from olmo_sparsity.models.use import check_unchanged, state_of
+from olmo_sparsity.text.controls import Controls
+from olmo_sparsity.text.documents import Document
+from olmo_sparsity.text.units import Spans
+from olmo_sparsity.text.windows import Block, Windows
+
+MAX_WINDOWS = 1024
+"""To select targets, at most so many local windows are computed."""
+
+MAX_TOKENS = 2**16
+"""To select targets, at most so many tokens of long windows are computed that begin later than the
+text. All long windows that begin with the text take one pass over it, which is not limited."""
+
+MAX_PROMPTS = 32
+"""To select targets, at most so many local windows are computed where each is a whole prompt."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Holds everything that an explanation needs, and evaluates targets: a document, its windows,
+    its targets and a model."""
+
+    model: LoadedModel
+    scorer: Scorer
+    document: Document
+    windows: Windows
+    settings: ExplainSettings
+    spans: Spans | None
+    """The targets; None: those with the largest gaps are selected."""
+
+    state: State | None = None
+    """The state of the model at that time, by which a change is noticed."""
+
+    @staticmethod
+    def of(
+        model: LoadedModel,
+        prompt: Prompt,
+        at: At | None,
+        settings: ExplainSettings,
+        *,
+        unrelated: Any,
+        batch_tokens: int | None = None,
+    ) -> Prepared:
+        """Settle windows and targets of a prompt. `at`: names of targets in a text. `unrelated`:
+        the texts that replace distant tokens, where the interpretation replaces them."""
+        document = Document(np.array(prompt.tokens, dtype=np.int64), tokenizer=model.tokenizer)
+        spans: Spans | None = None
+        if prompt.answer is not None:
+            spans = [prompt.answer]
+        elif at is not None:
+            spans = find_spans(document, at)
+        windows = _windows_of(model, prompt, spans, settings)
+        scorer = scorer_of(model, settings, batch_tokens)
+        if settings.interpretation.replaces:
+            others = unrelated_documents(model, unrelated, document)
+            controls = Controls(others, windows, num_draws=1, seed=settings.seed)
+            scorer = scorer.of_document(document, controls)
+        return Prepared(
+            model=model,
+            scorer=scorer,
+            document=document,
+            windows=windows,
+            settings=settings,
+            spans=spans,
+            state=state_of(model.model),
+        )
+
+    def blocks_to_select(self) -> list[Block]:
+        """Return the blocks in which targets are looked for if none is named.
+
+        In a long text, neighbouring targets share windows. A long window that does not begin where
+        the text begins takes a pass of its own. If all these windows have more than `MAX_TOKENS`
+        tokens, only some of them are taken, evenly spaced.
+        """
+        windows = self.windows
+        tokens = self.document.tokens
+        replaces = self.settings.interpretation.replaces
+        max_blocks = MAX_PROMPTS if replaces else MAX_WINDOWS
+        stride = math.ceil(len(tokens) / max_blocks)
+        longest = windows.most
+        if longest is not None:
+            # The last target of a block sees stride − 1 tokens more than the first.
+            longest = max(windows.short + 1, longest - stride + 1)
+        blocks = list(replace(windows, stride=stride, most=longest).blocks(tokens))
+        later = [block for block in blocks if block.first > 0]
+        step = math.ceil(sum(len(block.tokens) for block in later) / MAX_TOKENS)
+        if step > 1:
+            later = later[::step]
+            say(f"targets are selected from one in {step} of its later tokens; name others (--at)")
+        return [block for block in blocks if block.first == 0] + later
+
+    def max_num_units(self, spans: Iterable[Sequence[int]]) -> int:
+        """Return the number of distant units of the target that has most of them."""
+        largest = 0
+        for first, _ in spans:
+            begin = int(self.windows.first_distant(int(first)))
+            end = int(first) - self.windows.short
+            num_units = len(self.document.units(self.settings.units, begin, end))
+            largest = max(largest, num_units)
+        return largest
+
+    def recover(
+        self, targets: Mapping[str, np.ndarray], controls: Controls | None = None
+    ) -> dict[str, pd.DataFrame]:
+        """Evaluate targets with 0 to k units, or with 0 to all if there are fewer than k."""
+        settings = self.settings
+        spans = list(chain(*targets.values()))
+        largest_k = min(settings.k, self.max_num_units(spans))
+        return recover(
+            self.scorer,
+            self.document,
+            self.windows,
+            targets,
+            units=settings.units,
+            selectors=settings.selector,
+            ks=range(largest_k + 1),
+            controls=controls,
+            seed=settings.seed,
+        )
+
+    def check_model_unchanged(self) -> None:
+        """Raise DataError if the model is not what it was when the explanation was prepared."""
+        check_unchanged(self.scorer.model, self.state, "explain")
+
+    def without_model(self) -> Prepared:
+        """Return a copy without weights, which is stored with an explanation: it is enough to show
+        the explanation, and not to compute it again."""
+        model = self.model.without_weights()
+        # Only a stored explanation lacks these two, so their types do not allow None.
+        return replace(self, model=model, scorer=None, state=None)  # type: ignore[arg-type]
+
+
+def _windows_of(
+    model: LoadedModel, prompt: Prompt, spans: Spans | None, settings: ExplainSettings
+) -> Windows:
+    """Return windows for the targets `spans`, which fit the positions that the model takes;
+    ConfigError if none do. `spans`: None for single tokens anywhere in the text."""
+    num_tokens = len(prompt.tokens)
+    last_end = num_tokens
+    longest_target = 1
+    if spans:
+        last_end = max(end for _, end in spans)
+        longest_target = max(end - first for first, end in spans)
+
+    short = settings.short
+    if short is None:
+        num_before_target = prompt.answer[0] if prompt.answer else num_tokens
+        local = default_local(LOCAL_OF_ONE_PREDICTION, num_before_target)
+        # What a chat template puts after the prompt is never distant.
+        short = max(prompt.num_closing, local)
+    windows = Windows("all", short, prefix=tuple(prompt.prefix_ids))
+    windows = replace(windows, most=long_window(settings.long).longest)
+
+    if model.max_positions is not None:
+        longest = model.max_positions - len(windows.prefix) - longest_target + 1
+        if longest <= short:
+            raise ConfigError(
+                f"prefix ({len(windows.prefix):,} tokens), local window (short={short}) and "
+                f"target ({longest_target:,}) need more than the {model.max_positions:,} positions "
+                f"of '{model.name}'; pass shorter ones, or lower short"
+            )
+        is_text_longer = last_end - longest_target > longest
+        if is_text_longer and longest < (windows.most or math.inf):
+            say(f"the text is longer than the model takes: long windows of {longest:,} tokens")
+            windows = replace(windows, most=longest)
+    windows.check()
+    model.check_positions(replace(windows, stride=longest_target).num_positions(last_end))
+    return windows

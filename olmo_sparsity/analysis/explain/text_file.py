@@ -1,0 +1,33 @@
+"""Read one text from a file, from standard input, or as it stands on the command line."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.text.records import LARGEST_DOCUMENT
+
+
+def read_text(path: str, inline: bool = False) -> str:
+    """Read a file, or standard input for `-`. `inline`: `path` is the text itself, unless it begins
+    with @, as in @FILE."""
+    if inline and not path.startswith("@"):
+        return path
+    path = path.removeprefix("@") if inline else path
+    try:
+        with nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
+            raw = file.read(LARGEST_DOCUMENT + 1)
+        if len(raw) > LARGEST_DOCUMENT:
+            raise DataError(f"{path} has more than {LARGEST_DOCUMENT:,} bytes; pass a part of it")
+        text = raw.decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not text in UTF-8 from byte {error.start + 1:,} on") from None
+    if "\0" in text[:200]:
+        raise DataError(f"{path} is not text in UTF-8: it has a zero byte")
+    if not text.strip():
+        raise DataError(f"{path} is empty")
+    return text
