@@ -157,6 +157,12 @@ def _add_gpus(sub: Parser) -> None:
     sub.add(
         "--gpu-hour", type=float, metavar="PRICE", help="of --dry-run: print what the run costs"
     )
+    sub.add(
+        "--disk-speed",
+        type=float,
+        metavar="GB/S",
+        help="of --dry-run: GB/s at which the file system writes checkpoints of all processes (1)",
+    )
 
 
 def _add_explain(sub: Parser) -> None:

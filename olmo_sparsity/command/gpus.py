@@ -13,7 +13,7 @@ from olmo_sparsity.base.errors import ConfigError
 
 def check_gpus_are_of_a_dry_run(options: argparse.Namespace) -> None:
     """Raise ConfigError for an option that describes GPUs, without `--dry-run --gpus N`."""
-    for name in ("gpus", "gpu", "nodes", "nics_per_node", "gpu_hour"):
+    for name in ("gpus", "gpu", "nodes", "nics_per_node", "gpu_hour", "disk_speed"):
         is_given = getattr(options, name, None) is not None
         if is_given and not (options.dry_run and options.gpus is not None):
             option = "--" + name.replace("_", "-")
@@ -32,4 +32,5 @@ def hardware_of(options: argparse.Namespace) -> Any:
         options.nodes,
         nics_per_node=options.nics_per_node,
         price=options.gpu_hour,
+        disk_speed=options.disk_speed,
     )

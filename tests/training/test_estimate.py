@@ -25,13 +25,14 @@ from olmo_sparsity.training.estimate.cost import cost_with, gpu_hours
 from olmo_sparsity.training.estimate.device_memory import bytes_of_state, peak_bytes
 from olmo_sparsity.training.estimate.fit import check_fits
 from olmo_sparsity.training.estimate.hardware import Hardware
+from olmo_sparsity.training.estimate.host import COPIED_BYTES_PER_S, save_time
 from olmo_sparsity.training.estimate.memory_formulas import (
     activation_bytes,
     start_bytes,
     state_bytes,
     without_memory,
 )
-from olmo_sparsity.training.estimate.report import estimate
+from olmo_sparsity.training.estimate.report import SIGNAL_LEAD_S, estimate
 from olmo_sparsity.training.start import cost_of, for_hardware
 from tests.conftest import MakeConfig
 
@@ -157,6 +158,7 @@ def test_a_dry_run_names_what_does_not_divide_or_fit(capsys: pytest.CaptureFixtu
         ("--nodes=3", "--gpus=8 must be a multiple of --nodes=3"),
         ("--nics-per-node=0", "--nics-per-node=0"),
         ("--gpu-hour=-1", "--gpu-hour=-1"),
+        ("--disk-speed=0", "--disk-speed=0.0 must be above 0: GB/s"),
         ("--gpu=h101", "--gpu=h101"),
         ("--gpu=a100-20", "--gpu=a100-20"),
     ],
@@ -369,3 +371,29 @@ def test_stated_peaks_go_by_the_device_name() -> None:
         assert find_gpu(name).tflops == tflops
     for name in ("cpu", "NVIDIA A10G", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"):
         assert find_gpu(name) is None
+
+
+def test_more_gpus_do_not_make_the_file_system_faster() -> None:
+    config = seven_billion(*OVER_ALL)
+    saved_bytes = 12 * count_parameters(without_memory(config.model))
+    for count in (64, 512):
+        writing_s = saved_bytes / 1e9
+        copying_s = saved_bytes / count / COPIED_BYTES_PER_S
+        save = save_time(config, Hardware.of("h100", count, None))
+        assert save.total_s == pytest.approx(copying_s + writing_s)
+    save = save_time(config, Hardware.of("h100", 64, None, disk_speed=1000))
+    assert save.total_s - save.pause_s == pytest.approx(saved_bytes / 64 / 0.39e9)
+
+
+def test_a_save_that_takes_longer_than_the_signal_leads_names_the_signal_to_ask_for() -> None:
+    script = (ROOT / "slurm/train.sbatch").read_text()
+    assert f"#SBATCH --signal=USR2@{SIGNAL_LEAD_S}\n" in script
+    config = seven_billion(*OVER_ALL)
+    hardware = Hardware.of("h100", 64, None)
+    save = save_time(config, hardware)
+    assert save.total_s < SIGNAL_LEAD_S < 180 < save.longest_s < 240, "one save is under way"
+    line = estimate(config, hardware)["a save"]
+    assert "more than the 120 s of slurm/train.sbatch before a time limit" in line
+    assert "sbatch --signal=USR2@240" in line
+    fast_disk = Hardware.of("h100", 64, None, disk_speed=10)
+    assert "within the 120 s of slurm/train.sbatch" in estimate(config, fast_disk)["a save"]

@@ -25,6 +25,10 @@ USABLE_SHARE = 0.85
 USABLE_SHARE_OF_MAIN_MEMORY = 0.5
 """The same for training on a CPU, where other programs need main memory, too."""
 
+DISK_BYTES_PER_S = 1e9
+"""Bytes that the file system writes in a second, for all processes together: assumed. A parallel
+file system may write ten times as much, a shared NFS server a tenth."""
+
 GPUS_PER_NODE = 8
 """The usual number of GPUs of a node, from which the number of nodes follows if none is given."""
 
@@ -46,6 +50,9 @@ class Hardware:
 
     price: float | None = None
     """Price of a GPU-hour, in any currency. None: not known."""
+
+    disk_bytes_per_s: float = DISK_BYTES_PER_S
+    """Bytes that the file system of the run folder writes in a second, for all processes."""
 
     @property
     def device_type(self) -> str:
@@ -82,9 +89,10 @@ class Hardware:
         nodes: int | None,
         nics_per_node: int | None = None,
         price: float | None = None,
+        disk_speed: float | None = None,
     ) -> Hardware:
         """Return GPUs by their name, by default eight on a node. Raise ConfigError, which names the
-        option of `--dry-run`, for GPUs that cannot be."""
+        option of `--dry-run`, for GPUs that cannot be. `disk_speed`: GB/s of the file system."""
         gpu = known_gpu(name, "--gpu")
         options = {"--gpus": num_gpus, "--nodes": nodes, "--nics-per-node": nics_per_node}
         for option, number in options.items():
@@ -92,8 +100,18 @@ class Hardware:
                 raise ConfigError(f"{option}={number} must be at least 1")
         if price is not None and not 0 <= price < math.inf:
             raise ConfigError(f"--gpu-hour={price} must be a price of 0 or more")
+        if disk_speed is not None and not 0 < disk_speed < math.inf:
+            raise ConfigError(f"--disk-speed={disk_speed} must be above 0: GB/s")
         num_nodes = nodes or math.ceil(num_gpus / GPUS_PER_NODE)
         if num_gpus % num_nodes:
             raise ConfigError(f"--gpus={num_gpus} must be a multiple of --nodes={num_nodes}")
         usable_bytes = USABLE_SHARE * gpu.gigabytes * 1e9 - CUDA_CONTEXT_BYTES
-        return Hardware(num_gpus, num_nodes, usable_bytes, gpu, nics_per_node, price)
+        return Hardware(
+            num_processes=num_gpus,
+            num_nodes=num_nodes,
+            usable_bytes=usable_bytes,
+            gpu=gpu,
+            nics_per_node=nics_per_node,
+            price=price,
+            disk_bytes_per_s=DISK_BYTES_PER_S if disk_speed is None else 1e9 * disk_speed,
+        )

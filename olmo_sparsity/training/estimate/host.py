@@ -18,8 +18,8 @@ COPIED_BYTES_PER_S = 1.4e9
 H200."""
 
 WRITTEN_BYTES_PER_S = 0.39e9
-"""Bytes of a checkpoint that each process hashes and writes in a second: measured on one H200. A
-disk may be slower for many processes."""
+"""Bytes of a checkpoint that each process hashes and writes in a second, at most: measured on one
+H200. Many processes are as fast as the file system, which is part of `Hardware`."""
 
 LIBRARIES_BYTES = 4 * 2**30
 """Bytes of main memory that a process on a GPU takes for Python, PyTorch, CUDA and batches
@@ -66,7 +66,7 @@ def saved_by_process(config: RunConfig, hardware: Hardware) -> float:
 
 @dataclass(frozen=True)
 class SaveTime:
-    """The time of a save, from the bytes that each process saves."""
+    """The time of a save."""
 
     pause_s: float
     """Seconds in which training stands still, while weights and moments are copied."""
@@ -74,12 +74,20 @@ class SaveTime:
     total_s: float
     """Seconds until the checkpoint is on disk. After the pause a thread writes it."""
 
+    @property
+    def longest_s(self) -> float:
+        """Return the seconds from a signal until a checkpoint is on disk, if the one before has
+        just begun: it is completed first."""
+        return 2 * self.total_s
+
 
 def save_time(config: RunConfig, hardware: Hardware) -> SaveTime:
-    """Return the time of a save."""
+    """Return the time of a save: each process copies its part, then hashes and writes it, all of
+    them to one file system."""
     saved_bytes = saved_by_process(config, hardware)
     pause_s = saved_bytes / COPIED_BYTES_PER_S
-    return SaveTime(pause_s, pause_s + saved_bytes / WRITTEN_BYTES_PER_S)
+    own_share_of_disk = hardware.disk_bytes_per_s / hardware.num_processes
+    return SaveTime(pause_s, pause_s + saved_bytes / min(WRITTEN_BYTES_PER_S, own_share_of_disk))
 
 
 def main_memory_of(config: RunConfig, hardware: Hardware) -> float:

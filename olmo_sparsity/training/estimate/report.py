@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.training.estimate.compute import flops_per_token, share_of_peak
@@ -26,6 +28,9 @@ from olmo_sparsity.training.estimate.network import describe_speed
 
 GRACE_S = 30
 """Seconds that clusters give a preempted job before they kill it."""
+
+SIGNAL_LEAD_S = 120
+"""Seconds before its time limit at which slurm/train.sbatch has a job signalled to save."""
 
 
 def estimate(
@@ -124,8 +129,6 @@ def _lines_of_host(config: RunConfig, hardware: Hardware) -> dict[str, str]:
         parts += f", one for lm_eval {copied_for_tasks / 2**30:.1f}"
 
     disk = disk_of(config)
-    save = save_time(config, hardware)
-    enough = "within" if save.total_s <= GRACE_S else "more than"
     return {
         "main memory": (
             f"{of_process / 2**30:.1f} GiB a process ({parts}); {of_node / 2**30:.0f} GiB a node"
@@ -134,8 +137,25 @@ def _lines_of_host(config: RunConfig, hardware: Hardware) -> dict[str, str]:
             f"text {disk.text / 1e9:.1f} GB if read once; a checkpoint {disk.checkpoint / 1e9:.1f} "
             f"GB, the run folder {disk.run_folder / 1e9:.1f} GB"
         ),
-        "a save": (
-            f"{save.total_s:.0f} s, {enough} the {GRACE_S} s that clusters give a preempted job; "
-            f"training stands still for {save.pause_s:.1f} s"
-        ),
+        "a save": _describe_save(config, hardware),
     }
+
+
+def _describe_save(config: RunConfig, hardware: Hardware) -> str:
+    """Return a line about the time of a save, beside the times that a cluster gives a job."""
+    save = save_time(config, hardware)
+    within_grace = "within" if save.total_s <= GRACE_S else "more than"
+    line = (
+        f"{save.total_s:.0f} s at {hardware.disk_bytes_per_s / 1e9:g} GB/s of the file system "
+        f"(--disk-speed), {within_grace} the {GRACE_S} s that clusters give a preempted job; up to "
+        f"{save.longest_s:.0f} s if another save is under way, "
+    )
+    if save.longest_s <= SIGNAL_LEAD_S:
+        line += f"within the {SIGNAL_LEAD_S} s of slurm/train.sbatch before a time limit"
+    else:
+        lead_s = 60 * math.ceil(save.longest_s / 60)
+        line += (
+            f"more than the {SIGNAL_LEAD_S} s of slurm/train.sbatch before a time limit: pass "
+            f"sbatch --signal=USR2@{lead_s}"
+        )
+    return f"{line}; training stands still for {save.pause_s:.1f} s"
