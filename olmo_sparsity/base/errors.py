@@ -24,6 +24,12 @@ class UserError(Exception):
     diverged_at: int | None = None
     """The training step of which a number is not finite, if that is the error."""
 
+    errno: int | None = None
+    """The system's number of the error, if a file could not be written."""
+
+    exit_code: int = 2
+    """The exit code of the command that ends with this error."""
+
 
 @contextmanager
 def naming(place: str) -> Iterator[None]:

@@ -79,10 +79,12 @@ def naming_written_file(path: Path, partial: Path | None = None) -> Iterator[Non
         is_another_file = filename and not str(filename).startswith(str(partial or path))
         if number is None or is_another_file:
             raise
-        raise UserError(
+        failure = UserError(
             f"{path} cannot be written: {os.strerror(number)}; free space (or raise a limit), or "
             "write to another place"
-        ) from None
+        )
+        failure.errno = number
+        raise failure from None
 
 
 def publish(partial: Path, final: Path) -> None:

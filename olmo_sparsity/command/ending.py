@@ -63,9 +63,9 @@ def exit_code_of(error: BaseException, *, again: str | None, code: int = EXIT_ST
     code: The exit code of a stopped command that does not start anew.
     """
     if isinstance(error, ReportedElsewhere):
-        return EXIT_BAD_INPUT
+        return error.exit_code
     if isinstance(error, UserError):
-        return print_error(str(error))
+        return print_error(str(error), error.exit_code)
     if isinstance(error, KeyboardInterrupt):
         if again is not None:
             return print_error(f"stopped; the same command {again}", code)

@@ -158,32 +158,48 @@ def run_steps(
             rate = learning_rate(config.optimizer, step, num_steps)
             profile.before(step)
             loss, norm = engine.step(batch, rate, start.jumps)
-            skipped = {}
-            if start.jumps:
-                skipped["skipped_steps"] = float(start.jumps.num_skipped)
-            if start.batches.skipped:
-                skipped["skipped_batches"] = float(len(start.batches.skipped))
-            metrics.add(step, loss=loss, gradient_norm=norm, learning_rate=rate, **skipped)
+            metrics.add(
+                step,
+                loss=loss,
+                gradient_norm=norm,
+                learning_rate=rate,
+                **count_left_out(start, writer),
+            )
 
             if step % config.logging.interval_steps == 0 or step == num_steps:
                 log_step(start, step, rate, clock.steps_per_s(step), metrics, progress)
             with clock.paused():
                 if is_due(step, config.evaluation.interval_steps, num_steps):
                     evaluate_step(start, step, metrics, writer, progress)
-                # If one process gets a signal or cannot write, all stop at the same step.
-                reason = processes.first_text(stop.requested or writer.failure)
+                # If one process gets a signal, all stop at the same step.
+                reason = processes.first_text(stop.requested)
                 if reason or saves.due(step):
                     began = time.perf_counter()
                     save_checkpoint(start, step, metrics, writer)
                     next_save = saves.after_save(step, time.perf_counter() - began, processes)
                     if next_save:
                         progress.note(f"step {step}: {next_save}")
+                if reason or step == num_steps:
+                    # There is no next save, so a failed one is begun again, until `wait` raises.
+                    while not writer.wait():
+                        save_checkpoint(start, step, metrics, writer)
                 if reason and step < num_steps:
-                    writer.wait()
                     progress.note(f"{reason}: saved step {step}; the same command goes on")
                     return Outcome.STOPPED_BY_SIGNAL
-        writer.wait()
     return Outcome.FINISHED
+
+
+def count_left_out(start: Start, writer: CheckpointWriter) -> dict[str, float]:
+    """Return the numbers of skipped updates, skipped batches and failed saves, for the row of a
+    step. A number of what has never happened is left out, but that of `optimizer.skip_sigmas`."""
+    counts = {}
+    if start.jumps:
+        counts["skipped_steps"] = float(start.jumps.num_skipped)
+    if start.batches.skipped:
+        counts["skipped_batches"] = float(len(start.batches.skipped))
+    if writer.num_failed:
+        counts["failed_saves"] = float(writer.num_failed)
+    return counts
 
 
 def set_angles(start: Start, step: int, progress: Progress) -> None:

@@ -336,47 +336,150 @@ def test_a_checkpoint_holds_its_step_while_later_steps_are_taken(
     assert not torch.equal(states[1][0][name], states[4][0][name]), "later steps change it"
 
 
-def test_a_run_whose_last_checkpoint_fails_has_not_finished_and_keeps_those_before(
-    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = make_config(model__layer_norm_with_affine=True, checkpoint__export_at_end=True)
-    publish = checkpoint.publish
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that could not write tries again at once."""
+    monkeypatch.setattr(checkpoint, "RETRY_AFTER_S", (0.0, 0.0))
 
-    def full_at_the_end(partial: Path, final: Path) -> None:
-        if final.name == "step000006":
-            raise OSError(errno.ENOSPC, "No space left on device")
+
+TRIES = 3
+
+
+def fail_to_publish(
+    monkeypatch: pytest.MonkeyPatch, number: int, fails: Callable[[int, int], bool]
+) -> None:
+    """The disk gives this error, if `fails` of the step and of the number of the try."""
+    publish = checkpoint.publish
+    tries: list[int] = []
+
+    def failing(partial: Path, final: Path) -> None:
+        step = step_of(final)
+        tries.append(step)
+        if fails(step, tries.count(step)):
+            raise OSError(number, os.strerror(number))
         publish(partial, final)
 
-    monkeypatch.setattr(checkpoint, "publish", full_at_the_end)
-    with pytest.raises(UserError, match=r"step000006.* cannot be written: No space"):
+    monkeypatch.setattr(checkpoint, "publish", failing)
+
+
+def content_of_checkpoints(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "checkpoints").iterdir()}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_disk_that_is_away_for_a_moment_costs_nothing(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config()
+    fail_to_publish(monkeypatch, errno.ESTALE, lambda step, number: number < TRIES)
+    assert train(config) is Outcome.FINISHED
+    assert content_of_checkpoints(Path(config.run_folder)) == {"step000004", "step000006"}
+    assert not any("failed_saves" in row for row in read_metrics(metrics_of(config)))
+
+
+def metrics_of(config: Any) -> Path:
+    return Path(config.run_folder) / "metrics.jsonl"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_save_that_fails_leaves_the_one_before_and_training_goes_on(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    config = make_config(checkpoint__keep=1)
+    before: set[str] = set()
+
+    def fails(step: int, number: int) -> bool:
+        if step == 4:
+            before.update(content_of_checkpoints(Path(config.run_folder)))
+        return step == 4
+
+    fail_to_publish(monkeypatch, errno.EIO, fails)
+    assert train(config) is Outcome.FINISHED
+    assert "step000002" in before
+    assert content_of_checkpoints(Path(config.run_folder)) == {"step000006"}
+    shown = capsys.readouterr().err
+    assert "NOT SAVED: " in shown
+    assert "step000004 cannot be written: Input/output error" in shown
+    rows = list(read_metrics(metrics_of(config)))
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 6], "no step is lost"
+    assert rows[-2].get("failed_saves", 0) in (0, 1)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("number", "code"), [(errno.ESTALE, 74), (errno.ENOSPC, 2)])
+def test_a_disk_that_takes_no_checkpoint_ends_the_run_and_those_before_stay(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    config = make_config(model__layer_norm_with_affine=True, checkpoint__export_at_end=True)
+    fail_to_publish(monkeypatch, number, lambda step, _: step == 6)
+    words = rf"step000006.* cannot be written: {os.strerror(number)}.*3 saves in a row"
+    with pytest.raises(UserError, match=words) as ended:
         train(config)
+    assert ended.value.exit_code == code
     folder = Path(config.run_folder)
-    left = {path.name for path in (folder / "checkpoints").iterdir()}
-    assert left == {"step000002", "step000004"}
+    assert content_of_checkpoints(folder) == {"step000002", "step000004"}
     assert not (folder / "huggingface").exists()
     monkeypatch.undo()
     assert train(config) is Outcome.FINISHED
 
 
+@pytest.mark.usefixtures("impatient")
+def test_a_rename_that_was_not_synced_deletes_no_whole_checkpoint(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second try finds the checkpoint under its final name."""
+    publish = checkpoint.publish
+
+    def renamed_and_failed(partial: Path, final: Path) -> None:
+        publish(partial, final)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(checkpoint, "publish", renamed_and_failed)
+    config = make_config()
+    assert train(config) is Outcome.FINISHED
+    assert content_of_checkpoints(Path(config.run_folder)) == {"step000004", "step000006"}
+    assert find_damage(list_checkpoints(config.run_folder)[0]) is None
+
+
+def test_what_cannot_be_removed_of_a_killed_save_does_not_spoil_the_next(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On NFS, a file that a process still has open stays."""
+    config = make_config()
+    stuck = Path(config.run_folder) / "checkpoints/step000002.tmp"
+    stuck.mkdir(parents=True)
+    (stuck / "0.written").write_text("{}")
+    rmtree = shutil.rmtree
+
+    def removes(path: Path, ignore_errors: bool = False) -> None:
+        if path != stuck:
+            rmtree(path, ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", removes)
+    with CheckpointWriter(Path(config.run_folder), config.checkpoint, Processes()) as writer:
+        writer.save(checkpoint.TrainerState(2, 0, ""), lambda _: None, lambda _: [])
+        assert writer.wait()
+    (saved,) = list_checkpoints(config.run_folder)
+    assert find_damage(saved) is None
+    assert not (saved / "0.written").exists()
+
+
 def test_another_error_waits_for_the_writer_and_hides_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    leaving = threading.Event()
-
     def fail(folder: Path) -> None:
-        leaving.wait(30)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def leave() -> None:
         with CheckpointWriter(tmp_path, CheckpointConfig(), Processes()) as writer:
             writer.save(checkpoint.TrainerState(1, 1, ""), fail, lambda folder: [])
-            leaving.set()
             raise UserError("another")
 
     with pytest.raises(UserError, match="another"):
         leave()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "step000001 cannot be written: No space" in line
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    assert "step000001 cannot be written: No space" in last_line
+    assert "trying again" not in last_line
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
