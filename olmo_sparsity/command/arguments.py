@@ -1,44 +1,34 @@
-"""Define the options of each `olmo-sparsity` command.
+"""Declare the options of each `olmo-sparsity` command.
 
-`build_parser` has a function for each command (`_add_measure`). Options that are settings of a
+`build_parser` calls a function for each command (`_add_measure`). Options that are settings of a
 function of `analysis/api.py` are derived from its schema and its docstring (`add_options`); the
 others are written here.
 
-Place in the flow: below cli.py, which runs the commands. Imports no large package."""
+Place in the flow: below cli.py, which runs the commands. Imports no large package.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from typing import Any, NoReturn
+from typing import Any
 
 from olmo_sparsity import __version__
 from olmo_sparsity.analysis import api
 from olmo_sparsity.analysis import options as settings
 from olmo_sparsity.analysis.options import ModelOptions
-from olmo_sparsity.base.errors import readable
+from olmo_sparsity.command.parser import (
+    AT,
+    AT_FILE,
+    MODEL,
+    TOKENIZER,
+    Parser,
+    add_documented,
+    add_shard,
+)
 from olmo_sparsity.config.command_line import add_options, arguments_of
 from olmo_sparsity.config.schema import kinds_of, spell
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors look as those of commands do: one line, and exit code 2."""
-
-    add = argparse.ArgumentParser.add_argument  # a short name, for many lines below
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"olmo-sparsity: {readable(message)} ({self.prog} --help says more)\n")
-
-
-TOKENIZER = "of a model on a server: a folder, a GGUF file or a hub name"
-MODEL = (
-    "run, checkpoint, Hugging Face folder, .gguf file or hub name (NAME@REVISION); smollm2: one "
-    "of 135M parameters, downloaded once; demo: a tiny one that is installed"
-)
-
-AT = "targets: words, /a regular expression/ or tokens FIRST:END; may be given several times"
-AT_FILE = "@FILE reads it from a file"
 
 Commands = Callable[[str, str], Parser]
 """Adds a command: its name and help."""
@@ -64,7 +54,9 @@ def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
     _add_training(command)
     _add_explain(command("explain", "show which distant tokens one prediction depends on"))
     if find_spec("olmo_sparsity.sources") is not None:  # it can be left out of an installation
-        _add_attribute(
+        from olmo_sparsity.command.attribute_arguments import add_attribute
+
+        add_attribute(
             command("attribute", "show which source each statement of an answer relies on")
         )
     _add_measure(
@@ -76,12 +68,13 @@ def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
 
 
 def _add_training(command: Commands) -> None:
+    """Add the commands that make a model, with their options."""
     sub = command("configs", "list the configs that are installed, or print one")
     sub.add("name", metavar="NAME", nargs="?", help="print this one, for a file of yours")
 
     sub = command("prepare", "turn a corpus into token shards")
     sub.add("config", metavar="CONFIG")
-    _add_shard(sub, "of files of records on disk: ")
+    add_shard(sub, "of files of records on disk: ")
 
     sub = command("train", "train a model on prepared shards (resumes where it stopped)")
     sub.add("config", metavar="CONFIG")
@@ -109,6 +102,7 @@ def _add_training(command: Commands) -> None:
 
 
 def _add_experiment(sub: Parser) -> None:
+    """Add the options of `experiment`."""
     sub.add("config", metavar="FILE", help="a YAML file: models × choices, measure, figure")
     modes = sub.add_mutually_exclusive_group()
     modes.add_argument("--list", action="store_true", help="list the state of each job")
@@ -145,6 +139,7 @@ def _add_experiment(sub: Parser) -> None:
 
 
 def _add_gpus(sub: Parser) -> None:
+    """Add the options that describe the GPUs of a dry run."""
     sub.add("--gpus", type=int, metavar="N", help="of --dry-run: on so many GPUs (default: here)")
     sub.add("--gpu", metavar="NAME", help="of --dry-run: such as a100-40 or h200 (h100)")
     sub.add("--nodes", type=int, metavar="N", help="of --dry-run (default: 8 GPUs a node)")
@@ -166,6 +161,7 @@ def _add_gpus(sub: Parser) -> None:
 
 
 def _add_explain(sub: Parser) -> None:
+    """Add the options of `explain`, with the help of its docstring."""
     help = arguments_of(api.explain)
     sub.add("model", metavar="MODEL", help=MODEL)
     sub.add("--tokenizer", metavar="FOLDER", help=TOKENIZER)
@@ -178,112 +174,17 @@ def _add_explain(sub: Parser) -> None:
         help="of --text FILE:N, the N-th record of a file (.jsonl, .parquet): its text (text)",
     )
     sub.add("--at", action="append", metavar="WORDS", help=AT)
-    _add(sub, help, target="TEXT")
+    add_documented(sub, help, target="TEXT")
     sub.add("--dry-run", action="store_true", help="count the cost")
     add_options(sub, settings.ExplainSettings, ModelOptions, help=help)
     sub.add("--check", action="store_true", help="compare with unrelated texts")
-    _add(sub, help, unrelated="TEXT")
+    add_documented(sub, help, unrelated="TEXT")
     sub.add("--html", metavar="FILE", help="write a page to read in a browser")
     sub.add("--json", action="store_true", help="print JSON")
 
 
-def _add_attribute(sub: Parser) -> None:
-    from olmo_sparsity.sources.attribute import attribute
-    from olmo_sparsity.sources.options import ServerOptions, SourceSettings
-
-    help = arguments_of(attribute)
-    sub.add(
-        "model",
-        metavar="MODEL",
-        help=f"{MODEL}; llama:FILE.gguf; or the URL of a server, or several with commas between "
-        "them",
-    )
-    sub.add("--tokenizer", metavar="FOLDER", help=TOKENIZER)
-    inputs = sub.add_mutually_exclusive_group(required=True)
-    inputs.add_argument(
-        "--source",
-        action="extend",
-        nargs="+",
-        metavar="NAME=FILE",
-        help="the sources: files, folders, or globs of them",
-    )
-    inputs.add_argument(
-        "--questions",
-        metavar="FILE",
-        help="many questions: a .jsonl file with the fields sources, question and answer; decoys "
-        "are others' sources",
-    )
-    inputs.add_argument(
-        "--messages",
-        metavar="FILE",
-        help="the log of an agent: a .json file of messages, or a .jsonl file with one a line",
-    )
-    sub.add("--message", type=int, default=-1, metavar="N", help=help["message"])
-    sub.add("--passages", metavar="TAG|REGEX", help=help["passages"])
-    sub.add("--question", metavar="TEXT", help=f"{help['question']}. {AT_FILE}")
-    sub.add(
-        "--answer",
-        metavar="TEXT",
-        help="the answer, which is split into sentences (default: the model generates one). "
-        f"{AT_FILE}",
-    )
-    sub.add("--reasoning", metavar="TEXT", help=f"{help['reasoning']}. {AT_FILE}")
-    sub.add("--candidates", type=_parse_names, metavar="NAME,…", help=help["candidates"])
-    _add(sub, help, decoys="TEXT")
-    sub.add("--dry-run", action="store_true", help="count the cost")
-    add_options(sub, SourceSettings, ModelOptions, ServerOptions, help=help)
-    sub.add(
-        "--html",
-        metavar="FILE",
-        help="write a page to read in a browser; of --questions, a folder of one for each",
-    )
-    sub.add("--json", action="store_true", help="print JSON")
-    sub.add("--out", metavar="FOLDER", help="of --questions; the same command resumes")
-    _add_shard(sub, "of --questions: ")
-    _add_gate(sub)
-
-
-def _add_gate(sub: Parser) -> None:
-    sub.add(
-        "--gate",
-        action="store_true",
-        help="of --questions: exit with 1 if a verdict is not what the field `expect` says; OUT "
-        "gets gate.xml (JUnit) and gate.json",
-    )
-    sub.add(
-        "--baseline",
-        metavar="FOLDER",
-        help="of --gate: the --out of an earlier run; its verdicts are expected, too",
-    )
-    sub.add(
-        "--allow-other-model",
-        action="store_true",
-        help="of --baseline: compare although model, tokenizer, template or options are others",
-    )
-    sub.add(
-        "--margin",
-        type=float,
-        default=0.0,
-        metavar="NATS",
-        help="of --gate: nats by which an effect may miss or exceed what a verdict requires "
-        "(0 to 3)",
-    )
-    sub.add(
-        "--must-pass",
-        type=_parse_share,
-        default=1.0,
-        metavar="SHARE",
-        help="of --gate: the share of the checks of `expect` that must pass, such as 90%% (all); "
-        "those of --baseline must all pass",
-    )
-    sub.add(
-        "--new-need-source",
-        action="store_true",
-        help="of --baseline: fail statements that it does not have and that rest on no source",
-    )
-
-
 def _add_measure(sub: Parser) -> None:
+    """Add the options of `measure`, with the help of its docstring."""
     own_help = arguments_of(api.measure)
     # "As in `explain`" would send the reader of --help elsewhere.
     own_help = {name: text for name, text in own_help.items() if not text.startswith("as in")}
@@ -297,10 +198,10 @@ def _add_measure(sub: Parser) -> None:
         "folder, a name on the hub, - for standard input, … (all in docs/measure.md; default: the "
         "run's own held-out documents)",
     )
-    _add(sub, help, targets="FOLDER", choices="FOLDER", losses="FOLDER")
+    add_documented(sub, help, targets="FOLDER", choices="FOLDER", losses="FOLDER")
     sub.add("--at", action="append", metavar="WORDS", help=AT)
     add_options(sub, settings.Settings, settings.TextOptions, ModelOptions, help=help)
-    _add_shard(sub)
+    add_shard(sub)
     quick = " ".join(
         f"--{name.replace('_', '-')} {spell(value)}"
         for name, value in (settings.QUICK | settings.QUICK_BLOCKS).items()
@@ -322,13 +223,8 @@ def _add_measure(sub: Parser) -> None:
     )
 
 
-def _add(sub: Parser, help: Mapping[str, str], **metavars: str) -> None:
-    """Add arguments of a function, with what its docstring says of them."""
-    for name, metavar in metavars.items():
-        sub.add(f"--{name}", metavar=metavar, help=help[name].replace("%", "%%"))
-
-
 def _add_losses(sub: Parser) -> None:
+    """Add the options of `losses`."""
     sub.add(
         "models",
         metavar="RUN|MODEL",
@@ -355,6 +251,7 @@ def measured_losses() -> set[str]:
 
 
 def _add_results(command: Commands) -> None:
+    """Add the commands that show finished results, with their options."""
     sub = command("figure", "draw Figure 2 of measurements, or the losses of runs as they train")
     sub.add(
         "results",
@@ -383,29 +280,3 @@ def _add_results(command: Commands) -> None:
     sub.add("results", metavar="RESULTS", help="a folder of `measure` or of `experiment`")
     sub.add("--out", required=True, help="an .html file")
     sub.add("--max-documents", type=int)
-
-
-def _add_shard(sub: Parser, condition: str = "") -> None:
-    """Add the option --shard. `condition`: when it has an effect, before the help."""
-    sub.add(
-        "--shard",
-        metavar="I/N",
-        help=f"{condition}i/n: the i-th (from 0) of n processes; the last one writes the results "
-        "(the tasks of a SLURM array or of srun take theirs by themselves)",
-    )
-
-
-def _parse_names(text: str) -> tuple[str, ...]:
-    """Return names with commas between them."""
-    return tuple(text.split(","))
-
-
-def _parse_share(text: str) -> float:
-    """Return a percentage as a share: `90%` as 0.9."""
-    try:
-        share = float(text.removesuffix("%")) / 100
-    except ValueError:
-        share = 0.0
-    if not (text.endswith("%") and 0 < share <= 1):
-        raise argparse.ArgumentTypeError(f"{text!r} must be a share of checks, such as 90%")
-    return share
