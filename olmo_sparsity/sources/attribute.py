@@ -70,7 +70,8 @@ def attribute(
             messages of the user are sources.
         message: The number of the message in the log that is the answer. Default: the last.
         passages: What in the last message of the user is a source: a tag, as `document` for
-            `<document>…</document>`, or a regular expression. Default: nothing.
+            `<document>…</document>`, or a regular expression, whose groups may be
+            `(?P<name>…)` and `(?P<text>…)`. Default: nothing.
         answer: The answer, which is split into sentences; a list of statements; or
             `Answer(text, spans)`, with the spans of characters of its statements. Default: the
             model generates one, greedily.

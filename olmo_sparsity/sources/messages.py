@@ -1,7 +1,7 @@
 """Read the log of an agent: which blocks and tool outputs did a message rely on?
 
-Place in the flow: chat_log.py → **`read_messages`**: sources and an answer → request.py. Of a log,
-these become
+Place in the flow: chat_log.py → **`read_messages`**: sources and an answer → request.py. The
+passages of the user's last message are found by passages.py. Of a log, these become
 
     system                 sources: its blocks, named "system: Rules" by their headings
     user                   a source, named "user: What is …"
@@ -21,15 +21,10 @@ from typing import Any, NamedTuple
 from olmo_sparsity.base.errors import ConfigError, printable
 from olmo_sparsity.sources.chat_log import LogMessage, Messages, normalize_messages
 from olmo_sparsity.sources.documents import Segment
+from olmo_sparsity.sources.passages import UNNAMED_PASSAGE, split_at_passages
 
 HEADING = re.compile(r"^(?=#{1,6} |<\w[\w-]*>\s*$)", re.MULTILINE)
 """Matches the place before a heading of Markdown, or a tag that is alone in its line."""
-
-NAME_ATTRIBUTE = re.compile(r"""\b(?:title|name|source|id|index)=["']([^"']+)["']""")
-"""An attribute of a passage's tag that names it."""
-
-UNNAMED_PASSAGE = "passage"
-"""The name of a passage whose tag has no such attribute."""
 
 NAME_LENGTH = 32
 """Largest number of characters of the name of a block."""
@@ -129,61 +124,24 @@ class _SourceNamer:
 
     def _parts_with_passages(self, texts: Sequence[str], passages: str) -> list[Any]:
         """Return the parts of the last message of the user, whose passages are sources."""
-        parts = list[_Part]()
-        for text in texts:
-            parts += _split_at_passages(text, passages)
-        if not any(part.name for part in parts):
-            raise ConfigError(
-                f"passages={passages!r:.40} matches nothing in the last message of the user"
-            )
-        return [self._source(part.name, part.text) if part.name else part.text for part in parts]
+        parts = list[Any]()
+        for part in split_at_passages(texts, passages):
+            if not part.name:
+                parts.append(part.text)
+            elif part.has_own_name:
+                parts.append(self._source(part.name, part.text))
+            else:
+                # `expect` of a questions file may take the name without its number.
+                parts.append(self._source(part.name, part.text, UNNAMED_PASSAGE))
+        return parts
 
-    def _source(self, name: str, text: str) -> Segment:
-        """Return a source of this name, with a number if it is not the first of it."""
+    def _source(self, name: str, text: str, *ids: str) -> Segment:
+        """Return a source of this name, with a number if it is not the first of it. `ids`: other
+        names that `expect` of a questions file takes."""
         self.name_counts[name] += 1
         count = self.name_counts[name]
         numbered_name = name if count == 1 else f"{name} ({count})"
-        # `expect` of a questions file may take the name without its number.
-        return Segment(numbered_name, text, ids=(name,))
-
-
-class _Part(NamedTuple):
-    """A part of a message of the user."""
-
-    name: str
-    """The name of the passage. Empty: the text is none, and stays in view."""
-
-    text: str
-
-
-def _split_at_passages(text: str, passages: str) -> list[_Part]:
-    """Return the parts of a text: each passage with a name, and what stays in view without."""
-    is_tag = re.fullmatch(r"\w[\w-]*", passages) is not None
-    pattern = rf"<{passages}\b(?P<attributes>[^>]*)>(.*?)</{passages}>" if is_tag else passages
-    try:
-        matches = list(re.finditer(pattern, text, re.DOTALL))
-    except re.error as error:
-        raise ConfigError(
-            f"passages={passages!r:.40} is neither a tag nor a regular expression ({error})"
-        ) from None
-
-    parts = list[_Part]()
-    last_end = 0
-    for match in matches:
-        # In a tag's pattern the passage is the second group, behind the attributes. In a user's, it
-        # is the first group, or all that matches if there is none.
-        group = 2 if is_tag else min(1, match.re.groups)
-        passage = match[group]
-        if not passage or not passage.strip():
-            continue
-        attribute = NAME_ATTRIBUTE.search(match["attributes"]) if is_tag else None
-        first, end = match.span(group)
-        # What precedes the passage stays in view, with the opening tag.
-        parts.append(_Part("", text[last_end:first]))
-        parts.append(_Part(attribute[1] if attribute else UNNAMED_PASSAGE, passage))
-        last_end = end
-    parts.append(_Part("", text[last_end:]))
-    return [_Part(part.name, part.text.strip()) for part in parts if part.text.strip()]
+        return Segment(numbered_name, text, ids=(name, *ids))
 
 
 def blocks(text: str) -> list[str]:

@@ -63,7 +63,7 @@ LAST = [
 
 @pytest.mark.parametrize(
     ("passages", "names"),
-    [("document", ["a.md", "passage"]), (r"It \w+[^<]*", ["passage", "passage (2)"])],
+    [("document", ["a.md", "passage 2"]), (r"It \w+[^<]*", ["passage 1", "passage 2"])],
 )
 def test_passages_within_the_last_message_of_the_user_are_sources(
     passages: str, names: list[str]

@@ -1,0 +1,107 @@
+"""Passages within a message of the user, by a tag or a regular expression."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.sources.messages import read_messages
+from olmo_sparsity.sources.passages import split_at_passages
+
+NUMBERED = """Use these.
+
+[1] report.pdf
+The bridge opened in 1921.
+
+[2] faq.md
+Tickets cost 4 euros.
+
+When did it open?"""
+
+
+def found(pattern: str, text: str = NUMBERED) -> dict[str, str]:
+    """The text of each passage by its name."""
+    return {part.name: part.text for part in split_at_passages([text], pattern) if part.name}
+
+
+def test_a_dot_matches_no_line_break() -> None:
+    assert found(r"\[\d+\] .*\n.*") == {
+        "passage 1": "[1] report.pdf\nThe bridge opened in 1921.",
+        "passage 2": "[2] faq.md\nTickets cost 4 euros.",
+    }
+
+
+def test_a_dot_matches_line_breaks_if_the_expression_says_so() -> None:
+    assert [*found(r"(?s)\[\d+\].*")] == ["passage 1"]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"\[\d+\] (?P<name>.*)\n(?P<text>.*)", r"\[\d+\] (?P<name>.*)\n(.*)"],
+    ids=["both groups named", "the text is the other group"],
+)
+def test_the_group_name_names_a_passage(pattern: str) -> None:
+    assert found(pattern) == {
+        "report.pdf": "The bridge opened in 1921.",
+        "faq.md": "Tickets cost 4 euros.",
+    }
+
+
+def test_the_group_name_alone_leaves_all_that_matches_as_the_text() -> None:
+    assert found(r"\[\d+\] (?P<name>.*)\n.*")["faq.md"] == "[2] faq.md\nTickets cost 4 euros."
+
+
+def test_the_first_group_is_the_text_of_a_passage() -> None:
+    passages = found(r"\[\d+\] .*\n(.*)")
+    assert passages == {
+        "passage 1": "The bridge opened in 1921.",
+        "passage 2": "Tickets cost 4 euros.",
+    }
+
+
+def test_passages_without_a_name_are_numbered_through_all_texts_of_a_message() -> None:
+    parts = split_at_passages(["<doc>a</doc>", "<doc name='b'>b</doc>", "<doc>c</doc>"], "doc")
+    assert [part.name for part in parts if part.name] == ["passage 1", "b", "passage 3"]
+
+
+def test_a_tag_may_hold_several_lines() -> None:
+    assert found("doc", "<doc>\na\n\nb\n</doc>") == {"passage 1": "a\n\nb"}
+
+
+def test_a_group_of_another_name_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"the group 'title'; name .*\(\?P<name>…\)"):
+        found(r"(?P<title>.*)\n(?P<text>.*)")
+
+
+def test_a_passage_without_a_name_keeps_an_id_that_all_of_them_share() -> None:
+    log = [{"role": "user", "content": NUMBERED}, {"role": "assistant", "content": "1921."}]
+    (message,) = read_messages(log, passages=r"\[\d+\] .*\n.*").sources
+    ids = [part.ids for part in message["content"] if not isinstance(part, str)]
+    assert ids == [("passage 1", "passage"), ("passage 2", "passage")]
+
+
+PAGE = (Path(__file__).parents[2] / "docs/sources.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        re.findall(r"--passages '(.*)'\n", PAGE)[0],
+        re.findall(r"```text\n(\(\?s\).*)\n```", PAGE)[0],
+    ],
+    ids=["lines", "several lines"],
+)
+def test_the_expressions_of_the_page_find_the_sources_of_its_message(pattern: str) -> None:
+    (log,) = [text for text in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL) if "[1]" in text]
+    (message,) = read_messages(json.loads(log), passages=pattern).sources
+    parts = message["content"]
+    sources = {part.name: part.text for part in parts if not isinstance(part, str)}
+    assert sources == {
+        "report.pdf": "The bridge opened in 1921.",
+        "faq.md": "Tickets cost 4 euros.",
+    }
+    assert parts[-1] == "Question: When did it open?"
