@@ -51,7 +51,8 @@ from olmo_sparsity.training.distributed import Processes, connect
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.estimate.compute import flops_per_token
 from olmo_sparsity.training.estimate.hardware import Hardware
-from olmo_sparsity.training.start import build_batches, resolve
+from olmo_sparsity.training.resolve import resolve
+from olmo_sparsity.training.start import build_batches
 
 CONFIG = Path(__file__).parents[1] / "configs/quick.yaml"
 WARM_UP_STEPS = 2
@@ -175,7 +176,7 @@ def compare_frameworks(num_rounds: int, num_steps: int) -> None:
     )
     for precision in ("fp32", "bf16"):
         config, training_batches = configured(precision)
-        batches = training_batches.from_step(0)
+        batches = training_batches.from_step(1)
         model = build_model(config.model)
         peak = matmul_peak(precision)
         flops = flops_per_token(model, config.model, config.training.length)
@@ -217,7 +218,7 @@ def take_steps(engine_name: str, environment: dict[str, str], pipe: Connection) 
         os.sched_setaffinity(0, {own_core})
         engine_option = f"--engine.name={engine_name}"
         config, training_batches = configured("fp32", engine_option, processes=processes)
-        batches = training_batches.from_step(0)
+        batches = training_batches.from_step(1)
         torch.manual_seed(0)
         engine = build_engine(
             build_model(config.model),

@@ -30,6 +30,11 @@ class UserError(Exception):
     exit_code: int = 2
     """The exit code of the command that ends with this error."""
 
+    @property
+    def problem(self) -> str:
+        """Return what is wrong, without the remedy, which follows a semicolon in our messages."""
+        return str(self).partition(";")[0]
+
 
 @contextmanager
 def naming(place: str) -> Iterator[None]:

@@ -62,11 +62,11 @@ def run_train(options: argparse.Namespace) -> int:
     reported_later = () if is_alone else (UserError,)
     with contextlib.suppress(*reported_later):
         config = read_config_of_run()
-    from olmo_sparsity.training import loop, start
+    from olmo_sparsity.training import dry_run, loop
     from olmo_sparsity.training.distributed import LostProcess, connect
 
     if options.dry_run:
-        start.dry_run(config or read_config_of_run(), hardware_of(options))
+        dry_run.dry_run(config or read_config_of_run(), hardware_of(options))
         return 0
     try:
         with connect(config.engine if config else None) as processes:

@@ -30,7 +30,7 @@ from olmo_sparsity.data.token_files import FileState, TokenFile
 from olmo_sparsity.data.transform import Transform, apply
 from olmo_sparsity.text.vocabulary import IGNORED
 
-MOST_OPEN = 128
+MAX_OPEN_FILES = 128
 """Token files that a process keeps open; a limit of 1,024 files a process is common."""
 
 
@@ -112,7 +112,7 @@ class Sequences:
         file = self._open_files.pop(shard, None)
         if file is None:
             file = TokenFile(self.paths[shard], self.dtype, self.states[shard])
-            if len(self._open_files) >= MOST_OPEN:
+            if len(self._open_files) >= MAX_OPEN_FILES:
                 self._open_files.popitem(last=False)
         self._open_files[shard] = file
         return file
@@ -178,7 +178,8 @@ class BatchPlan:
 
 class TrainingBatches:
     """An endless stream of global batches. A batch depends only on the settings and the step, so
-    the step number is the data cursor of a checkpoint."""
+    the step number is the data cursor of a checkpoint. Steps count from 1, as everywhere in
+    training; batches, and sequences in their order, count from 0."""
 
     def __init__(
         self, shards: TokenShards, plan: BatchPlan, rank: int = 0, world_size: int = 1
@@ -189,7 +190,7 @@ class TrainingBatches:
         self.world_size = world_size
         self.eos_id = shards.eos_id
         self.skipped: Sequence[int] = ()
-        """Numbers of batches that are left out, from 0. Each later step takes the batch after."""
+        """Numbers of batches that are left out. Each later step takes the batch after."""
         self.vocab_size = shards.vocab_size
         self.sequences = Sequences(shards, plan.length)
         self.order = find_order(
@@ -207,15 +208,18 @@ class TrainingBatches:
         return len(self.sequences) // self.plan.batch_size
 
     def from_step(self, step: int) -> Iterator[Batch]:
-        """Yield this process's share of the batches of `step` and all later steps (0 is the
-        first)."""
-        return map(self.__getitem__, count(step))
+        """Yield this process's share of the batches of `step` and all later steps."""
+        return map(self.of_step, count(step))
 
-    def __getitem__(self, step: int) -> Batch:
-        batch = batch_of_step(step, self.skipped)
-        numbers = range(batch * self.plan.batch_size, (batch + 1) * self.plan.batch_size)
-        drawn = map(self._draw, numbers[self.rank :: self.world_size])
-        return self._collate(list(drawn), *self.plan.stage_of(step + 1))
+    def of_step(self, step: int) -> Batch:
+        """Return this process's share of the batch of a step."""
+        batch_number = batch_of_step(step, self.skipped)
+        first = batch_number * self.plan.batch_size
+        numbers = range(first, first + self.plan.batch_size)
+        numbers_of_process = numbers[self.rank :: self.world_size]
+        drawn = [self._draw(number) for number in numbers_of_process]
+        length, positions = self.plan.stage_of(step)
+        return self._collate(drawn, length, positions)
 
     def _draw(self, number: int) -> Drawn:
         """Return the sequence of a number, counted from 0 over all epochs."""
@@ -284,12 +288,13 @@ class TrainingBatches:
 
 
 def batch_of_step(step: int, skipped: Sequence[int]) -> int:
-    """Return the number of a step's batch, where some are left out; all count from 0."""
-    batch = step
-    for number in sorted(skipped):
-        if number <= batch:
-            batch += 1
-    return batch
+    """Return the number of a step's batch, where those of the numbers in `skipped` are left out.
+    Steps count from 1, batches from 0."""
+    batch_number = step - 1
+    for skipped_number in sorted(skipped):
+        if skipped_number <= batch_number:
+            batch_number += 1
+    return batch_number
 
 
 def number_documents(tokens_BL: np.ndarray, eos_id: int) -> np.ndarray:

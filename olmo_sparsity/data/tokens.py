@@ -325,11 +325,11 @@ def _begin(data: DataConfig, folder: Path, settings: dict[str, Any]) -> Manifest
     return manifest
 
 
-def refuse_other_settings(data: DataConfig) -> None:
+def check_same_settings(data: DataConfig) -> None:
     """Reject a run whose config names another text than the shards in its folder hold."""
     if data.corpora:
         for part in data.parts().values():
-            refuse_other_settings(part)
+            check_same_settings(part)
         return
     manifest = Manifest.load(Path(data.folder))
     changed = differences(manifest.settings, _decisive_settings(data))

@@ -41,10 +41,10 @@ from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.text.documents import Documents
 from olmo_sparsity.text.inputs import open_documents
 from olmo_sparsity.text.split import split_long_documents
+from olmo_sparsity.training.dry_run import cost_of
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.estimate.memory_formulas import without_memory
 from olmo_sparsity.training.runs import training_text
-from olmo_sparsity.training.start import cost_of
 
 C4_LENGTH = NormalDist(math.log(280), 1.1)
 """Distribution of the logarithm of a C4 document's tokens: so 119, 35 and 7 of 1,000 reach 1,024,

@@ -14,10 +14,11 @@ from pathlib import Path
 from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.experiment.models import Model
+from olmo_sparsity.training.dry_run import check_run, cost_of
+from olmo_sparsity.training.epochs import open_prepared
 from olmo_sparsity.training.estimate.cost import Cost, cost_with
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.estimate.host import Disk, disk_of, main_memory_of
-from olmo_sparsity.training.start import check_run, cost_of, open_prepared
 
 
 @dataclass(frozen=True)

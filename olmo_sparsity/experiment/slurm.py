@@ -155,8 +155,8 @@ def _check_trainings(trainings: Sequence[TrainingJob]) -> None:
     """Raise ConfigError for a training whose job would end at once: its text is not prepared, which
     no job of SLURM does, as nodes often have no internet; or it is another text, or too short."""
     # They import what [train] installs.
-    from olmo_sparsity.data.tokens import is_prepared, refuse_other_settings
-    from olmo_sparsity.training.start import check_run
+    from olmo_sparsity.data.tokens import check_same_settings, is_prepared
+    from olmo_sparsity.training.dry_run import check_run
 
     for job in trainings:
         model = job.model
@@ -169,7 +169,7 @@ def _check_trainings(trainings: Sequence[TrainingJob]) -> None:
                 f"nothing was submitted. Run first, where there is internet: {line}"
             )
         try:
-            refuse_other_settings(data)
+            check_same_settings(data)
             check_run(model.settings, hardware=None)
         except UserError as error:
             raise ConfigError(f"{model.name}: {error}; nothing was submitted") from None

@@ -44,7 +44,7 @@ from olmo_sparsity.training.moments import (
     share_out,
     to_main_memory,
 )
-from olmo_sparsity.training.optim import Jumps, build_optimizer, moments_of
+from olmo_sparsity.training.optim import JumpDetector, build_optimizer, moments_of
 
 COMPILED_BY_BLOCK = 16
 """Number of layers from which each layer is compiled by itself. One graph of all of them takes a
@@ -161,12 +161,12 @@ class Engine:
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     def step(
-        self, batch: Batch, learning_rate: float, jumps: Jumps | None = None
+        self, batch: Batch, learning_rate: float, jump_detector: JumpDetector | None = None
     ) -> tuple[Tensor, Tensor]:
         """Make one optimizer step on this process's share of a batch. Return (mean loss, gradient
         norm) of the whole batch. They are still on the device, so that the host can launch the next
-        step. `jumps`: skip the update of a step that jumps, for which the host waits for the
-        norm."""
+        step. `jump_detector`: skip the update of a step that jumps, for which the host waits for
+        the norm."""
         num_labels = batch.num_labels
         if num_labels is None:  # the host waits for all processes
             num_labels = self.processes.sum(int((batch.labels_BL != IGNORED).sum()))
@@ -183,17 +183,17 @@ class Engine:
             loss += self.backward(part.to(self.device), num_labels, is_last).detach()
         if self.processes.world_size > 1:
             dist.all_reduce(loss)
-        return loss, self.update(learning_rate, partial(self.is_skipped, jumps, loss))
+        return loss, self.update(learning_rate, partial(self.is_skipped, jump_detector, loss))
 
-    def is_skipped(self, jumps: Jumps | None, loss: Tensor, norm: Tensor) -> bool:
+    def is_skipped(self, jump_detector: JumpDetector | None, loss: Tensor, norm: Tensor) -> bool:
         """Return whether the update of a step is skipped, with the same answer on all processes."""
-        if jumps is None:
+        if jump_detector is None:
             return False
-        is_jump = jumps.is_jump(float(loss), float(norm))
+        is_jump = jump_detector.is_jump(float(loss), float(norm))
         # If their rounding makes decisions differ, one process that skips is enough.
         if not self.processes.sum(is_jump):
             return False
-        jumps.num_skipped += 1
+        jump_detector.num_skipped += 1
         return True
 
     def backward(self, part: Batch, num_labels: int, is_last: bool) -> Tensor:

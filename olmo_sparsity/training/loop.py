@@ -1,10 +1,10 @@
 """Train a model: the loop over steps, its evaluations and its checkpoints.
 
-    train ─> train_until_nan ─> prepare (start.py): engine, batches, the step to begin at
-                             ─> run_steps: for each step
-                                    engine.step(batch) ─> loss, gradient norm ─> metrics.jsonl
-                                    log_step, evaluate_step, save_checkpoint, when they are due
-                             ─> finish: export, last line
+    train ─> train_from_checkpoint ─> prepare (start.py): engine, batches, the step to begin at
+                                   ─> run_steps: for each step
+                                          engine.step(batch) ─> loss, norm ─> metrics.jsonl
+                                          log_step, evaluate_step, save_checkpoint, if due
+                                   ─> finish: export, last line
 
 The config determines a run, and its checkpoints hold all state that must survive a kill. So the
 same command resumes a run, whether it was stopped by a signal or killed.
@@ -52,11 +52,15 @@ from olmo_sparsity.training.step_profile import Profile
 
 
 class Outcome(IntEnum):
-    """Exit codes of `olmo-sparsity train`; see ending.py for the others."""
+    """How training ended: the exit codes of `olmo-sparsity train`; see ending.py for the others."""
 
     FINISHED = 0
     STOPPED_BY_SIGNAL = EXIT_STOPPED
     """Saved and stopped by SIGTERM, SIGINT or SIGUSR2; the same command resumes."""
+
+    BATCH_SKIPPED = -1
+    """A number was not finite, and the batch of its step is left out from now on. `train` then goes
+    back to the last checkpoint, so this is no exit code."""
 
 
 def train(
@@ -67,19 +71,20 @@ def train(
     written."""
     processes = processes or Processes()
     while True:
-        outcome = train_until_nan(config, processes, profile)
-        if outcome is not None:
+        outcome = train_from_checkpoint(config, processes, profile)
+        if outcome is not Outcome.BATCH_SKIPPED:
             return outcome
-        # A batch is skipped. All begins again as in a new process, which works with any engine.
+        # All begins again as in a new process, which works with any engine. The old engine must be
+        # gone by then, as there is memory for one.
         gc.collect()
         profile = None  # its steps may be done
 
 
-def train_until_nan(
+def train_from_checkpoint(
     config: RunConfig, processes: Processes, profile: str | None = None
-) -> Outcome | None:
-    """Train from the last checkpoint. Return None if a number was not finite, after noting that the
-    batch of its step is left out (`training.on_nan=skip`)."""
+) -> Outcome:
+    """Train from the last checkpoint until the last step, a signal, or a number that is not finite.
+    With `training.on_nan=skip` the last is an outcome, and otherwise an error."""
     with (
         contextlib.ExitStack() as held,  # which locks the run folder until all is written
         counted_start(Path(config.run_folder)) as count,
@@ -110,19 +115,24 @@ def train_until_nan(
                     metrics = Metrics(run_folder, start.step, writers, writes=processes.is_first)
                 outcome = run_steps(start, metrics, writer, progress, stop, profiled)
         except UserError as error:
-            training = start.config.training
-            if error.diverged_at is None or training.on_nan == "stop":
+            if error.diverged_at is None or start.config.training.on_nan == "stop":
                 raise
-            with processes.agree():
-                if processes.is_first:
-                    problem = str(error).partition(";")[0]
-                    skipped = skip_batch_of(error.diverged_at, run_folder, training.max_skips)
-                    start.report(f"{problem}: {skipped}")
-            return None
+            skip_batch(start, error.diverged_at, error.problem, processes)
+            return Outcome.BATCH_SKIPPED
         if outcome is Outcome.FINISHED:
             start.watchdog.expect("the export", "work_timeout_s")
             finish(start, metrics, processes)
         return outcome
+
+
+def skip_batch(start: Start, step: int, problem: str, processes: Processes) -> None:
+    """Note in the run folder that the batch of a step is left out from now on, and report it.
+    `problem`: says which number of the step is not finite."""
+    run_folder = Path(start.config.run_folder)
+    with processes.agree():
+        if processes.is_first:
+            skipped = skip_batch_of(step, run_folder, start.config.training.max_skips)
+            start.report(f"{problem}: {skipped}")
 
 
 def run_steps(
@@ -142,22 +152,23 @@ def run_steps(
     saves = SaveSteps(config.checkpoint, start.step, num_steps)
     progress.resume_at(start.step)
     clock = Clock(start.step)
+    first_step = start.step + 1
     # A thread draws the next batch while a step computes.
-    drawn = draw(start.batches, start.step, num_steps, engine.device)
+    drawn = draw(start.batches, first_step, num_steps, engine.device)
     with contextlib.closing(in_background(drawn, depth=1)) as batches:
-        for step, batch in enumerate(batches, start=start.step + 1):
+        for step, batch in enumerate(batches, start=first_step):
             # Kernels may be compiled in the first step of the run, which belongs to the start, and
             # in the first one of a stage.
             begins_stage = step in config.training.first_steps
-            if step > start.step + 1:
+            if step > first_step:
                 limit = "work_timeout_s" if begins_stage else "step_timeout_s"
                 watchdog.expect(f"step {step}", limit)
-            if step == start.step + 1 or begins_stage:
+            if step == first_step or begins_stage:
                 set_angles(start, step, progress)
             seed_step(config.seed, step, processes.rank, engine.device)
             rate = learning_rate(config.optimizer, step, num_steps)
             profile.before(step)
-            loss, norm = engine.step(batch, rate, start.jumps)
+            loss, norm = engine.step(batch, rate, start.jump_detector)
             metrics.add(
                 step,
                 loss=loss,
@@ -172,19 +183,20 @@ def run_steps(
                 if is_due(step, config.evaluation.interval_steps, num_steps):
                     evaluate_step(start, step, metrics, writer, progress)
                 # If one process gets a signal, all stop at the same step.
-                reason = processes.first_text(stop.requested)
-                if reason or saves.due(step):
-                    began = time.perf_counter()
+                stop_signal = processes.first_text(stop.signal_name)
+                if stop_signal or saves.due(step):
+                    save_began = time.perf_counter()
                     save_checkpoint(start, step, metrics, writer)
-                    next_save = saves.after_save(step, time.perf_counter() - began, processes)
+                    pause_s = time.perf_counter() - save_began
+                    next_save = saves.after_save(step, pause_s, processes)
                     if next_save:
                         progress.note(f"step {step}: {next_save}")
-                if reason or step == num_steps:
+                if stop_signal or step == num_steps:
                     # There is no next save, so a failed one is begun again, until `wait` raises.
                     while not writer.wait():
                         save_checkpoint(start, step, metrics, writer)
-                if reason and step < num_steps:
-                    progress.note(f"{reason}: saved step {step}; the same command goes on")
+                if stop_signal and step < num_steps:
+                    progress.note(f"{stop_signal}: saved step {step}; the same command goes on")
                     return Outcome.STOPPED_BY_SIGNAL
     return Outcome.FINISHED
 
@@ -193,8 +205,8 @@ def count_left_out(start: Start, writer: CheckpointWriter) -> dict[str, float]:
     """Return the numbers of skipped updates, skipped batches and failed saves, for the row of a
     step. A number of what has never happened is left out, but that of `optimizer.skip_sigmas`."""
     counts = {}
-    if start.jumps:
-        counts["skipped_steps"] = float(start.jumps.num_skipped)
+    if start.jump_detector:
+        counts["skipped_steps"] = float(start.jump_detector.num_skipped)
     if start.batches.skipped:
         counts["skipped_batches"] = float(len(start.batches.skipped))
     if writer.num_failed:
@@ -205,8 +217,9 @@ def count_left_out(start: Start, writer: CheckpointWriter) -> dict[str, float]:
 def set_angles(start: Start, step: int, progress: Progress) -> None:
     """Have the model turn by the base and the scaling of RoPE of a step's stage."""
     model = start.config.at(step).model
-    # A new model turns as the run's own `model` and `positions` say.
-    previous = start.config.model if step == start.step + 1 else start.config.at(step - 1).model
+    # A new model turns as the run's own settings say.
+    is_first = step == start.step + 1
+    previous = start.config.model if is_first else start.config.at(step - 1).model
     if model != previous:
         start.engine.losses.model.set_angles(model)
         progress.note(f"step {step}: RoPE turns with {describe_angles(model)}")
@@ -223,8 +236,11 @@ def log_step(
     speed |= {f"epochs/{name}": times for name, times in reads.items() if name}
     speed["peak_memory_gib"] = peak_memory_gib(start.engine.device)
     if start.stated_flops:
+        # Two conventions of attention's FLOPs, so that the number compares with other projects'.
         speed["mfu"] = steps_per_s * start.flops_per_step / start.stated_flops
-        speed["mfu_whole_attention"] = steps_per_s * start.whole_flops_per_step / start.stated_flops
+        speed["mfu_whole_attention"] = (
+            steps_per_s * start.flops_per_step_whole_attention / start.stated_flops
+        )
     speed |= slowest_process(start.engine)
     with start.engine.processes.agree():
         shown = metrics.flush(**speed)
@@ -243,9 +259,9 @@ def slowest_process(engine: Engine) -> dict[str, float]:
     if engine.processes.world_size == 1:
         return {}
     seconds = engine.processes.gather(engine.losses.clock.take())
-    slowest = max(seconds)
-    ratio = slowest / max(statistics.median_low(seconds), 1e-9)
-    return {"slowest_process": float(seconds.index(slowest)), "slowest_to_median": ratio}
+    longest_s = max(seconds)
+    ratio = longest_s / max(statistics.median_low(seconds), 1e-9)
+    return {"slowest_process": float(seconds.index(longest_s)), "slowest_to_median": ratio}
 
 
 def evaluate_step(
@@ -295,9 +311,9 @@ def save_checkpoint(start: Start, step: int, metrics: Metrics, writer: Checkpoin
         metrics.flush()  # raises if a loss is not finite, as such weights must not be saved
     tokens = step * start.tokens_per_step
     state = TrainerState(step, tokens, start.shards.fingerprint, metrics.last_crc32)
-    if start.jumps:
-        state.recent = start.jumps.recent
-        state.num_skipped = start.jumps.num_skipped
+    if start.jump_detector:
+        state.recent = start.jump_detector.recent
+        state.num_skipped = start.jump_detector.num_skipped
     state.skipped_batches = list(start.batches.skipped)
     weights = engine.copy_weights()
     write_moments = engine.copy_moments()
@@ -310,7 +326,7 @@ def save_checkpoint(start: Start, step: int, metrics: Metrics, writer: Checkpoin
         return [path, write_moments(folder / ENGINE_FOLDER)]
 
     def write_once(folder: Path) -> None:
-        (folder / "config.yaml").write_text(start.text, encoding="utf-8")
+        (folder / "config.yaml").write_text(start.config_yaml, encoding="utf-8")
         start.shards.tokenizer.save(str(folder / "tokenizer.json"))
         if count > 1:
             write_index(folder, engine.part_of)
@@ -336,33 +352,34 @@ class Clock:
     """Measures the speed of training, without the time of evaluations and saves."""
 
     def __init__(self, step: int) -> None:
-        self.began = time.perf_counter()
-        self.first_step = step
+        self.began_s = time.perf_counter()
+        self.last_step = step
 
     def steps_per_s(self, step: int) -> float:
         """Return the steps per second since the last call."""
-        now = time.perf_counter()
-        speed = (step - self.first_step) / (now - self.began)
-        self.began = now
-        self.first_step = step
+        now_s = time.perf_counter()
+        speed = (step - self.last_step) / (now_s - self.began_s)
+        self.began_s = now_s
+        self.last_step = step
         return speed
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Leave out the time inside this block."""
-        pause_began = time.perf_counter()
+        pause_began_s = time.perf_counter()
         yield
-        self.began += time.perf_counter() - pause_began
+        self.began_s += time.perf_counter() - pause_began_s
 
 
 def draw(
-    batches: TrainingBatches, start: int, num_steps: int, device: torch.device
+    batches: TrainingBatches, first_step: int, num_steps: int, device: torch.device
 ) -> Generator[Batch, None, None]:
-    """Yield the batches of the steps after `start`, for a thread to iterate."""
+    """Yield the batches of a step and all later ones, for a thread to iterate."""
     if device.type == "cuda":
         torch.cuda.set_device(device)  # otherwise the thread would use memory of the first GPU
-    for step in range(start, num_steps):
-        yield batches[step].pinned() if device.type == "cuda" else batches[step]
+    for step in range(first_step, num_steps + 1):
+        batch = batches.of_step(step)
+        yield batch.pinned() if device.type == "cuda" else batch
 
 
 def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
@@ -378,8 +395,8 @@ def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
 class StopRequest:
     """The request of a signal to stop this process."""
 
-    requested = ""
-    """The name of the signal; empty while there was none."""
+    signal_name = ""
+    """The signal that asked; empty while there was none."""
 
 
 @contextlib.contextmanager
@@ -389,9 +406,9 @@ def stop_signals() -> Iterator[StopRequest]:
     stop = StopRequest()
 
     def request(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and stop.requested:
+        if number == signal.SIGINT and stop.signal_name:
             raise KeyboardInterrupt
-        stop.requested = signal.Signals(number).name
+        stop.signal_name = signal.Signals(number).name
 
     with handling(STOP_SIGNALS, request):
         yield stop

@@ -178,7 +178,7 @@ def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
     return final + (peak - final) * (1 + math.cos(math.pi * progress)) / 2
 
 
-class Jumps:
+class JumpDetector:
     """Notices steps whose loss or gradient norm is more than `sigmas` standard deviations above the
     mean of the last `WINDOW` steps, as OLMo-core's optimizers do (`optimizer.skip_sigmas`)."""
 

@@ -37,7 +37,6 @@ from olmo_sparsity.base.work_folder import WorkFolder
 from olmo_sparsity.config.run import flatten, load_saved_config
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.checkpoint import step_of
-from olmo_sparsity.training.metrics import read_metrics as read_metrics  # for start.py
 
 if TYPE_CHECKING:
     import torch
@@ -120,13 +119,13 @@ def open_run_folder(path: Path, settings: Flat, text: str) -> Iterator[None]:
         has_work = (path / "metrics.jsonl").exists() or any((path / "checkpoints").iterdir())
         # A start that was rejected before its first step has nothing to lose.
         if folder.identity.exists() and has_work:
-            refuse_other_config(path, settings)
+            check_same_run(path, settings)
             _check_same_evaluation(path, settings)
         write_atomically(folder.identity, text)
         yield
 
 
-def refuse_other_config(folder: Path, settings: Flat) -> None:
+def check_same_run(folder: Path, settings: Flat) -> None:
     """Raise ConfigError if the folder was begun with settings that give other weights."""
     changed = _changed(folder, settings, lambda key: not key.startswith(FREE_KEYS))
     if changed:
@@ -163,7 +162,7 @@ def _check_same_evaluation(folder: Path, settings: Flat) -> None:
         )
 
 
-def refuse_other_branch(folder: Path, settings: Flat) -> None:
+def check_same_branch(folder: Path, settings: Flat) -> None:
     """Raise ConfigError if a branch changes the model or the order of the text."""
     changed = _changed(folder, settings, is_fixed_in_branch)
     if changed:
@@ -231,7 +230,7 @@ def skip_batch_of(step: int, run_folder: Path, max_skips: int) -> str:
             f"step {step} is not finite, after training.max_skips={max_skips} skipped batches; "
             "lower optimizer.learning_rate in a new folder, or raise training.max_skips"
         )
-    batch = batch_of_step(step - 1, skipped)
+    batch = batch_of_step(step, skipped)
     content = with_crc({"batches": sorted([*skipped, batch])})
     write_json(run_folder / "skipped_batches.json", content)
     count = f"{len(skipped) + 1} of at most {max_skips}"

@@ -73,15 +73,15 @@ def test_order_is_that_of_olmos_iterable_dataset(epoch: int) -> None:
 def test_from_step_continues_exactly_across_epochs(shards: TokenShards) -> None:
     source = batches(shards, length=128, batch_size=64)
     per_epoch = source.steps_per_epoch
-    whole = list(islice(source.from_step(0), 2 * per_epoch + 2))
+    whole = list(islice(source.from_step(1), 2 * per_epoch + 2))
     for start in (1, per_epoch - 1, per_epoch, per_epoch + 1, 2 * per_epoch):
-        assert same(next(source.from_step(start)), whole[start])
+        assert same(next(source.from_step(start + 1)), whole[start])
 
 
 def test_each_epoch_sees_every_sequence_once_with_new_positions(shards: TokenShards) -> None:
     source = batches(shards, length=128, batch_size=32)
     steps = source.steps_per_epoch
-    first, second = (list(islice(source.from_step(epoch * steps), steps)) for epoch in range(2))
+    first, second = (list(islice(source.from_step(epoch * steps + 1), steps)) for epoch in range(2))
     rows = [
         {tuple(row) for b in epoch for row in b.tokens_BL.tolist()} for epoch in (first, second)
     ]
@@ -103,9 +103,9 @@ def staged(shards: TokenShards, **changes: Any) -> TrainingBatches:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_shorter_sequences_are_cut_from_the_same_text(shards: TokenShards, world_size: int) -> None:
-    longest = list(islice(batches(shards, length=64, batch_size=4).from_step(0), 7))
+    longest = list(islice(batches(shards, length=64, batch_size=4).from_step(1), 7))
     shares = [
-        list(islice(staged(shards, rank=rank, world_size=world_size).from_step(0), 7))
+        list(islice(staged(shards, rank=rank, world_size=world_size).from_step(1), 7))
         for rank in range(world_size)
     ]
     for step, length in enumerate([16, 16, 16, 32, 32, 64, 64]):
@@ -120,15 +120,15 @@ def test_shorter_sequences_are_cut_from_the_same_text(shards: TokenShards, world
             assert (part.labels_BL[:, -1] == IGNORED).all()
             assert len(part.positions_BL.unique(dim=0)) > 1, "each piece has IDs of its own"
             assert part.positions_BL.max() < 256
-    whole = list(islice(staged(shards).from_step(0), 7))
+    whole = list(islice(staged(shards).from_step(1), 7))
     for start in range(7):
-        assert same(next(staged(shards).from_step(start)), whole[start])
+        assert same(next(staged(shards).from_step(start + 1)), whole[start])
 
 
 def test_each_document_may_have_position_ids_of_its_own(shards: TokenShards) -> None:
     positions = PositionsConfig(scheme="pose", target_length=400, per_document=True)
-    batch = next(batches(shards, positions, length=200, mask_documents=True).from_step(0))
-    assert next(batches(shards).from_step(0)).documents_BL is None
+    batch = next(batches(shards, positions, length=200, mask_documents=True).from_step(1))
+    assert next(batches(shards).from_step(1)).documents_BL is None
     ends_BL = (batch.tokens_BL == shards.eos_id).int()
     assert torch.equal(batch.documents_BL, ends_BL.cumsum(1) - ends_BL)
     (part, *_) = batch.split(3)
@@ -151,7 +151,7 @@ def test_rows_of_several_kinds_do_not_change_each_other(shards: TokenShards) -> 
         "mask_documents": True,
         "transform": study_transform(shards, planted=0.3, repeated=0.3),
     }
-    whole = next(batches(shards, **mixed).from_step(3))
+    whole = next(batches(shards, **mixed).from_step(4))
     assert whole.documents_BL is not None
     kinds = {
         (bool(documents_L.any()), bool((labels_L[:-1] == tokens_L[1:]).all()))
@@ -161,7 +161,7 @@ def test_rows_of_several_kinds_do_not_change_each_other(shards: TokenShards) -> 
     }
     assert {(True, True), (False, True), (False, False)} <= kinds, "plain, planted, repeated"
     for rank in range(8):
-        alone = next(batches(shards, **mixed, rank=rank, world_size=8).from_step(3))
+        alone = next(batches(shards, **mixed, rank=rank, world_size=8).from_step(4))
         assert same(alone, whole.rows(slice(rank, rank + 1)))
         assert torch.equal(alone.documents_BL, whole.documents_BL[rank : rank + 1])
 
@@ -236,7 +236,7 @@ def test_what_is_drawn_ahead_is_the_same_and_nothing_is_drawn_beyond_the_end(
 
     monkeypatch.setattr(TrainingBatches, "_collate", noting)
     source = batches(shards)
-    plain = list(islice(source.from_step(3), 4))
+    plain = list(islice(source.from_step(4), 4))
     threads.clear()
     ahead = list(in_background(draw(source, 3, 7, torch.device("cpu")), depth=1))
     assert len(ahead) == len(plain) == len(threads) == 4

@@ -108,7 +108,7 @@ def test_files_are_reopened_where_there_are_more_than_may_be_open(
     shards = open_shards(data, "train")
     assert len(shards.paths) > 2
     whole = [Sequences(shards, 16)[number] for number in range(len(Sequences(shards, 16)))]
-    monkeypatch.setattr(batches_module, "MOST_OPEN", 2)
+    monkeypatch.setattr(batches_module, "MAX_OPEN_FILES", 2)
     sequences = Sequences(shards, 16)
     order = np.random.default_rng(0).permutation(len(whole))
     for number in order:

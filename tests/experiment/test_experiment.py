@@ -29,12 +29,12 @@ from olmo_sparsity.experiment.jobs import (
     jobs_of,
 )
 from olmo_sparsity.experiment.slurm import Flags
+from olmo_sparsity.training.dry_run import cost_of
 from olmo_sparsity.training.estimate.cost import gpu_hours
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.estimate.host import disk_of
 from olmo_sparsity.training.loop import Outcome
 from olmo_sparsity.training.metrics import read_metrics
-from olmo_sparsity.training.start import cost_of
 from tests.conftest import until
 
 MakeGrid = Callable[..., str]

@@ -25,7 +25,7 @@ from olmo_sparsity.training import checkpoint
 from olmo_sparsity.training.checkpoint import step_of
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
-from olmo_sparsity.training.optim import Jumps
+from olmo_sparsity.training.optim import JumpDetector
 from tests.conftest import data_section, small_run
 from tests.support import children
 
@@ -320,7 +320,7 @@ def test_processes_that_skip_steps_go_on_to_the_bit(settings: dict) -> None:
 def find_a_jump() -> None:
     """In a child: in its third step."""
     found = iter([False, False, True, False])
-    Jumps.is_jump = lambda *_: next(found)  # type: ignore[method-assign, assignment]
+    JumpDetector.is_jump = lambda *_: next(found)  # type: ignore[method-assign, assignment]
 
 
 @pytest.mark.parametrize(

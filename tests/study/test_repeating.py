@@ -45,7 +45,7 @@ def test_the_share_of_sequences_is_the_one_asked_for(shards: TokenShards) -> Non
         transform = plant_or_repeat(shards.tokenizer, 32, **given) if given else None
         plan = BatchPlan(PositionsConfig(), length=32, batch_size=64, seed=1, transform=transform)
         batches = TrainingBatches(shards, plan)
-        return next(batches.from_step(0)).tokens_BL.numpy()
+        return next(batches.from_step(1)).tokens_BL.numpy()
 
     options = {"share": 0.5, "min_length": 4, "max_length": 8}
     text, repeated = rows(), rows(repeated=options)

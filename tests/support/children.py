@@ -153,12 +153,12 @@ def give_no_numbers(
     batches: Container[int], patch: Callable[[Any, str, Any], None] = setattr
 ) -> None:
     """Disturbs: the losses of the batches with these numbers are NaN in this process."""
-    draw, step, forward = TrainingBatches.__getitem__, Engine.step, Losses.forward
+    draw, step, forward = TrainingBatches.of_step, Engine.step, Losses.forward
     is_bad = False
 
-    def drawn(self: TrainingBatches, number: int) -> Any:
-        batch: Any = draw(self, number)
-        batch.number = batch_of_step(number, self.skipped)
+    def drawn(self: TrainingBatches, number_of_step: int) -> Any:
+        batch: Any = draw(self, number_of_step)
+        batch.number = batch_of_step(number_of_step, self.skipped)
         return batch
 
     def stepped(self: Engine, batch: Any, *given: Any) -> Any:
@@ -172,7 +172,7 @@ def give_no_numbers(
     def forwarded(self: Losses, *given: Any) -> Any:
         return forward(self, *given) * (math.nan if is_bad else 1.0)
 
-    patch(TrainingBatches, "__getitem__", drawn)
+    patch(TrainingBatches, "of_step", drawn)
     patch(Engine, "step", stepped)
     patch(Losses, "forward", forwarded)
 

@@ -20,7 +20,7 @@ from olmo_sparsity.models.build import build_model
 from olmo_sparsity.text.vocabulary import IGNORED
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine, choose_precision, own_device, own_gpu
-from olmo_sparsity.training.optim import Jumps
+from olmo_sparsity.training.optim import JumpDetector
 from olmo_sparsity.training.preflight import check_devices
 from tests.conftest import MakeConfig
 
@@ -114,7 +114,7 @@ def test_a_skipped_step_changes_nothing(make_config: MakeConfig, batch: Batch) -
     config = make_config(training__batch_size=6)
     engine, plain = engine_for(config), engine_for(config)
     for is_jump in (True, False):
-        jumps = Jumps(1.0, [], 0)
+        jumps = JumpDetector(1.0, [], 0)
         jumps.is_jump = lambda *_, is_jump=is_jump: is_jump
         skipped = [step.clone() for step in engine.step(batch, 1e-3, jumps)]
         assert jumps.num_skipped == is_jump

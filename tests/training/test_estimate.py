@@ -20,6 +20,7 @@ from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.training.choose_engine import check_engine
+from olmo_sparsity.training.dry_run import cost_of
 from olmo_sparsity.training.estimate.compute import flops_per_token, share_of_peak
 from olmo_sparsity.training.estimate.cost import cost_with, gpu_hours
 from olmo_sparsity.training.estimate.device_memory import bytes_of_state, peak_bytes
@@ -33,7 +34,7 @@ from olmo_sparsity.training.estimate.memory_formulas import (
     without_memory,
 )
 from olmo_sparsity.training.estimate.report import SIGNAL_LEAD_S, estimate
-from olmo_sparsity.training.start import cost_of, for_hardware
+from olmo_sparsity.training.resolve import for_hardware
 from tests.conftest import MakeConfig
 
 ROOT = Path(__file__).parents[2]

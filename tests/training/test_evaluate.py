@@ -16,7 +16,8 @@ from olmo_sparsity.models.losses import token_losses
 from olmo_sparsity.text.vocabulary import IGNORED
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.estimate.hardware import Hardware
-from olmo_sparsity.training.start import build_evaluation, resolve
+from olmo_sparsity.training.resolve import resolve
+from olmo_sparsity.training.start import build_evaluation
 from tests.conftest import MakeConfig
 
 CPU = torch.device("cpu")

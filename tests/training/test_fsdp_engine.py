@@ -146,7 +146,7 @@ def alone(work: Work) -> dict[str, Any]:
     return steps_of(replace(work, engine="single", settings={}), Processes())
 
 
-def refuse_difference(ours: dict[str, Any], expected: dict[str, Any], nats: float = 2e-6) -> None:
+def check_difference(ours: dict[str, Any], expected: dict[str, Any], nats: float = 2e-6) -> None:
     assert ours["born"] == expected["born"], "the weights of the seed, to the bit"
     assert ours["losses"] == pytest.approx(expected["losses"], abs=nats)
     assert ours["heldout"] == pytest.approx(expected["heldout"], abs=nats)
@@ -159,7 +159,7 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
     work = Work(tmp_path / "two.json", model=OLMO | {"query_scale_learned": True})
     ours = run(work, 2)
     assert ours["mesh"] == [2]
-    refuse_difference(ours, alone(work))
+    check_difference(ours, alone(work))
 
 
 def test_muon_takes_the_steps_of_one_process(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_muon_takes_the_steps_of_one_process(tmp_path: Path) -> None:
     work = Work(tmp_path / "muon.json", optimizer={"name": "muon"})
     ours = run(work, 2)
     expected = alone(work)
-    refuse_difference(ours, expected)
+    check_difference(ours, expected)
     with_adamw = alone(replace(work, optimizer={}))
     assert abs(with_adamw["heldout"] - expected["heldout"]) > 1e-3, "Muon makes other steps"
 
@@ -178,15 +178,15 @@ def test_muon_with_a_copy_of_the_model_in_each_node_changes_nothing(tmp_path: Pa
     work = Work(tmp_path / "nodes.json", settings=settings, node_size=2, optimizer={"name": "muon"})
     ours = run(work, 4)
     assert ours["mesh"] == [2, 2]
-    refuse_difference(ours, alone(work))
+    check_difference(ours, alone(work))
 
 
 @pytest.mark.accept
 def test_four_processes_take_the_steps_of_one_and_of_ddp(tmp_path: Path) -> None:
     work = Work(tmp_path / "four.json")
     ours = run(work, 4)
-    refuse_difference(ours, alone(work))
-    refuse_difference(ours, run(replace(work, out=tmp_path / "ddp.json", engine="ddp"), 4))
+    check_difference(ours, alone(work))
+    check_difference(ours, run(replace(work, out=tmp_path / "ddp.json", engine="ddp"), 4))
 
 
 @pytest.mark.accept
@@ -198,7 +198,7 @@ def test_a_copy_of_the_model_in_each_of_two_nodes_changes_nothing(
     work = Work(tmp_path / "nodes.json", settings=settings, node_size=2)
     ours = run(work, 4)
     assert ours["mesh"] == [2, 2]
-    refuse_difference(ours, alone(work))
+    check_difference(ours, alone(work))
 
 
 @pytest.mark.accept
@@ -215,7 +215,7 @@ def test_settings_and_models_take_the_steps_of_one_process(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     work = Work(tmp_path / "changed.json", **changes)
-    refuse_difference(run(work, 2), alone(work))
+    check_difference(run(work, 2), alone(work))
 
 
 @pytest.mark.accept
@@ -230,7 +230,7 @@ def test_layers_are_computed_again_in_the_backward_pass(
     ours = run(work, 2)
     num_micro_batches = 4
     assert ours["calls"] == [NUM_STEPS * num_micro_batches * number for number in passes]
-    refuse_difference(ours, alone(work))
+    check_difference(ours, alone(work))
 
 
 @pytest.mark.accept
@@ -241,7 +241,7 @@ def test_each_layer_is_compiled_without_a_break(tmp_path: Path, recomputes: bool
     ours = run(work, 2)
     assert ours["graphs"] == 2, "of a layer, and of the loss"
     eager = replace(work, training={"micro_batch_size": 4})
-    refuse_difference(ours, alone(eager), nats=1e-5)
+    check_difference(ours, alone(eager), nats=1e-5)
 
 
 # --- memory -------------------------------------------------------------------------------------

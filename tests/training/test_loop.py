@@ -25,11 +25,11 @@ from olmo_sparsity.models.layers import first_query_scale
 from olmo_sparsity.models.load import load_model
 from olmo_sparsity.training.checkpoint import TrainerState
 from olmo_sparsity.training.curves import loss_table
+from olmo_sparsity.training.dry_run import dry_run
 from olmo_sparsity.training.engine import Engine, ForwardClock
 from olmo_sparsity.training.loop import Outcome, slowest_process, train
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.optim import learning_rate
-from olmo_sparsity.training.start import dry_run
 from tests.conftest import MakeConfig
 from tests.support import children
 from tests.support.models import SIZES, tiny
@@ -331,9 +331,11 @@ def test_a_run_that_skips_a_batch_reads_the_others_one_after_the_other(
 ) -> None:
     """Against a run whose text never had the batch."""
     leaving_out = make_config(run_folder=str(tmp_path / "left out"))
-    draw = TrainingBatches.__getitem__
-    others = [0, 1, 2, 3, 5, 6]
-    monkeypatch.setattr(TrainingBatches, "__getitem__", lambda own, n: draw(own, others[n]))
+    of_step = TrainingBatches.of_step
+    without_5 = [1, 2, 3, 4, 6, 7]
+    monkeypatch.setattr(
+        TrainingBatches, "of_step", lambda self, step: of_step(self, without_5[step - 1])
+    )
     train(leaving_out)
     assert losses_of(leaving_out) == losses_of(skipping)
 

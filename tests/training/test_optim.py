@@ -21,7 +21,7 @@ from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.estimate.device_memory import bytes_of_state
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.optim import (
-    Jumps,
+    JumpDetector,
     build_optimizer,
     learning_rate,
     matrices_of_layers,
@@ -179,13 +179,13 @@ def test_a_stable_rate_falls_in_its_cooldown(schedule: Any, share: float) -> Non
 
 def test_a_jump_is_beyond_the_deviations_of_the_last_steps() -> None:
     values = np.random.default_rng(0).normal((3.0, 1.0), (0.1, 0.3), (400, 2))
-    jumps, found = Jumps(2.0, [], 0), []
+    jumps, found = JumpDetector(2.0, [], 0), []
     for step, value in enumerate(values):
         before = values[max(0, step - 128) : step]
         limits = before.mean(0) + 2 * before.std(0) if step >= 32 else np.inf
         found.append(jumps.is_jump(*value))
         assert found[-1] == bool((value > limits).any()), step
-        jumps = Jumps(2.0, jumps.recent, 0)  # as a resumed run
+        jumps = JumpDetector(2.0, jumps.recent, 0)  # as a resumed run
         assert jumps.is_jump(3.0, math.inf), "which later steps are not compared with"
         assert jumps.is_jump(math.nan, 1.0)
     assert 0 < sum(found) < 50

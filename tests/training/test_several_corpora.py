@@ -16,10 +16,12 @@ from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.distributed import Processes
+from olmo_sparsity.training.dry_run import dry_run
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
-from olmo_sparsity.training.start import build_batches, dry_run, resolve
+from olmo_sparsity.training.resolve import resolve
+from olmo_sparsity.training.start import build_batches
 from tests.conftest import small_run
 
 
@@ -119,7 +121,8 @@ def batches_of(config: RunConfig) -> list[list[list[int]]]:
     cpu = torch.device("cpu")
     resolved = resolve(config, shards, cpu, Hardware.here(cpu))
     batches = build_batches(shards, resolved, Processes())
-    return [batches[step].tokens_BL.tolist() for step in range(config.training.num_steps)]
+    steps = range(1, config.training.num_steps + 1)
+    return [batches.of_step(step).tokens_BL.tolist() for step in steps]
 
 
 def test_a_branch_with_other_weights_reads_on_as_the_run_that_planned_them(

@@ -126,7 +126,7 @@ def test_position_ids_are_drawn_as_the_stage_says(staged: dict[str, Any]) -> Non
     config = config_from_dict(staged)
     assert config.largest_length == 64
     batches = build_batches(open_shards(config.data, "train"), config, Processes())
-    largest = [int(batches[step].positions_BL.max()) for step in range(6)]
+    largest = [int(batches.of_step(step).positions_BL.max()) for step in range(1, 7)]
     assert max(largest[:3]) < 32 <= max(largest[3:]) < 64
 
 

@@ -1,0 +1,65 @@
+"""Say by which weights several corpora are mixed in each stretch of batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.manifest import MANIFEST
+from olmo_sparsity.config.run import load_saved_config
+from olmo_sparsity.config.sections import EarlierWeights, RunConfig, StageConfig
+from olmo_sparsity.data.batches import batch_of_step
+from olmo_sparsity.data.mixture import Weights
+from olmo_sparsity.models.checkpoint_files import list_checkpoints
+from olmo_sparsity.training.checkpoint import TrainerState
+
+
+def weights_of(config: RunConfig) -> list[Weights]:
+    """Return the weights of several corpora in each stage; empty for a single corpus. They change
+    by number of batch, which is the step where no batch is left out."""
+    if not config.data.corpora:
+        return []
+    stretches = []
+    num_before_branch = 0
+    for earlier in config.training.earlier_weights:
+        stretches.append(Weights(earlier.weights, earlier.until))
+        num_before_branch = earlier.until
+    # The trunk has read what its own weights said, whatever the stages of the branch say of these
+    # batches.
+    for stage in config.training.lengths or [StageConfig()]:
+        if stage.until is None or stage.until > num_before_branch:
+            stretches.append(Weights(stage.weights or config.data.weights, stage.until))
+    return stretches
+
+
+def earlier_weights(config: RunConfig) -> list[EarlierWeights]:
+    """Return the weights by which several corpora were read before a branch, up to its checkpoint.
+    Raise ConfigError for a branch with other corpora."""
+    if config.branch_from is None or not config.data.corpora:
+        return []
+    own_config = Path(config.run_folder) / "config.yaml"
+    if own_config.exists() and list_checkpoints(config.run_folder):
+        # The branch goes on by itself, also when its trunk is deleted.
+        return load_saved_config(own_config).training.earlier_weights
+    origin = Path(config.branch_from)
+    if not (origin / MANIFEST).is_file():
+        return []  # not a checkpoint, which is reported when it is read
+    trunk = load_saved_config(origin / "config.yaml")
+    names = list(config.data.weights)
+    names_of_trunk = list(trunk.data.weights)
+    if names != names_of_trunk:
+        raise ConfigError(
+            f"branch_from={origin} reads the corpora {names_of_trunk}, this run {names}; list the "
+            "same ones (a weight may be 0), or take the weights of the model with init_from"
+        )
+    # Batches count from 0, so the number of the next step's batch is the number of those before it,
+    # read or left out.
+    state = TrainerState.read(origin)
+    num_passed = batch_of_step(state.step + 1, state.skipped_batches)
+    earlier = []
+    for stretch in weights_of(trunk):
+        until = num_passed if stretch.until is None else min(stretch.until, num_passed)
+        earlier.append(EarlierWeights(until, dict(stretch.of)))
+        if until == num_passed:
+            break
+    return earlier

@@ -1,0 +1,65 @@
+"""Set what hardware and tokenizer determine, in a copy of a config: the vocabulary, the order of
+the text, the precision and the size of micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.config.model import ModelConfig
+from olmo_sparsity.config.rules import check_model
+from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.data.order import choose_order
+from olmo_sparsity.data.shards import TokenShards
+from olmo_sparsity.data.tokens import check_same_settings
+from olmo_sparsity.data.transform import with_fingerprint
+from olmo_sparsity.training.corpus_weights import earlier_weights
+from olmo_sparsity.training.engine import choose_precision
+from olmo_sparsity.training.estimate.device_memory import fitting_micro_batch_size
+from olmo_sparsity.training.estimate.hardware import Hardware
+
+
+def resolve(
+    config: RunConfig, shards: TokenShards, device: torch.device, hardware: Hardware
+) -> RunConfig:
+    """Return a copy with the fields set that hardware and tokenizer determine. Raise ConfigError
+    for what does not fit the shards."""
+    check_same_settings(config.data)
+    model = with_vocabulary(config.model, shards.vocab_size)
+    if model.vocab_size < shards.vocab_size:
+        raise ConfigError(f"{model.vocab_size=} must be 0 or at least {shards.vocab_size}")
+    check_model(model, "config")  # the embedding may be too small for the vocabulary
+    model = replace(model, eos_token_id=shards.eos_id, pad_token_id=shards.eos_id)
+    corpora = shards.corpora.values() or [shards]
+    num_sequences = max(corpus.count_sequences(config.training.length) for corpus in corpora)
+    order = choose_order(config.data.order, num_sequences)
+    data = replace(with_fingerprint(config.data), order=order)
+    earlier = earlier_weights(config)
+    if config.training.earlier_weights not in ([], earlier):
+        raise ConfigError(
+            "training.earlier_weights is set, but follows from branch_from; leave it out"
+        )
+    training = replace(config.training, earlier_weights=earlier)
+    config = replace(config, model=model, data=data, training=training)
+    return for_hardware(config, device, hardware)
+
+
+def for_hardware(config: RunConfig, device: torch.device, hardware: Hardware) -> RunConfig:
+    """Return a copy with the precision and the micro-batches of this hardware."""
+    training = config.training
+    training = replace(training, precision=choose_precision(training.precision, device))
+    config = replace(config, training=training)
+    if training.micro_batch_size is not None:
+        training.micro_batch_size = fitting_micro_batch_size(config, hardware)
+    return config
+
+
+def with_vocabulary(model: ModelConfig, size: int) -> ModelConfig:
+    """Return a copy that takes the tokenizer's size where none is set."""
+    if model.vocab_size != 0:
+        return replace(model)
+    # Rounded up to a multiple of 128, for fast matrix products.
+    rows = model.embedding_size or -(-size // 128) * 128
+    return replace(model, vocab_size=size, embedding_size=rows)
