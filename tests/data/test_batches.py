@@ -170,8 +170,8 @@ def test_a_step_is_what_it_was_for_runs_that_go_on(shards: TokenShards) -> None:
     """Positions, planted marks and repeated passages, of two lengths."""
     source = staged(shards, transform=study_transform(shards, planted=0.4, repeated=0.3))
     digest = hashlib.sha256()
-    for step in (0, 3, 6, 400):
-        batch = source[step]
+    for step in (1, 4, 7, 401):
+        batch = source.of_step(step)
         for tensor in (batch.tokens_BL, batch.positions_BL, batch.labels_BL):
             digest.update(tensor.numpy().tobytes())
     assert digest.hexdigest()[:16] == "5496423f6ef9938a"
@@ -238,14 +238,14 @@ def test_what_is_drawn_ahead_is_the_same_and_nothing_is_drawn_beyond_the_end(
     source = batches(shards)
     plain = list(islice(source.from_step(4), 4))
     threads.clear()
-    ahead = list(in_background(draw(source, 3, 7, torch.device("cpu")), depth=1))
+    ahead = list(in_background(draw(source, 4, 7, torch.device("cpu")), depth=1))
     assert len(ahead) == len(plain) == len(threads) == 4
     assert all(map(same, ahead, plain))
     assert threading.main_thread() not in threads
 
 
-@pytest.mark.parametrize("step", [0, 5])
+@pytest.mark.parametrize("step", [1, 6])
 def test_each_process_knows_the_labels_of_the_whole_step(shards: TokenShards, step: int) -> None:
-    parts = [staged(shards, rank=rank, world_size=2)[step] for rank in range(2)]
+    parts = [staged(shards, rank=rank, world_size=2).of_step(step) for rank in range(2)]
     counted = sum(int((part.labels_BL != IGNORED).sum()) for part in parts)
     assert [part.num_labels for part in parts] == [counted, counted]

@@ -90,7 +90,7 @@ def test_a_file_that_changes_in_training_is_an_error(
 ) -> None:
     shards = open_shards(data, "train")
     source = TrainingBatches(shards, BatchPlan(PositionsConfig(), 16, batch_size=4, seed=1))
-    assert source[0].tokens_BL.shape == (4, 16)
+    assert source.of_step(1).tokens_BL.shape == (4, 16)
     for path in shards.paths:
         size = path.stat().st_size
         with path.open("r+b") as file:
@@ -99,7 +99,7 @@ def test_a_file_that_changes_in_training_is_an_error(
             else:
                 file.truncate(0 if damage == "truncated" else size + 2)
     with pytest.raises(DataError, match=r"train-.* changed after this run started .*restore it"):
-        source[1]
+        source.of_step(2)
 
 
 def test_files_are_reopened_where_there_are_more_than_may_be_open(
