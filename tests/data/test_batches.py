@@ -201,7 +201,8 @@ def test_an_epoch_has_a_batch_at_least(shards: TokenShards) -> None:
     with pytest.raises(DataError, match="below batch_size="):
         batches(shards, length=64, batch_size=size + 1)
     longest = min(len(array) for array in shards.arrays)
-    assert len(batches(shards, PositionsConfig(), length=longest, batch_size=1)[0].tokens_BL) == 1
+    of_longest = batches(shards, PositionsConfig(), length=longest, batch_size=1)
+    assert len(of_longest.of_step(1).tokens_BL) == 1
     with pytest.raises(DataError, match="no held-out file holds"):
         next(heldout_batches(shards, length=10**9, num_sequences=1, batch_size=1))
 
