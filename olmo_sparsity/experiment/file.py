@@ -109,6 +109,8 @@ def _expand(file: ExperimentFile, path: str, overrides: list[str]) -> Experiment
     if not file.folder or not file.models:
         raise ConfigError(f"{path}: an experiment needs `folder` and `models`")
     check_no_tilde("folder", file.folder)
+    if file.runs is not None:
+        check_no_tilde("runs", file.runs)
     check_overrides(path, file.grid, overrides)
 
     plan = read_measure_section(file, path)

@@ -98,7 +98,7 @@ def check_overrides(path: str, grid: Mapping[str, Any], overrides: list[str]) ->
     for word in overrides:
         key = word.lstrip("-").partition("=")[0]
         if key == "run_folder":
-            raise ConfigError(f"{word}: an experiment has several runs; change `folder` in {path}")
+            raise ConfigError(f"{word}: an experiment has several runs; set `runs` in {path}")
         for key_of_grid, axis in axis_of_key.items():
             # Either may be a section that holds the other.
             if _is_within(key_of_grid, key) or _is_within(key, key_of_grid):

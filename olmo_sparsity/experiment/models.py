@@ -91,9 +91,9 @@ def _make_model(
     chosen = [_name_axes(f"--{key}={value}", parts) for key, value in combination.settings.items()]
     words = [*chosen, *overrides]
 
-    folder = Path(file.folder) / model_name
+    folder = Path(file.folder if file.runs is None else file.runs) / model_name
     given = read_given(config, words)
-    if not file.grid and "run_folder" in given:
+    if file.runs is None and not file.grid and "run_folder" in given:
         folder = Path(str(given["run_folder"]))  # so that a run that exists is used
     else:
         words.append(f"--run_folder={folder}")

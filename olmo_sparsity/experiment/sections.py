@@ -56,6 +56,10 @@ class ExperimentFile:
     folder: str = ""
     models: list[str] = field(default_factory=list)
     grid: dict[str, Any] = field(default_factory=dict)
+    runs: str | None = None
+    """Each model's run lies in RUNS/NAME. Default: with a grid `folder`, without one the config's
+    `run_folder`. A second experiment that names the runs of the first trains nothing again."""
+
     processes: int | Literal["auto"] = option(1, least=1)
     """Processes of a training on this machine, and measurements at once; auto: the GPUs, or up to
     two on a CPU."""

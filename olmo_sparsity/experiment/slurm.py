@@ -214,20 +214,41 @@ def _sbatch(words: Sequence[str], experiment: Experiment, *options: str) -> str:
 # --- what is in the queue -------------------------------------------------------------------------
 
 
+FILE_OF_NUMBERS = "slurm.json"
+"""In the folder of an experiment: the SLURM number of each job that it submitted, by name."""
+
+
 def _file_of_numbers(experiment: Experiment) -> Path:
-    return experiment.folder / "slurm.json"
+    return experiment.folder / FILE_OF_NUMBERS
 
 
 def _keep_numbers(experiment: Experiment, numbers: dict[str, str]) -> None:
     write_json(_file_of_numbers(experiment), numbers)
 
 
+def _read_numbers(path: Path) -> dict[str, str]:
+    """Return the SLURM numbers in a file, by the job's name; none if there is no file."""
+    if not path.exists():
+        return {}
+    return read_json(path, dict[str, str], "delete it if none of its jobs is in the queue")
+
+
+def _trainings_of_first_experiment(experiment: Experiment) -> dict[str, str]:
+    """Return the SLURM numbers of trainings that the experiment in the folder `runs` submitted, so
+    that this one waits for them. Its measurements may have the same names, but are others."""
+    if experiment.file.runs is None:
+        return {}
+    submitted = _read_numbers(Path(experiment.file.runs) / FILE_OF_NUMBERS)
+    names = {model.name for model in experiment.models}
+    return {name: number for name, number in submitted.items() if name in names}
+
+
 def queued(experiment: Experiment) -> dict[str, str]:
     """Return the SLURM number of each job that was submitted and has not ended."""
-    path = _file_of_numbers(experiment)
-    if not path.exists() or shutil.which("squeue") is None:
+    submitted = _trainings_of_first_experiment(experiment)
+    submitted |= _read_numbers(_file_of_numbers(experiment))
+    if not submitted or shutil.which("squeue") is None:
         return {}
-    submitted = read_json(path, dict[str, str], "delete it if none of its jobs is in the queue")
     words = ["squeue", "-h", "-r", f"--user={getpass.getuser()}", "-o", "%F %K"]
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:

@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from olmo_sparsity.base.launch import EXIT_STOPPED
 from olmo_sparsity.base.locks import LOCK, STALE_S, Owner
 from olmo_sparsity.command.cli import EXIT_BAD_INPUT, main
 from olmo_sparsity.config.run import save_config
+from olmo_sparsity.experiment import here
 from olmo_sparsity.experiment.file import read_experiment, saved_experiment
 from olmo_sparsity.experiment.jobs import (
     MeasurementJob,
@@ -550,3 +551,89 @@ def test_measure_prices_a_config_and_refuses_to_measure_it(
     assert "is a config: train it and pass its run folder" in capsys.readouterr().err
     assert main([*words, "--dry-run", "--shard=0/2"]) == EXIT_BAD_INPUT
     assert "--shard requires a trained model" in capsys.readouterr().err
+
+
+# --- a second experiment of the same runs ---------------------------------------------------------
+
+
+@pytest.fixture
+def second_file(make_grid: MakeGrid, tmp_path: Path) -> str:
+    """A file that measures the runs of the experiment in `runs`, with results elsewhere."""
+    path = Path(make_grid(grid={"seed": [1, 2]}))
+    content = json.loads(path.read_text())
+    content |= {
+        "folder": str(tmp_path / "short"),
+        "runs": str(tmp_path / "runs"),
+        "measure": MEASURE | {"steps": ["last"], "long": [12], "transfer": False},
+    }
+    second = tmp_path / "second.yaml"
+    second.write_text(json.dumps(content))
+    return str(second)
+
+
+def test_a_second_experiment_measures_the_runs_of_a_grid_and_trains_nothing(
+    make_grid: MakeGrid,
+    second_file: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    first_file = make_grid(grid={"seed": [1, 2]})
+    for job in ("tiny_seed1", "tiny_seed2"):
+        assert main(["experiment", first_file, f"--only={job}"]) == 0
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/**/*")}
+
+    capsys.readouterr()
+    assert main(["experiment", second_file, "--dry-run"]) == 0
+    assert "0 of 2 models to train, 2 of 2 to measure" in capsys.readouterr().out
+    assert main(["experiment", second_file, "--list"]) == 0
+    assert "5 jobs: 2 done, 0 running, 0 failed, 3 waiting" in capsys.readouterr().out
+    run: list[str] = []
+
+    def run_in_this_process(commands: Sequence[here.Command], _: int) -> here.Ending:
+        words = [list(command.words)[4:] for command in commands]
+        run.extend(word.removeprefix("--only=") for *_, word in words)
+        return here.Ending([main(command) for command in words], is_stopped=False)
+
+    monkeypatch.setattr(here, "run_processes", run_in_this_process)
+    assert main(["experiment", second_file]) == 0
+    assert run == ["tiny_seed1-last-12", "tiny_seed2-last-12", "figure"]
+    assert "5 jobs: 5 done" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/**/*")} == written
+
+    folder = str(tmp_path / "short")
+    assert (tmp_path / "short/figure2.png").exists()
+    assert main(["compare", folder]) == 0
+    assert main(["report", folder, "--out", f"{folder}/page.html"]) == 0
+    assert {path.name for path in tmp_path.glob("short/*.html")} == {
+        "page_tiny_seed1.html",
+        "page_tiny_seed2.html",
+    }
+
+
+def test_without_a_grid_runs_takes_precedence_over_the_run_folder_of_a_config(
+    make_grid: MakeGrid, tmp_path: Path
+) -> None:
+    path = make_grid(runs=str(tmp_path / "elsewhere"))
+    config = tmp_path / "tiny.yaml"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"run_folder": "runs/other"}))
+    (model,) = read_experiment(path).models
+    assert model.folder == tmp_path / "elsewhere/tiny"
+    assert model.settings.run_folder == str(tmp_path / "elsewhere/tiny")
+
+
+def test_measurements_wait_for_trainings_that_the_first_experiment_has_in_the_queue(
+    make_grid: MakeGrid, second_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_file = make_grid(grid={"seed": [1, 2]}, measure=MEASURE)
+    monkeypatch.chdir(tmp_path)
+    queue = "for number in 41 42 43 44 45 46 47; do echo $number 0; echo $number 1; done"
+    pretend_slurm(tmp_path, monkeypatch, sbatch=SAY_AND_NUMBER, squeue=queue)
+    assert main(["experiment", first_file, "--slurm"]) == 0
+    Path("said").write_text("\n" * 59)
+    assert main(["experiment", second_file, "--slurm"]) == 0
+    first, second, figure = Path("said").read_text().strip().splitlines()
+    assert "--dependency=afterany:41_0 " in first
+    assert first.endswith(f"{second_file} --only=tiny_seed1-last-12")
+    assert "--dependency=afterany:41_1:100 " in second
+    assert figure.endswith("--only=figure")
