@@ -52,6 +52,8 @@ def outputs_in(page: str) -> list[str]:
 def commands_in(page: str) -> list[str]:
     """A line of each command, of a workflow's too; of `sbatch`, the command that the job runs."""
     text = "".join(blocks_in(page, "bash")).replace("\\\n", " ").replace(r"$'\n'", r"'\n'")
+    for name, words in re.findall(r'^(\w+)="(.*)"$', text, flags=re.M):
+        text = text.replace(f"${name} ", f"{words} ")
     text = re.sub(r"^sbatch .*slurm/(train|measure)\.sbatch", r"olmo-sparsity \1", text, flags=re.M)
     for workflow in blocks_in(page, "yaml"):
         asked = re.findall(r"ASK: (.*)", workflow)
