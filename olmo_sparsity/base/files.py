@@ -23,7 +23,7 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -213,6 +213,18 @@ def check_no_tilde(name: str, path: str | None) -> None:
     if path is not None and path.startswith("~"):
         full = os.path.expanduser(path)
         raise ConfigError(f"{name}={path}: ~ is not replaced here; write the whole path, {full}")
+
+
+def check_not_read(name: str, path: str | None, inputs: Iterable[str]) -> None:
+    """Raise ConfigError if a file to be written is one that the command reads, which would be
+    lost. `name` is the option; `inputs` are words of other options: FILE, @FILE or NAME=FILE."""
+    if path is None or not os.path.exists(path):
+        return
+    for word in inputs:
+        for file in (word, word.removeprefix("@"), word.partition("=")[2]):
+            if os.path.exists(file) and os.path.samefile(file, path):
+                problem = f"{name}={path} would replace {file}, which is read"
+                raise ConfigError(f"{problem}; write to another file")
 
 
 # --- read -----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import traceback
 from typing import NoReturn
 
 from olmo_sparsity.base.errors import NO_DOCSTRINGS, naming_extras
-from olmo_sparsity.base.files import check_no_tilde
+from olmo_sparsity.base.files import check_no_tilde, check_not_read
 from olmo_sparsity.base.renamed import current_words
 from olmo_sparsity.command import arguments, ending
 from olmo_sparsity.command.ending import EXIT_BAD_INPUT, print_error
@@ -81,6 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         for name in ("out", "html"):
             check_no_tilde(f"--{name}", getattr(options, name, None))
+        _check_html_replaces_no_input(options)
         with naming_extras():
             code = options.run(options)
         ending.flush_results()
@@ -101,6 +102,16 @@ def _exit_code_of(error: BaseException, options: argparse.Namespace) -> int:
     if options.command == "losses":
         keeps_work = getattr(options, "out", None) is not None  # without a folder nothing is kept
     return ending.exit_code_of(error, again=GOES_ON if keeps_work else None)
+
+
+def _check_html_replaces_no_input(options: argparse.Namespace) -> None:
+    """Raise ConfigError if --html is a file that another option names."""
+    words = list[str]()
+    for name, value in vars(options).items():
+        values = value if isinstance(value, list | tuple) else [value]
+        if name != "html":
+            words += [word for word in values if isinstance(word, str)]
+    check_not_read("--html", getattr(options, "html", None), words)
 
 
 MAY_BE_BLANK = ("prefix", "slurm", "measure_slurm")

@@ -205,8 +205,16 @@ class Connection:
             raise _NoReply(f"status {status}", after_s)
         if status != 200:
             remedy = f"; set {API_KEY}" if status in (401, 403) else ""
+            if response.has_redirect_location:
+                remedy = (
+                    f", a redirect; pass the URL behind it: {safe(response.headers['Location'])}"
+                )
             text = safe(raw.decode(errors="replace"))
             raise self.error(f"replied to {path} with status {status} ({text}){remedy}")
+        encoding = safe(response.headers.get("Content-Encoding", "identity"))
+        if encoding != "identity":
+            remedy = "turn compression off, in the server or its proxy"
+            raise self.error(f"compressed its reply to {path} ({encoding}), unasked; {remedy}")
 
     def _parsed(self, path: str, raw: bytearray) -> Any:
         try:

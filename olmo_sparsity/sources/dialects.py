@@ -141,6 +141,8 @@ class Vllm(Echo):
         # The first token has no number. Each of the others has a dictionary {ID: …}, which may hold
         # the most probable token, too.
         by_place = choice["prompt_logprobs"][1:]
+        if len(by_place) != len(ids) - 1:
+            raise ValueError(f"{len(by_place) + 1} tokens where {len(ids)} were sent")
         for sent, candidates in zip(map(str, ids[1:]), by_place, strict=True):
             written = sent if sent in candidates else next(iter(candidates), None)
             tokens.append(_token_of(f"token_id:{written}"))

@@ -112,6 +112,8 @@ def _read_card(server: Server) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError):
         problem = f"does not list models at /v1/models; {REQUIRED}"
         raise server.error(problem) from None
+    if not server.model and not models:
+        raise server.error("lists no model; load one there, or append its name: URL#NAME")
     if not server.model and len(models) != 1:
         names = safe(", ".join(models))
         raise ConfigError(f"{server.url} has the models {names}; append one: {server.url}#NAME")

@@ -94,6 +94,24 @@ def test_mistakes_in_other_commands(
 @pytest.mark.parametrize(
     "words",
     [
+        ["explain", "demo", "--text", "note.html"],
+        ["explain", "demo", "--prompt", "@note.html"],
+        ["attribute", "demo", "--source", "a=note.html", "--question", "q", "--answer", "a"],
+    ],
+)
+def test_a_page_does_not_replace_the_text_that_it_explains(
+    words: list[str], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("note.html").write_text("The bridge opened in 1921.")
+    said = complaint(capsys, *words, "--html", "note.html")
+    assert "--html=note.html would replace note.html, which is read" in said
+    assert Path("note.html").read_text() == "The bridge opened in 1921."
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
         [],
         ["losses", "x", "--seed=3"],
         ["train", "a", "b"],

@@ -261,6 +261,34 @@ def test_a_web_page_ends_the_call_at_once(servers: list[FakeServer]) -> None:
     assert server.number == 1
 
 
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("307", "with status 307 .*, a redirect; pass the URL behind it: /elsewhere"),
+        ("gzip", r"compressed its reply to /v1/completions \(gzip\), unasked"),
+    ],
+)
+def test_a_proxy_in_front_of_a_server_is_named_at_once(
+    fault: str, said: str, servers: list[FakeServer]
+) -> None:
+    servers.append(server := FakeServer(TOKENIZER, fault=lambda number: fault))
+    with pytest.raises(DataError, match=said):
+        opened(server, patience_s=300.0)
+    assert server.number == 1
+
+
+def test_a_server_without_a_model_is_named(servers: list[FakeServer]) -> None:
+    servers.append(FakeServer(TOKENIZER, broken="no models"))
+    with pytest.raises(DataError, match="lists no model; load one there"):
+        opened(servers[0])
+
+
+def test_a_reply_about_fewer_tokens_says_how_many(servers: list[FakeServer]) -> None:
+    servers.append(FakeServer(TOKENIZER, "vllm", fault=lambda number: "fewer"))
+    with pytest.raises(DataError, match=r"\d+ tokens where \d+ were sent"):
+        opened(servers[0])
+
+
 def test_a_request_that_hangs_is_reported_once(
     servers: list[FakeServer], said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

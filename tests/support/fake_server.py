@@ -77,7 +77,7 @@ class FakeServer:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 listed = [{"id": "table", "owned_by": server.owner.split()[0]} | server.card]
-                server._reply(self, {"data": listed}, None)
+                server._reply(self, {"data": [] if server.broken == "no models" else listed}, None)
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -245,6 +245,10 @@ class FakeServer:
             handler.send_response(status)
             if fault == "429":
                 handler.send_header("Retry-After", "0")
+            if fault == "307":
+                handler.send_header("Location", "/elsewhere")
+            if fault == "gzip":
+                handler.send_header("Content-Encoding", "gzip")
             handler.send_header("Content-Length", str(len(raw)))
             handler.end_headers()
             handler.wfile.write(raw[: len(raw) // 2] if fault == "cut off" else raw)
