@@ -14,8 +14,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import get_args
 
-from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.analysis.interpretation import InterpretationName
+from olmo_sparsity.base.errors import ConfigError, printable
 from olmo_sparsity.base.files import check_no_tilde, write_atomically
 from olmo_sparsity.base.renamed import EXPERIMENT_KEYS, current_keys
 from olmo_sparsity.config.installed import find_config
@@ -101,7 +103,23 @@ def saved_experiment(folder: str | Path) -> Experiment | None:
 def read_experiment(path: str, overrides: Sequence[str] = ()) -> Experiment:
     """Read and check the file. `overrides`: --key.sub=value words for all of its models."""
     given = current_keys(read_given(path), EXPERIMENT_KEYS)
-    return _expand(build(ExperimentFile, given, path), path, list(overrides))
+    experiment = _expand(build(ExperimentFile, given, path), path, list(overrides))
+    _check_labels(experiment)
+    return experiment
+
+
+def _check_labels(experiment: Experiment) -> None:
+    """Raise ConfigError if a label is of no model: the figure would lack it."""
+    names = [model.name for model in experiment.models]
+    for key in experiment.file.figure.labels:
+        is_used = key in get_args(InterpretationName) or any(
+            is_named_by(key, name) for name in names
+        )
+        if not is_used:
+            raise ConfigError(
+                f"{experiment.path}: figure.labels has {printable(key)}, which is no model; they "
+                f"are {', '.join(names)}"
+            )
 
 
 def _expand(file: ExperimentFile, path: str, overrides: list[str]) -> Experiment:

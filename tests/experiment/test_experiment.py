@@ -104,6 +104,10 @@ def test_every_config_times_every_choice(make_grid: MakeGrid, tmp_path: Path) ->
         ({"measure": {"long": 65, "ks": 1}}, "has model.max_sequence_length=64"),
         ({"measure": {"long": 24, "models": ["tony"]}}, "measure.models=tony is none of tiny"),
         ({"measure": {"long": 24, "short": 24}}, "short=24 must be below long=24"),
+        (
+            {"figure": {"labels": {"tiny": "a", "isolated": "b", "tony": "c"}}},
+            "figure.labels has tony, which is no model; they are tiny",
+        ),
     ],
     ids=str,
 )
