@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.results.summary import describe_noise
+from olmo_sparsity.analysis.results.notes import describe_noise
 from olmo_sparsity.analysis.results.tables import to_json_value
 from olmo_sparsity.analysis.results.view import quoted, sentence, strong
 from olmo_sparsity.base.errors import ConfigError, check_type, printable

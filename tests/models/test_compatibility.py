@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from olmo_sparsity.analysis.results.summary import LOUD_NOISE, describe_noise
+from olmo_sparsity.analysis.results.notes import LOUD_NOISE, describe_noise
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.models.attention import causal_bias
 from olmo_sparsity.models.huggingface import HuggingFaceLM

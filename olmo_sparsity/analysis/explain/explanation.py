@@ -21,8 +21,8 @@ from olmo_sparsity.analysis.options import (
 )
 from olmo_sparsity.analysis.report.report import note, subtitle, write_page
 from olmo_sparsity.analysis.results.meta import Meta
+from olmo_sparsity.analysis.results.notes import describe_noise, describe_sink
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.summary import describe_noise, describe_sink
 from olmo_sparsity.analysis.results.tables import SCHEMAS, to_json_value
 from olmo_sparsity.analysis.results.view import Shown, escape, num_of, sentence, spell
 from olmo_sparsity.base.errors import ConfigError

@@ -19,7 +19,7 @@ from typing import Any
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.trial import EstimatedCost, Trial
 from olmo_sparsity.analysis.options import ALL_DOCUMENTS, Shard
-from olmo_sparsity.analysis.results.summary import describe_induction
+from olmo_sparsity.analysis.results.notes import describe_induction
 from olmo_sparsity.analysis.results.view import num_of
 from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.analysis.scoring.induction import passages_of

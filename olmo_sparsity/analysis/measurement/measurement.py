@@ -31,6 +31,7 @@ from olmo_sparsity.analysis.measurement.targets import check_all_evaluated
 from olmo_sparsity.analysis.options import ALL_DOCUMENTS, Shard
 from olmo_sparsity.analysis.results.loss_statistics import longppl
 from olmo_sparsity.analysis.results.meta import Meta
+from olmo_sparsity.analysis.results.notes import describe_induction, describe_sink
 from olmo_sparsity.analysis.results.reported import STUDENT
 from olmo_sparsity.analysis.results.results import (
     FILES,
@@ -39,7 +40,6 @@ from olmo_sparsity.analysis.results.results import (
     read_results,
 )
 from olmo_sparsity.analysis.results.statistics import RELIABILITY, mean_lds, summarize
-from olmo_sparsity.analysis.results.summary import describe_induction, describe_sink
 from olmo_sparsity.analysis.results.target_rows import half_of, with_ends
 from olmo_sparsity.base.devices import device_name
 from olmo_sparsity.base.errors import ConfigError, DataError

@@ -25,25 +25,27 @@ import pandas as pd
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.report.page import json_for_html, write_html
-from olmo_sparsity.analysis.results.by_distance import split_by_distance
-from olmo_sparsity.analysis.results.columns import HEADINGS, ShownColumn, page_columns
-from olmo_sparsity.analysis.results.conclusion import conclude, quoted_row_of
-from olmo_sparsity.analysis.results.meta import SETS, main_set
-from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.summary import (
-    INTERVALS,
+from olmo_sparsity.analysis.results.by_distance import (
     SPLIT,
     cells_of_distances,
     describe_distances,
+    split_by_distance,
+)
+from olmo_sparsity.analysis.results.columns import HEADINGS, ShownColumn, page_columns
+from olmo_sparsity.analysis.results.conclusion import conclude, quoted_row_of
+from olmo_sparsity.analysis.results.meta import SETS, main_set
+from olmo_sparsity.analysis.results.notes import (
+    INTERVALS,
     describe_gap,
     describe_induction,
     describe_intervals,
     describe_noise,
     describe_parts,
-    describe_placebo,
     describe_sink,
 )
+from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.target_rows import losses_of_targets, with_ends
+from olmo_sparsity.analysis.results.terminal_table import describe_placebo
 from olmo_sparsity.analysis.results.view import (
     escape,
     format_number,

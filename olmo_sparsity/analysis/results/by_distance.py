@@ -22,6 +22,7 @@ from olmo_sparsity.analysis.results.reported import with_t_intervals
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import known_gap, pair
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT, KEYS, PLACEBO
+from olmo_sparsity.analysis.results.view import format_number, spell, with_interval
 
 RANDOM = "random"
 """The selector whose units show where there are units to choose."""
@@ -160,3 +161,31 @@ def _reductions_by_bin(
     if rows[name].isna().any() or not len(placed):
         reduction_DB[:] = np.nan
     return reduction_DB
+
+
+# --- as a table for readers -----------------------------------------------------------------------
+
+SPLIT = ("recovery", "unrelated", "excess", "placebo", "net")
+"""Columns of the summary that are split by distance."""
+
+
+def describe_distances(row: Any) -> str:
+    """Return the title of the table that splits a row by distance."""
+    what = f"k = {row['k']} of {row['units']} by {spell(row['selector'])}"
+    return f"how far back, {what}; the lines add up to the row"
+
+
+def cells_of_distances(bins: pd.DataFrame) -> list[tuple[str, ...]]:
+    """Return the table of `split_by_distance` as texts, a tuple for each line."""
+    lines = []
+    for part in bins.to_dict("records"):
+        shares = [
+            "–" if pd.isna(part[name]) else f"{part[name]:.0%}"
+            for name in ("share_units", "share_random")
+        ]
+        values = [format_number(part[name], minus="-") for name in ("recovery", "unrelated")]
+        values += [format_number(part[name], sign="+", minus="-") for name in ("excess", "placebo")]
+        net = with_interval(part["net"], part["net_low"], part["net_high"])
+        place = f"{part['first']:,} to {part['last']:,}"
+        lines.append((place, *shares, *values, net))
+    return lines

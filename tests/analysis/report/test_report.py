@@ -23,8 +23,9 @@ from olmo_sparsity.analysis.results.by_distance import split_by_distance
 from olmo_sparsity.analysis.results.chosen_units import distances
 from olmo_sparsity.analysis.results.columns import page_columns, terminal_columns
 from olmo_sparsity.analysis.results.conclusion import conclude, quoted_row_of
+from olmo_sparsity.analysis.results.notes import INTERVALS, describe_intervals
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.summary import INTERVALS, describe, describe_intervals
+from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.results.view import format_interval, format_number, sentence
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.sources.statements import Attribution

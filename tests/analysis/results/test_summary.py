@@ -20,19 +20,19 @@ from olmo_sparsity.analysis.results.conclusion import conclude, summary_in_order
 from olmo_sparsity.analysis.results.intervals import BOOTSTRAP, FEW_FOR_BOOTSTRAP
 from olmo_sparsity.analysis.results.loss_statistics import mean_gap
 from olmo_sparsity.analysis.results.meta import Meta
-from olmo_sparsity.analysis.results.reported import as_reported
-from olmo_sparsity.analysis.results.results import FILES, Results, read_results
-from olmo_sparsity.analysis.results.statistics import GROUPS, summarize
-from olmo_sparsity.analysis.results.summary import (
+from olmo_sparsity.analysis.results.notes import (
     INTERVALS,
-    describe,
     describe_gap,
     describe_induction,
     describe_intervals,
     describe_noise,
-    format_summary,
 )
+from olmo_sparsity.analysis.results.reported import as_reported
+from olmo_sparsity.analysis.results.results import FILES, Results, read_results
+from olmo_sparsity.analysis.results.statistics import GROUPS, summarize
+from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.results.tables import SCHEMAS, write_as_json, write_table
+from olmo_sparsity.analysis.results.terminal_table import format_summary
 from olmo_sparsity.analysis.results.view import with_interval
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.manifest import write_manifest

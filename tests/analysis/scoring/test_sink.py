@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olmo_sparsity.analysis.results.summary import describe_sink
+from olmo_sparsity.analysis.results.notes import describe_sink
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.scoring.sink import sink_check
 from olmo_sparsity.text.documents import Document
