@@ -1,12 +1,19 @@
 """End a run whose processes wait for one that does not come: stacks, one line, exit code 76.
 
 A thread of each process compares the time with the limit of the current task (`expect`). At a
-time-out all processes that still run write their stacks into `stacks/` of the run folder. The
-process whose file is missing is the one that hangs, or whose machine is gone.
+time-out each process writes its stacks into `stacks/` of the run folder, and how many collectives
+it has begun. Two kinds of processes keep the others waiting:
+
+    no file         it is stopped as a whole, or its machine is gone
+    fewer begun     its thread still runs, but its work hangs before the collective in which the
+                    others wait: in a read, a sleep, a computation
+
+A GPU that hangs inside a collective holds up all alike. Then PyTorch's flight recorder tells more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import socket
@@ -71,26 +78,61 @@ class Watchdog:
                 self._end()
 
     def _end(self) -> None:
-        """Write the stacks, let one process report which ones are missing, and end this process."""
+        """Write the stacks, let one process report which ones are missing or behind, and end this
+        process."""
         task = self.task  # the main thread may go on meanwhile
         rank = self.processes.rank
         try:
             self._write_stacks(task)
-            missing, present = self._wait_for_stacks()
+            present = self._wait_for_stacks()
             # The first process may be the one that hangs.
             if rank == min(present, default=rank):
-                stacks = "all stacks"
-                if missing:
-                    names = [f"process {number} on {self.hosts[number]}" for number in missing]
-                    stacks = f"{', '.join(names)} did not come, stacks of the others"
                 say(
                     f"olmo-sparsity: {task} took more than engine.{self.setting}={self.limit_s}: "
-                    f"{stacks} are in {self.folder}; the same command goes on"
+                    f"{self._describe(present)} are in {self.folder}; the same command goes on"
                 )
             self.release()
         finally:
             # Other threads wait in collectives that cannot be interrupted.
             os._exit(EXIT_LOST_PROCESS)
+
+    def _describe(self, present: list[int]) -> str:
+        """Return words that name the processes for which the others waited. `present`: the ranks of
+        those that wrote their stacks."""
+        missing = [rank for rank in range(self.processes.world_size) if rank not in present]
+        if missing:
+            return f"{self._name(missing)} did not come, stacks of the others"
+        num_begun = {}
+        for rank in present:
+            with contextlib.suppress(OSError, ValueError):  # cannot be read now
+                num_begun[rank] = self._read_num_begun(rank)
+        most = max(num_begun.values(), default=0)
+        behind = [rank for rank, number in num_begun.items() if number < most]
+        if not behind:
+            return "all processes wait in the same collective, all stacks"
+        return f"{self._name(behind)} did not get to where the others wait, all stacks"
+
+    def _name(self, ranks: list[int]) -> str:
+        """Return the names of processes and their nodes."""
+        return ", ".join(f"process {rank} on {self.hosts[rank]}" for rank in ranks)
+
+    def _num_begun(self) -> int:
+        """Return how many collectives this process has begun: messages, and sums of gradients."""
+        import torch.distributed as dist
+
+        # The second is the first where gradients are sent by gloo, too.
+        groups = {id(group): group for group in (dist.group.WORLD, self.processes.group)}
+        num_begun = 0
+        for group in groups.values():
+            with contextlib.suppress(RuntimeError, AttributeError):  # none, or one that cannot tell
+                num_begun += group._get_sequence_number_for_group()
+        return num_begun
+
+    def _read_num_begun(self, rank: int) -> int:
+        """Return how many collectives a process has begun, which is in the first line of its
+        stacks."""
+        with self._path(rank).open() as file:
+            return int(file.readline().rpartition(" ")[2])
 
     def _path(self, rank: int) -> Path:
         """Return the file for the stacks of a process."""
@@ -104,7 +146,8 @@ class Watchdog:
         with partial.open("w") as file:
             process = f"process {os.getpid()} on {socket.gethostname()}"
             # Flushed, as faulthandler writes to the descriptor itself.
-            print(f"{task}, {process}", file=file, flush=True)
+            begun = f"collectives begun: {self._num_begun()}"
+            print(f"{task}, {process}, {begun}", file=file, flush=True)
             faulthandler.dump_traceback(file, all_threads=True)
         partial.rename(path)
         self._write_flight_recorder()
@@ -117,11 +160,10 @@ class Watchdog:
             trace = torch._C._distributed_c10d._dump_nccl_trace()  # type: ignore[attr-defined]
             (self.folder / f"nccl_trace_rank_{self.processes.rank}").write_bytes(trace)
 
-    def _wait_for_stacks(self) -> tuple[list[int], list[int]]:
-        """Return the ranks of processes that wrote no stacks, and of those that did."""
+    def _wait_for_stacks(self) -> list[int]:
+        """Return the ranks of the processes that wrote their stacks."""
         deadline = time.monotonic() + GRACE_S
         ranks = range(self.processes.world_size)
         while time.monotonic() < deadline and not all(self._path(r).exists() for r in ranks):
             time.sleep(0.1)
-        present = [rank for rank in ranks if self._path(rank).exists()]
-        return [rank for rank in ranks if rank not in present], present
+        return [rank for rank in ranks if self._path(rank).exists()]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.checkpoint import CheckpointWriter
+from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.evaluate import Evaluation
 from olmo_sparsity.training.metrics import read_metrics
 from tests.conftest import data_section, small_run, until
@@ -49,6 +53,46 @@ def in_an_evaluation() -> None:
 
 def in_a_save() -> None:
     stop_within(CheckpointWriter, "save", 2)
+
+
+def sleep_within(owner: Any, name: str, number: int) -> None:
+    """At a call of a function. The other threads of the process go on."""
+    if isinstance(owner, str):
+        owner = importlib.import_module(owner)
+    function, calls = getattr(owner, name), 0
+
+    def counted(*given: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            time.sleep(1000)
+        return function(*given, **named)
+
+    setattr(owner, name, counted)
+
+
+SLEEPS = {
+    "step 6": (Engine, "step", 6),
+    "the evaluation of step 4": (Evaluation, "losses", 2),
+    "saving step 4": (Engine, "copy_moments", 2),
+    "the start": ("olmo_sparsity.training.start", "build_engine", 1),
+}
+
+
+@pytest.mark.parametrize("task", SLEEPS)
+def test_a_process_whose_work_alone_hangs_is_named(
+    data_folder: Path, tmp_path: Path, task: str
+) -> None:
+    given = small_run(tmp_path / "run", data_section(data_folder))
+    given["training"] |= {"num_steps": 8, "batch_size": 4}
+    given["engine"] = {"name": "ddp", **LIMITS}
+    given["evaluation"] |= {"interval_steps": 2}
+    job = children.start(given, disturb={1: partial(sleep_within, *SLEEPS[task])})
+    assert job.wait() == [76, 76]
+    (line,) = [line for line in job.texts()[0].splitlines() if "took more than" in line]
+    assert line.startswith(f"olmo-sparsity: {task} took more than")
+    assert re.search(r": process 1 on \S+ did not get to where the others wait", line)
+    assert len([*(tmp_path / "run/stacks").rglob("*.txt")]) == 2
 
 
 CASES = [
