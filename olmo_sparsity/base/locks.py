@@ -143,6 +143,7 @@ def locked(folder: Path, waits: bool = False) -> Iterator[None]:
     this_process = Owner.here()
     _acquire(path, this_process, waits)
 
+    _held[path] = this_process
     ended = threading.Event()
     refresher = threading.Thread(target=_refresh, args=(path, this_process, ended), daemon=True)
     refresher.start()
@@ -151,9 +152,27 @@ def locked(folder: Path, waits: bool = False) -> Iterator[None]:
     finally:
         ended.set()
         refresher.join()
+        _held.pop(path, None)
         # Another process may have taken the lock over, if this one was stopped for minutes.
         if _read_owner(path) == this_process:
             path.unlink(missing_ok=True)
+
+
+_held: dict[Path, Owner] = {}
+"""This process as the owner of each lock that it holds, by the path of the lock."""
+
+
+def check_not_taken_over(folder: Path) -> None:
+    """Raise UserError if this process has locked the folder, and another one has taken it over
+    since, as after this one was stopped for minutes. Then it must not write there."""
+    path = folder / LOCK
+    this_process = _held.get(path)
+    owner = _read_owner(path)
+    if this_process is not None and owner is not None and owner != this_process:
+        raise UserError(
+            f"{folder} was taken over by process {owner.pid} on {owner.host} while this one was "
+            "stopped: nothing more is written there"
+        )
 
 
 @dataclass(frozen=True)

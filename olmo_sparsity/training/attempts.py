@@ -19,6 +19,7 @@ from pathlib import Path
 from olmo_sparsity.base.errors import DataError, UserError
 from olmo_sparsity.base.files import read_json, write_json
 from olmo_sparsity.base.launch import forget_deaths
+from olmo_sparsity.base.locks import check_not_taken_over
 
 PROGRESS_STEPS = 100
 PROGRESS_S = 600.0
@@ -76,8 +77,10 @@ class StartCount:
     def end(self) -> None:
         """Take this start back, as it ends in an orderly way."""
         if self.is_counted:
-            attempts = Attempts.read(self.run_folder)
-            Attempts(attempts.saved_step, max(attempts.starts - 1, 0)).write(self.run_folder)
+            with contextlib.suppress(UserError):  # the count is that of another process now
+                check_not_taken_over(self.run_folder)
+                attempts = Attempts.read(self.run_folder)
+                Attempts(attempts.saved_step, max(attempts.starts - 1, 0)).write(self.run_folder)
         self.is_counted = False
 
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from olmo_sparsity.base.errors import ConfigError, DataError, ReportedElsewhere, UserError
 from olmo_sparsity.base.files import naming_written_file, publish, read_json, sync, write_json
+from olmo_sparsity.base.locks import check_not_taken_over
 from olmo_sparsity.base.manifest import FileEntry, find_damage, make_entry, write_manifest
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.sections import CheckpointConfig
@@ -191,6 +192,7 @@ class CheckpointWriter:
             write_json(partial / "trainer.json", asdict(state))
 
         def give_name() -> None:
+            check_not_taken_over(self.run_folder)
             if partial.exists():
                 shutil.rmtree(final, ignore_errors=True)  # a damaged checkpoint of the same step
                 publish(partial, final)
@@ -255,6 +257,7 @@ class CheckpointWriter:
         """Note that the checkpoint of a step is complete, and delete those that are not kept. It is
         complete, so an error is only reported."""
         try:
+            check_not_taken_over(self.run_folder)
             trained_s = time.monotonic() - self._opened_at
             note_saved(self.run_folder, step, self.first_step, trained_s)
             self._delete_older(step)

@@ -31,6 +31,7 @@ import torch
 from olmo_sparsity.base.devices import peak_memory_gib
 from olmo_sparsity.base.errors import UserError
 from olmo_sparsity.base.launch import EXIT_STOPPED, STOP_SIGNALS, handling
+from olmo_sparsity.base.locks import check_not_taken_over
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.background import in_background
@@ -308,6 +309,8 @@ def save_checkpoint(start: Start, step: int, metrics: Metrics, writer: Checkpoin
     begun = time.monotonic()
     writer.wait()  # there is memory for one copy
     with processes.agree():
+        if processes.is_first:
+            check_not_taken_over(writer.run_folder)
         metrics.flush()  # raises if a loss is not finite, as such weights must not be saved
     tokens = step * start.tokens_per_step
     state = TrainerState(step, tokens, start.shards.fingerprint, metrics.last_crc32)

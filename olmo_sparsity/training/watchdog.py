@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from olmo_sparsity.base.launch import EXIT_LOST_PROCESS
 from olmo_sparsity.base.progress import say
@@ -121,7 +122,8 @@ class Watchdog:
         import torch.distributed as dist
 
         # The second is the first where gradients are sent by gloo, too.
-        groups = {id(group): group for group in (dist.group.WORLD, self.processes.group)}
+        both: list[Any] = [dist.group.WORLD, self.processes.group]
+        groups = {id(group): group for group in both}
         num_begun = 0
         for group in groups.values():
             with contextlib.suppress(RuntimeError, AttributeError):  # none, or one that cannot tell

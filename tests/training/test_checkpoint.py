@@ -20,8 +20,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from olmo_sparsity.base import locks
 from olmo_sparsity.base import manifest as io
 from olmo_sparsity.base.errors import ConfigError, DataError, UnreadableNowError, UserError
+from olmo_sparsity.base.locks import Owner
 from olmo_sparsity.base.manifest import find_damage
 from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
@@ -364,6 +366,31 @@ def fail_to_publish(
 
 def content_of_checkpoints(folder: Path) -> set[str]:
     return {path.name for path in (folder / "checkpoints").iterdir()}
+
+
+def test_a_run_whose_folder_was_taken_over_writes_nothing_more_there(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock notices it, and interrupts this process, which would save on a signal."""
+    monkeypatch.setattr(locks, "REFRESH_S", 0.1)
+    config = make_config(checkpoint__interval_steps=None)
+    folder = Path(config.run_folder)
+    step, num_begun = Engine.step, 0
+
+    def taken_over(self: Engine, *given: Any) -> Any:
+        nonlocal num_begun
+        num_begun += 1
+        if num_begun == 3:
+            (folder / "lock").write_text(json.dumps(vars(Owner(host="elsewhere"))))
+            time.sleep(1)  # until the lock is looked at
+        return step(self, *given)
+
+    monkeypatch.setattr(Engine, "step", taken_over)
+    with pytest.raises(UserError, match=r"taken over by process .* on elsewhere"):
+        train(config)
+    assert list((folder / "checkpoints").iterdir()) == []
+    assert not metrics_of(config).exists()
+    assert (folder / "lock").exists(), "it is that of the other process"
 
 
 @pytest.mark.usefixtures("impatient")
