@@ -267,8 +267,14 @@ def _add_results(command: Commands) -> None:
         "compare two measurements of the same text: the difference of net excess, each document "
         "resampled for both at once",
     )
-    sub.add("first", metavar="RESULTS")
-    sub.add("second", metavar="RESULTS", nargs="?", help="omit it for an experiment's folder")
+    sub.add("first", metavar="RESULTS", help="a folder of `measure` or of `experiment`")
+    sub.add(
+        "second",
+        metavar="RESULTS",
+        nargs="?",
+        help="omit it for an experiment's folder: models of one seed that differ in one thing are "
+        "then paired, at the last step and at each long window",
+    )
     sub.add(
         "--transfer",
         action="store_true",

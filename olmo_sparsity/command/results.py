@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import check_suffix, write_atomically
+from olmo_sparsity.base.progress import say
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def run_figure(options: argparse.Namespace) -> int:
@@ -37,7 +42,6 @@ def _draw_measurements(folders: list[str], out: Path, labels: list[str] | None) 
     from olmo_sparsity.analysis.report.figure_style import Missing
     from olmo_sparsity.analysis.report.figures import draw_figure2
     from olmo_sparsity.analysis.results.results import read_results
-    from olmo_sparsity.base.progress import say
 
     names = [Path(folder).name for folder in folders]
     has_labels = labels is not None and len(labels) == len(folders)
@@ -70,14 +74,14 @@ def run_compare(options: argparse.Namespace) -> int:
 
     if options.out is not None:
         check_suffix("--out", options.out, ".csv")
-    pairs = _pairs_to_compare(options)
-    tables = []
-    for first, second in pairs:
+    if options.second is None:
+        tables = _compare_experiment(options.first, options.transfer)
+    else:
         table, summary = describe_comparison(
-            read_results(first), read_results(second), options.transfer
+            read_results(options.first), read_results(options.second), options.transfer
         )
         print(summary)
-        tables.append(table if len(pairs) == 1 else table.assign(first=first, second=second))
+        tables = [table]
     if options.out is not None:
         import pandas as pd
 
@@ -87,20 +91,42 @@ def run_compare(options: argparse.Namespace) -> int:
     return 0
 
 
-def _pairs_to_compare(options: argparse.Namespace) -> list[tuple[str, str]]:
-    """Return the folders of both results; or, of an experiment's folder, those of the first model
-    and each other one."""
-    from olmo_sparsity.command.experiment import measurements_in
+def _compare_experiment(folder: str, transfers: bool) -> list[pd.DataFrame]:
+    """Print each comparison of an experiment that is finished, and after those of several seeds
+    what they agree on. Return the table of each pair."""
+    from olmo_sparsity.analysis.results.comparison import describe_comparison
+    from olmo_sparsity.analysis.results.results import read_results
+    from olmo_sparsity.experiment.comparisons import comparisons_of, describe_agreement
+    from olmo_sparsity.experiment.file import saved_experiment
 
-    if options.second is not None:
-        return [(options.first, options.second)]
-    measured = measurements_in(options.first)
-    if measured is None:
-        raise ConfigError(f"{options.first} is no experiment's folder: pass two results to compare")
-    folders = list(measured.values())
-    if len(folders) < 2:
-        raise ConfigError(f"{options.first} has one measured model: pass two results to compare")
-    return [(folders[0], folder) for folder in folders[1:]]
+    experiment = saved_experiment(folder)
+    if experiment is None:
+        raise ConfigError(f"{folder} is no experiment's folder: pass two results to compare")
+    if transfers:
+        raise ConfigError(
+            f"--transfer with the experiment {folder}: pass two folders of {folder}/measured that "
+            "end in -transfer"
+        )
+    tables: list[pd.DataFrame] = []
+    for comparison in comparisons_of(experiment):
+        tables_of_seeds = []
+        for pair in comparison.pairs:
+            title = comparison.title_of(experiment, pair)
+            try:
+                first, second = (read_results(measurement.folder) for measurement in pair)
+            except DataError as error:
+                say(f"{title}: not compared: {error}")
+                continue
+            table, summary = describe_comparison(first, second, transfers=False, names=title)
+            print(f"{summary}\n")
+            folders = {"first": str(pair.first.folder), "second": str(pair.second.folder)}
+            tables_of_seeds.append(table.assign(**folders))
+        if len(comparison.pairs) > 1 and tables_of_seeds:
+            print("\n".join(describe_agreement(comparison, tables_of_seeds)) + "\n")
+        tables += tables_of_seeds
+    if not tables:
+        raise DataError(f"{folder}: no two measurements that `compare` pairs are finished")
+    return tables
 
 
 def run_report(options: argparse.Namespace) -> int:

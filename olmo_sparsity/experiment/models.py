@@ -30,6 +30,12 @@ class Model:
     scheme: str
     """The name without the seed: models of one scheme share label and colour."""
 
+    seed: str
+    """The part of the name that says the seed; empty if the grid has not several."""
+
+    choices: tuple[str, ...]
+    """What the scheme is made of: the config's name, then the choice of each axis but the seed."""
+
     folder: Path
     config: str
     """Path of the config."""
@@ -87,7 +93,7 @@ def _make_model(
     """Return the model of a config and a combination. `name`: that of the config."""
     parts = combination.name_parts
     model_name = "_".join([name, *(part for part in parts.values() if part)])
-    parts_without_seed = [part for axis, part in parts.items() if part and axis != "seed"]
+    choices = (name, *(part for axis, part in parts.items() if axis != "seed"))
     chosen = [_name_axes(f"--{key}={value}", parts) for key, value in combination.settings.items()]
     words = [*chosen, *overrides]
 
@@ -110,7 +116,9 @@ def _make_model(
         settings = load_config(config, words)
     return Model(
         name=model_name,
-        scheme="_".join([name, *parts_without_seed]),
+        scheme="_".join(choice for choice in choices if choice),
+        seed=parts.get("seed", ""),
+        choices=choices,
         folder=folder,
         config=config,
         overrides=words,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -13,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from olmo_sparsity.analysis.results.results import read_results
@@ -22,6 +24,7 @@ from olmo_sparsity.base.locks import LOCK, STALE_S, Owner
 from olmo_sparsity.command.cli import EXIT_BAD_INPUT, main
 from olmo_sparsity.config.run import save_config
 from olmo_sparsity.experiment import here
+from olmo_sparsity.experiment.comparisons import comparisons_of, describe_agreement
 from olmo_sparsity.experiment.file import read_experiment, saved_experiment
 from olmo_sparsity.experiment.jobs import (
     MeasurementJob,
@@ -641,3 +644,111 @@ def test_measurements_wait_for_trainings_that_the_first_experiment_has_in_the_qu
     assert first.endswith(f"{second_file} --only=tiny_seed1-last-12")
     assert "--dependency=afterany:41_1:100 " in second
     assert figure.endswith("--only=figure")
+
+
+# --- pairs that `compare` subtracts ---------------------------------------------------------------
+
+SCHEMES_AND_SEEDS = {
+    "positions": {
+        "pose": {},
+        "rope": {"positions.scheme": "contiguous", "positions.target_length": None},
+    },
+    "seed": [1, 2],
+}
+
+
+def names_of_pairs(path: str) -> list[tuple[str, str]]:
+    comparisons = comparisons_of(read_experiment(path))
+    pairs = [pair for comparison in comparisons for pair in comparison.pairs]
+    return [(first.name, second.name) for first, second in pairs]
+
+
+def test_schemes_are_compared_at_each_seed_and_each_length(make_grid: MakeGrid) -> None:
+    assert names_of_pairs(make_grid(grid=SCHEMES_AND_SEEDS, measure=MEASURE)) == [
+        ("tiny_pose_seed1-last-12", "tiny_rope_seed1-last-12"),
+        ("tiny_pose_seed2-last-12", "tiny_rope_seed2-last-12"),
+        ("tiny_pose_seed1-last-24", "tiny_rope_seed1-last-24"),
+        ("tiny_pose_seed2-last-24", "tiny_rope_seed2-last-24"),
+    ]
+
+
+def test_models_that_differ_in_two_things_are_not_compared(make_grid: MakeGrid) -> None:
+    grid = {"optimizer.learning_rate": [1e-3, 1e-2], "training.z_loss": [0.0, 0.1]}
+    pairs = names_of_pairs(make_grid(grid=grid, measure=MEASURE | {"long": 12}))
+    assert len(pairs) == 4
+    for first, second in pairs:
+        parts = zip(first.split("_"), second.split("_"), strict=True)
+        # z_loss0.1-last-12 is one part
+        assert sum(ours != theirs for ours, theirs in parts) == 1
+
+
+def test_seeds_are_compared_with_each_other_where_nothing_else_differs(
+    make_grid: MakeGrid,
+) -> None:
+    path = make_grid(grid={"seed": [1, 2]}, measure=MEASURE | {"long": 12})
+    assert names_of_pairs(path) == [("tiny_seed1-last-12", "tiny_seed2-last-12")]
+
+
+def test_compare_of_an_experiment_names_each_pair_and_sums_up_its_seeds(
+    make_grid: MakeGrid, tmp_path: Path, results_folder: Path, capsys: Capture
+) -> None:
+    labels = {"tiny_pose": "PoSE", "tiny_rope": "RoPE"}
+    path = make_grid(grid=SCHEMES_AND_SEEDS, measure=MEASURE, figure={"labels": labels})
+    experiment = read_experiment(path)
+    experiment.save()
+    folder = str(experiment.folder)
+    assert main(["compare", folder]) == EXIT_BAD_INPUT
+    assert "no two measurements that `compare` pairs are finished" in capsys.readouterr().err
+    for measurement in experiment.measurements:
+        if measurement.name != "tiny_rope_seed2-last-24":
+            shutil.copytree(results_folder, measurement.folder)
+
+    assert main(["compare", folder, "--out", f"{folder}/pairs.csv"]) == 0
+    printed, said = capsys.readouterr()
+    titles = [line for line in printed.splitlines() if line.startswith("net excess: ")]
+    assert titles == [
+        "net excess: PoSE (tiny_pose_seed1) minus RoPE (tiny_rope_seed1), long=12, last step",
+        "net excess: PoSE (tiny_pose_seed2) minus RoPE (tiny_rope_seed2), long=12, last step",
+        "net excess: PoSE (tiny_pose_seed1) minus RoPE (tiny_rope_seed1), long=24, last step",
+    ]
+    assert "RoPE (tiny_rope_seed2), long=24, last step: not compared: " in said
+    assert "net at equal gaps of 2 seeds: tiny_pose minus tiny_rope, long=12\n" in printed
+    assert "net at equal gaps of 1 of 2 seeds: tiny_pose minus tiny_rope, long=24\n" in printed
+    assert len(pd.read_csv(f"{folder}/pairs.csv")["first"].unique()) == 3
+
+    assert main(["compare", folder, "--transfer"]) == EXIT_BAD_INPUT
+    assert "pass two folders of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.4, 0.2, 0.3], "above 0 in all 3 seeds; 2 of 3 intervals exclude 0"),
+        ([-0.4, -0.2, -0.3], "below 0 in all 3 seeds; 2 of 3 intervals exclude 0"),
+        ([0.4, -0.3, 0.1], "not the same sign: above 0 in 2 of 3 seeds; 2 of 3 intervals"),
+    ],
+    ids=str,
+)
+def test_seeds_agree_if_all_have_one_sign(
+    make_grid: MakeGrid, values: list[float], expected: str
+) -> None:
+    """Each interval reaches 0.25 to both sides; a random control and other targets do not count."""
+    grid = SCHEMES_AND_SEEDS | {"seed": [1, 2, 3]}
+    path = make_grid(grid=grid, measure=MEASURE | {"long": 12})
+    (comparison,) = comparisons_of(read_experiment(path))
+    tables = []
+    for value in values:
+        row = {
+            "target_set": "gap",
+            "selector": "add_one",
+            "units": "tokens",
+            "k": 1,
+            "net_equal": value,
+            "net_equal_low": value - 0.25,
+            "net_equal_high": value + 0.25,
+        }
+        others = [row | {"selector": "random", "net_equal": -9.0}, row | {"target_set": "every"}]
+        tables.append(pd.DataFrame([row, *others]))
+    title, line = describe_agreement(comparison, tables)
+    assert title == "net at equal gaps of 3 seeds: tiny_pose minus tiny_rope, long=12"
+    assert line.startswith(f"  tokens, k=1: {expected}")

@@ -20,11 +20,17 @@ from olmo_sparsity.analysis.results.view import with_interval
 
 
 def describe_comparison(
-    first: Results, second: Results, transfers: bool
+    first: Results, second: Results, transfers: bool, names: str | None = None
 ) -> tuple[pd.DataFrame, str]:
-    """Return the table that compares two measurements, and its text for a terminal. `transfers`:
-    compare them by `transfer`, where each model evaluated what the other chose, not by
-    `compare`."""
+    """Return the table that compares two measurements, and its text for a terminal.
+
+    Args:
+        first: A measurement.
+        second: Another one.
+        transfers: Compare them by `transfer`, where each model evaluated what the other chose, not
+            by `compare`.
+        names: What the title calls the difference. Default: the names of both models.
+    """
     first_name = str(first.meta.model["name"])
     second_name = str(second.meta.model["name"])
     if transfers:
@@ -35,7 +41,7 @@ def describe_comparison(
     else:
         table = with_remarks(compare(first, second), has_net=True)
         columns = ["net", "net_equal", "net_nats"]
-        title = f"net excess: {first_name} minus {second_name}"
+        title = f"net excess: {names or f'{first_name} minus {second_name}'}"
     lines = [title]
     differing = differing_conditions(first, second)
     if differing:
