@@ -28,6 +28,7 @@ VERSION = 3
 """Version of stored answers. It grows when a verdict may become another one, or a key changes."""
 
 IDENTITY = "identity.json"
+"""In a folder of results: what the answers are of."""
 
 
 class Effect(NamedTuple):
@@ -174,6 +175,7 @@ def _stored_statement(attribution: Attribution, row: Any) -> StoredStatement:
 
 
 def _statement_without_sources(number: int, text: str) -> StoredStatement:
+    """Return a statement of an answer whose prompt has no sources."""
     return StoredStatement(
         number=number,
         text=text,

@@ -111,6 +111,7 @@ def _note_of_question(where: str, answer: StoredAnswer) -> str:
 
 
 def _check_of_no_common_question(baseline: str | Path) -> Check:
+    """Return the failed check of a baseline of other questions."""
     return Check(
         question=None,
         statement=None,
@@ -123,6 +124,7 @@ def _check_of_no_common_question(baseline: str | Path) -> Check:
 
 
 def _check_of_new_statement(answer: StoredAnswer, row: StoredStatement) -> Check:
+    """Return the check that a statement without an earlier one rests on a source."""
     return check_of(
         answer,
         statement=row.number + 1,
@@ -177,6 +179,7 @@ def _compare_answers(
 
 
 def _check_of_no_common_statement(answer: StoredAnswer, earlier_answer: StoredAnswer) -> Check:
+    """Return the failed check of an answer that is another one altogether."""
     return check_of(
         answer,
         statement=None,

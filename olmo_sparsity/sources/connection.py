@@ -217,6 +217,7 @@ class Connection:
             raise self.error(f"compressed its reply to {path} ({encoding}), unasked; {remedy}")
 
     def _parsed(self, path: str, raw: bytearray) -> Any:
+        """Return the JSON of a reply; raise `_NoReply` if another try may bring it."""
         try:
             return json.loads(raw)
         except (ValueError, RecursionError):
@@ -257,6 +258,7 @@ def _problem_of(error: _NoReply) -> str:
 
 
 def _headers() -> dict[str, str]:
+    """Return the headers of a request, with the user's key if there is one."""
     key = os.environ.get(API_KEY, "").strip()
     if not (key.isascii() and key.isprintable()):
         raise ConfigError(f"{API_KEY} holds letters that HTTP does not allow; use ASCII alone")

@@ -46,10 +46,10 @@ of these rounds has a part of the error rate for itself, and divides its p-value
 In the second test, by the variance over decoys without a cap, A has t = 28.5 and p = 0.0006 (2
 degrees of freedom). The larger p counts, so A is named (2 × 0.0006 is below 0.05 / 2), B is not.
 
-**Where the constants come from.** All of them were fixed before the error rates of docs/sources.md
-were measured (study/records/thresholds.md, entries of 2026-11-28 and 2026-11-30). What was tried is
-in study/records/log.md, "A rule for sources with few decoys". Where no run is named below, a
-constant is our choice.
+**Where the constants come from.** Those that decide which sources are named were fixed before the
+error rates of docs/sources.md were measured, of two to eight decoys (study/records/thresholds.md,
+entries of 2026-11-28 and 2026-11-30). What was tried is in study/records/log.md, "A rule for
+sources with few decoys". Where no run is named below, a constant is our choice.
 
 Dimension key: T statements, S sources, D decoys of a source, E the two effects in the order of
 `EFFECTS`.

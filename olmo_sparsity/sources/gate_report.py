@@ -146,6 +146,7 @@ class GateReport:
         write_atomically(folder / "gate.json", json.dumps(report, indent=1))
 
     def _as_junit(self, suite: str) -> str:
+        """Return the report as JUnit XML, with a test case for each check."""
         num_checks = Counter(check.question for check in self.checks)
         seconds = {check.question: check.seconds for check in self.checks}
         # If the gate passes, readers of JUnit must not show it as failed.
@@ -170,6 +171,7 @@ class GateReport:
 def _add_case(
     parent: ElementTree.Element, check: Check, suite: str, seconds: float, kind_of_failure: str
 ) -> None:
+    """Append the test case of a check. `kind_of_failure`: the element that says why it failed."""
     question = f": {shorten(check.asked, 80)}" if check.asked else ""
     attributes = {
         "classname": suite,

@@ -63,6 +63,7 @@ class LlamaCpp(PromptModel):
         return self._llama
 
     def _load(self) -> Any:
+        """Load the model, with room for `_num_places` tokens."""
         import llama_cpp
 
         num_threads = torch.get_num_threads()

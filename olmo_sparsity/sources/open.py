@@ -80,6 +80,7 @@ def _open_servers(
     patience: float | None,
     only_counts: bool,
 ) -> LoadedModel:
+    """Meet the servers behind these URLs, and return the model that they share."""
     transformers_tokenizer = _read_tokenizer(tokenizer)
     fast_tokenizer = as_tokenizer(transformers_tokenizer)
     model = Servers(
@@ -118,6 +119,7 @@ def _limit(model: Servers) -> PositionLimit | None:
 
 
 def _open_llama(path: str, name: str, device: str) -> LoadedModel:
+    """Load a GGUF file with llama.cpp. `name`: what the user typed."""
     file = find_smollm2_gguf() if path == "smollm2" else Path(path)
     if not file.is_file():
         raise DataError(f"'{file}' is not a file; pass llama:FILE.gguf with a GGUF file")

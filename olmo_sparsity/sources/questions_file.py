@@ -102,6 +102,7 @@ def read_lines(path: str | Path) -> Iterator[QuestionLine]:
 
 
 def _read_line(raw: bytes, place: str) -> QuestionLine:
+    """Parse a line, and check its fields. `place`: path and number, for messages."""
     try:
         record = json.loads(raw, object_pairs_hook=unique)
     except DuplicateKey as error:

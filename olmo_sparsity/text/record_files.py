@@ -202,6 +202,7 @@ def _parse_line(line: bytes) -> Any:
 
 
 def _read_parquet(path: Path, fields: list[str]) -> Rows:
+    """Yield one object a row, with the columns that these fields are in."""
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as file:

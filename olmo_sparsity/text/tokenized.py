@@ -75,30 +75,32 @@ def tokenize(
     wanted = texts if selection.min_tokens else islice(texts, limit)
     with Progress("reading", limit, "documents", enabled=read_launch().rank == 0) as progress:
         for batch in _batches(wanted):
-            for record, encoded in zip(batch, _encode(batch, model, control_tokens), strict=True):
-                num_read += 1
+            num_read += len(batch)
+            for encoded in _encode(batch, model, control_tokens):
                 if encoded.num_tokens < selection.min_tokens:
                     continue
-                document = _make_document(record, encoded, model.tokenizer, len(documents))
-                if not distinct.add(document.tokens, record.target):
-                    continue
-                documents.append(document)
-                num_tokens += len(document.tokens)
+                document = encoded.document(model.tokenizer, number=len(documents))
+                if distinct.add(document.tokens, encoded.record.target):
+                    documents.append(document)
+                    num_tokens += len(document.tokens)
             check_fits_in_memory(num_tokens, name)
             progress.update(len(documents), tokens=f"{num_tokens:,}")
             if limit is not None and len(documents) >= limit:
                 break
+
         if selection.min_tokens and documents:
             progress.note(selection.describe(name, len(documents), num_read))
         if tally.bad or tally.left_out:
             progress.note(f"{name}: left out {tally.describe()}")
         distinct.report(progress.note)
+    # The last batch may have had more than were wanted.
     return documents[:limit]
 
 
 class _Encoded(NamedTuple):
-    """The tokens of a record."""
+    """A record and its tokens."""
 
+    record: TextRecord
     prompt_ids: list[int]
     """Empty for a record without a prompt."""
 
@@ -108,19 +110,18 @@ class _Encoded(NamedTuple):
     def num_tokens(self) -> int:
         return len(self.prompt_ids) + len(self.rest_ids)
 
-
-def _make_document(
-    record: TextRecord, encoded: _Encoded, tokenizer: Tokenizer, number: int
-) -> Document:
-    return Document(
-        tokens=np.array([*encoded.prompt_ids, *encoded.rest_ids], dtype=np.int64),
-        number=number,
-        # Inputs without titles use the text itself as group.
-        group="" if record.group == record.text else record.group,
-        tokenizer=tokenizer,
-        name=record.name,
-        target=None if record.target is None else len(encoded.prompt_ids),
-    )
+    def document(self, tokenizer: Tokenizer, number: int) -> Document:
+        """Return the record as a document. `number`: how many documents precede it."""
+        record = self.record
+        return Document(
+            tokens=np.array([*self.prompt_ids, *self.rest_ids], dtype=np.int64),
+            number=number,
+            # Inputs without titles use the text itself as group.
+            group="" if record.group == record.text else record.group,
+            tokenizer=tokenizer,
+            name=record.name,
+            target=None if record.target is None else len(self.prompt_ids),
+        )
 
 
 def _encode(batch: list[TextRecord], model: Reader, control_tokens: bool) -> list[_Encoded]:
@@ -132,7 +133,7 @@ def _encode(batch: list[TextRecord], model: Reader, control_tokens: bool) -> lis
     rests = [record.text[cut:] for record, cut in zip(batch, cuts, strict=True)]
     prompt_ids = model.encode(prompts, control_tokens)
     rest_ids = model.encode(rests, control_tokens, follow=any(cuts))
-    return [_Encoded(*ids) for ids in zip(prompt_ids, rest_ids, strict=True)]
+    return [_Encoded(*fields) for fields in zip(batch, prompt_ids, rest_ids, strict=True)]
 
 
 def _batches(texts: Iterator[TextRecord]) -> Iterator[list[TextRecord]]:
