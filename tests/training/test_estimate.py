@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
 from benchmarks.memory import estimates_of, launch
 from olmo_sparsity.base.devices import find_gpu, known_gpu
@@ -22,7 +23,7 @@ from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.training.choose_engine import check_engine
 from olmo_sparsity.training.dry_run import cost_of
 from olmo_sparsity.training.estimate.compute import flops_per_token, share_of_peak
-from olmo_sparsity.training.estimate.cost import cost_with, gpu_hours
+from olmo_sparsity.training.estimate.cost import cost_with, gpu_hours, with_engine
 from olmo_sparsity.training.estimate.device_memory import bytes_of_state, peak_bytes
 from olmo_sparsity.training.estimate.fit import check_fits
 from olmo_sparsity.training.estimate.hardware import Hardware
@@ -321,10 +322,10 @@ def test_weights_that_stay_within_nodes_are_not_sent_through_network_cards() -> 
 def test_with_one_network_card_a_node_shards_within_nodes_are_fastest() -> None:
     hardware = Hardware.of("h100", 64, nodes=8, nics_per_node=1)
     within_nodes, over_all, zero3 = (
-        cost_with(seven_billion(*words), hardware).sending_s
+        cost_with(seven_billion(*words, "--training.micro_batch_size=2"), hardware).sending_s
         for words in (WITHIN_NODES, OVER_ALL, ZERO_3)
     )
-    assert within_nodes < zero3 < over_all
+    assert within_nodes < over_all < zero3
 
 
 def test_on_one_node_shards_within_nodes_are_shards_over_all() -> None:
@@ -347,6 +348,42 @@ def test_a_small_model_is_expected_to_fill_less_of_a_gpu() -> None:
     assert shares == sorted(shares)
     assert shares[1] < 0.2
     assert shares[2:] == [0.306, 0.345]
+
+
+def test_a_model_that_is_not_compiled_is_expected_to_be_slower_and_is_marked() -> None:
+    measured, assumed = (share_of_peak(10**9, is_compiled) for is_compiled in (True, False))
+    assert measured.origin == "measured on one H200 (150M)"
+    assert assumed.origin == "assumed: 54% of a compiled model's 34%"
+    assert assumed.share == 0.54 * measured.share
+    _, _, lines = cost_of(c4("1b", "--training.compile=true"), Hardware.of("h100", 64, None))
+    assert "not compiled" not in lines["memory of a process, fsdp"]
+    assert lines["memory of a process, zero3"].endswith(
+        "(not compiled, which is assumed to be slower)"
+    )
+
+
+def test_zero_3_is_not_ranked_ahead_of_a_compiled_engine() -> None:
+    hardware = Hardware.of("h100", 64, None)
+    compiled = seven_billion(*OVER_ALL, "--training.compile=true")
+    assert (
+        cost_with(compiled, hardware).hours
+        < cost_with(with_engine(compiled, "zero3"), hardware).hours
+    )
+
+
+def test_zero_3_prefetches_weights_although_a_layer_is_larger_than_its_bucket() -> None:
+    """DeepSpeed fetches nothing ahead while the weights in use exceed max_live_parameters."""
+    path = CONFIGS / "deepspeed/zero3.json"
+    settings = DeepSpeedZeroConfig(**json.loads(path.read_text())["zero_optimization"])
+    model = without_memory(seven_billion(*ZERO_3).model)
+    largest_weight = max(weight.numel() for weight in model.parameters())
+    assert largest_weight > settings.prefetch_bucket_size
+    assert largest_weight + settings.prefetch_bucket_size <= settings.max_live_parameters
+
+
+def test_buffers_of_zero_3_hold_its_largest_weight_whole() -> None:
+    sizes = [state_bytes("bf16", 10**9, "zero3", 4, largest_weight=n) for n in (2**24, 10**8)]
+    assert sizes[1] - sizes[0] == 2 * 4 * (10**8 - 2**24)
 
 
 def test_a_price_is_that_of_the_gpu_hours(capsys: pytest.CaptureFixture) -> None:

@@ -68,7 +68,12 @@ MEASURED_SHARES = (
     MeasuredShare(85_065_728, 0.306, "60M"),
     MeasuredShare(190_513_152, 0.345, "150M"),
 )
-"""From the smallest model to the largest. No larger one, and no several GPUs, were measured."""
+"""From the smallest model to the largest, all compiled. No larger one, and no several GPUs, were
+measured."""
+
+UNCOMPILED_SPEED = 135 / 250
+"""The speed of a model that is not compiled, as a share of that of a compiled one: nanoGPT's README
+gives 250 and 135 ms a step of GPT-2 (124M) on A100s. No model of this project was measured so."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +85,22 @@ class ExpectedShare:
     """Where this number comes from, in words."""
 
 
-def share_of_peak(num_parameters: int) -> ExpectedShare:
+def share_of_peak(num_parameters: int, is_compiled: bool = True) -> ExpectedShare:
     """Return the share of the stated FLOP/s that one GPU is expected to reach with a model of this
-    size: that of the largest measured model that is not larger. For models below the smallest
-    measured one it is assumed to fall with the root of the parameters, as the width does: narrower
-    products fill less of a GPU."""
+    size, compiled or not."""
+    expected = _share_if_compiled(num_parameters)
+    if is_compiled:
+        return expected
+    lowered = UNCOMPILED_SPEED * expected.share
+    origin = f"assumed: {UNCOMPILED_SPEED:.0%} of a compiled model's {expected.share:.0%}"
+    return ExpectedShare(lowered, origin)
+
+
+def _share_if_compiled(num_parameters: int) -> ExpectedShare:
+    """Return the share that one GPU is expected to reach with a compiled model of this size: that
+    of the largest measured model that is not larger. For models below the smallest measured one it
+    is assumed to fall with the root of the parameters, as the width does: narrower products fill
+    less of a GPU."""
     smallest = MEASURED_SHARES[0]
     if num_parameters < smallest.num_parameters:
         lowered = smallest.share * (num_parameters / smallest.num_parameters) ** 0.5
@@ -110,5 +126,5 @@ def computing_seconds(config: RunConfig, hardware: Hardware) -> float:
     flops_of_layers = flops - 6.0 * unembedding_VD.numel()
     flops += SHARE_OF_FORWARD * share_recomputed(config.model, training) * flops_of_layers
     flops *= training.batch_size * training.length
-    expected = share_of_peak(count_parameters(model))
+    expected = share_of_peak(count_parameters(model), training.compile)
     return flops / (hardware.num_processes * expected.share * gpu.tflops * 1e12)

@@ -29,6 +29,7 @@ class Cost:
     """The cost of a run with one engine. Memory is in bytes on each device."""
 
     engine: str
+    is_compiled: bool
     micro_batch_size: int
     state: float
     """Bytes of weights, gradients and optimizer."""
@@ -80,6 +81,7 @@ def cost_with(config: RunConfig, hardware: Hardware) -> Cost:
     hours = config.training.num_steps * (computing_s + sending_s) / 3600
     return Cost(
         engine=config.engine.name,
+        is_compiled=config.training.compile,
         micro_batch_size=micro_batch_size,
         state=bytes_of_state(config, hardware, micro_batch_size),
         activations=activation_bytes(
@@ -102,8 +104,12 @@ def gpu_hours(config: RunConfig, hardware: Hardware) -> float:
 
 
 def with_engine(config: RunConfig, engine: EngineName) -> RunConfig:
-    """Return a copy of a config with another engine."""
-    return replace(config, engine=replace(config.engine, name=engine))
+    """Return a copy of a config with another engine. `zero3` does not run a compiled model, so that
+    its copy is not compiled."""
+    training = config.training
+    if engine == "zero3":
+        training = replace(training, compile=False, activation_memory_budget=None)
+    return replace(config, engine=replace(config.engine, name=engine), training=training)
 
 
 def with_micro_batches(config: RunConfig, micro_batch_size: int | None) -> RunConfig:

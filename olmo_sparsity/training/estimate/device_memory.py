@@ -80,6 +80,7 @@ def bytes_of_state(config: RunConfig, hardware: Hardware, micro_batch_size: int 
         num_shards,
         gathered_at_once(model, config.model),
         sums_whole_gradients=sums_whole_gradients,
+        largest_weight=max(weight.numel() for weight in model.parameters()),
     )
     if config.optimizer.name == "muon":
         # Muon has one moment of a matrix, in fp32, where AdamW has two.

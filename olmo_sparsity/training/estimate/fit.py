@@ -63,9 +63,8 @@ def _options_of_fitting_engines(config: RunConfig, hardware: Hardware) -> list[s
     for engine in ENGINES:
         options = f"--engine.name={engine}"
         changed = with_engine(config, engine)
-        if engine == "zero3" and config.training.compile:  # rejected together
+        if changed.training.compile != config.training.compile:
             options += " --training.compile=false"
-            changed = replace(changed, training=replace(config.training, compile=False))
         if peak_bytes(changed, hardware, micro_batch_size=1) <= hardware.usable_bytes:
             fitting.append(options)
     return fitting

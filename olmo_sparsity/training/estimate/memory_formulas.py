@@ -88,12 +88,14 @@ def state_bytes(
     num_shards: int = 1,
     gathered: int = 0,
     sums_whole_gradients: bool = False,
+    largest_weight: int = 0,
 ) -> int:
     """Return the bytes of weights, gradients and optimizer of each process, which engines other
     than DDP divide into `num_shards` parts. docs/train.md has a table.
 
     gathered: With `fsdp`, the largest number of weights that are whole at a time.
     sums_whole_gradients: With `fsdp`, whether whole gradients are added up over micro-batches.
+    largest_weight: With `zero3`, the numbers of the largest weight, which no bucket divides.
     """
     size = 2 if precision == "bf16" else 4
     part = num_parameters / num_shards
@@ -115,7 +117,7 @@ def state_bytes(
     buffered = {
         1: num_parameters,
         2: 10**8 + min(num_parameters, 5 * 10**7),
-        3: min(4 * num_parameters, 2**26),
+        3: 4 * min(num_parameters, max(2**24, largest_weight)),
     }
     return int(weights + gradients + 12 * part + size * buffered[stage])
 

@@ -85,7 +85,7 @@ def _lines_of_time(config: RunConfig, hardware: Hardware, cost: Cost) -> dict[st
     training = config.training
     gpu = hardware.gpu
     assert gpu is not None
-    expected = share_of_peak(count_parameters(without_memory(config.model)))
+    expected = share_of_peak(count_parameters(without_memory(config.model)), training.compile)
     reason = f"predicted: {expected.share:.0%} of {gpu.tflops:.0f} TFLOP/s, {expected.origin}"
     if hardware.num_processes > 1:
         waits = f"{cost.sending_s / cost.step_s:.0%} of the time for collectives"
@@ -113,7 +113,10 @@ def _describe_memory(cost: Cost) -> str:
     fits = "fits" if cost.fits else "DOES NOT FIT"
     line = f"{cost.peak / 2**30:.1f} GiB ({fits}; {', '.join(parts)}), micro-batches of "
     line += str(cost.micro_batch_size)
-    return f"{line}, {cost.hours:,.1f} hours" if cost.hours else line
+    if not cost.hours:
+        return line
+    line += f", {cost.hours:,.1f} hours"
+    return line if cost.is_compiled else f"{line} (not compiled, which is assumed to be slower)"
 
 
 def _lines_of_host(config: RunConfig, hardware: Hardware) -> dict[str, str]:
