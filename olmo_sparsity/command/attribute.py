@@ -71,6 +71,7 @@ def _attribute_one(options: argparse.Namespace) -> int:
     """Attribute one answer, and print it."""
     from olmo_sparsity.analysis.results.tables import to_json_value
     from olmo_sparsity.sources import attributing, cost
+    from olmo_sparsity.sources.documents import list_sources
     from olmo_sparsity.sources.request import AttributeRequest
 
     _check_not_given(options, "require --questions", OPTIONS_OF_QUESTIONS)
@@ -82,6 +83,9 @@ def _attribute_one(options: argparse.Namespace) -> int:
         raise ConfigError("--source requires --question: pass the question that was answered")
     keywords = given_options(options, AttributeRequest.names()) | _read_inputs(options)
     request = AttributeRequest.of(**keywords)
+    if options.messages is not None:
+        for line in list_sources(request.sources):
+            say(line)
     if options.dry_run:
         print(cost.count_cost(request))
         return 0

@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from textwrap import shorten
 from typing import Any, NamedTuple, Protocol
 
 from olmo_sparsity.base.errors import ConfigError, check_type, printable
@@ -156,6 +157,21 @@ class Answer:
                 )
             last_end = end
         return spans
+
+
+SHOWN_CHARACTERS = 50
+"""Length of the beginning of a source in a list of sources."""
+
+
+def list_sources(sources: Sources | None) -> list[str]:
+    """Return the number of sources, then a line for each with its name and first words. A user who
+    has not chosen them, but how they are marked, sees whether they are the right ones."""
+    named_parts = [part for part in parts_of(read_turns(sources)) if part.name]
+    lines = ["1 source" if len(named_parts) == 1 else f"{len(named_parts)} sources"]
+    for part in named_parts:
+        beginning = shorten(part.text, SHOWN_CHARACTERS, placeholder="…")
+        lines.append(f"  {part.name}: '{beginning}'")
+    return lines
 
 
 def read_turns(sources: Sources | None) -> list[Turn]:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from olmo_sparsity.base.errors import ConfigError, printable
 from olmo_sparsity.sources.chat_log import LogMessage, Messages, normalize_messages
 from olmo_sparsity.sources.documents import Segment
-from olmo_sparsity.sources.passages import UNNAMED_PASSAGE, split_at_passages
+from olmo_sparsity.sources.passages import UNNAMED_PASSAGE, doubts_about, split_at_passages
 
 HEADING = re.compile(r"^(?=#{1,6} |<\w[\w-]*>\s*$)", re.MULTILINE)
 """Matches the place before a heading of Markdown, or a tag that is alone in its line."""
@@ -39,6 +39,9 @@ class LoggedAnswer(NamedTuple):
     answer: str
     reasoning: str | None
     """What the message says as its reasoning, in tags."""
+
+    doubts: list[str]
+    """Warnings about passages that may hold more than they should."""
 
 
 def read_messages(
@@ -62,11 +65,12 @@ def read_messages(
             f"message={number} is of {printable(message.role)}{condition}; give the number of a "
             "message that is text of the assistant"
         )
-    sources = _SourceNamer(log[:number], passages).named_messages()
+    namer = _SourceNamer(log[:number], passages)
+    sources = namer.named_messages()
     # In the tags by which `attribute` tells reasoning from the answer.
     thought = message.reasoning
     reasoning = f"<think>\n{thought.strip()}\n</think>\n\n" if thought else None
-    return LoggedAnswer(sources, answer, reasoning)
+    return LoggedAnswer(sources, answer, reasoning, namer.doubts)
 
 
 class _SourceNamer:
@@ -77,6 +81,9 @@ class _SourceNamer:
         self.passages = passages
         self.name_counts = Counter[str]()
         """How often each name was given."""
+
+        self.doubts = list[str]()
+        """Warnings about the passages."""
 
         self.tool_names = dict[str, Any]()
         """Names of called tools by the IDs of the calls: their results have only the ID."""
@@ -124,8 +131,10 @@ class _SourceNamer:
 
     def _parts_with_passages(self, texts: Sequence[str], passages: str) -> list[Any]:
         """Return the parts of the last message of the user, whose passages are sources."""
+        split_parts = split_at_passages(texts, passages)
+        self.doubts += doubts_about(texts, split_parts, passages)
         parts = list[Any]()
-        for part in split_at_passages(texts, passages):
+        for part in split_parts:
             if not part.name:
                 parts.append(part.text)
             elif part.has_own_name:

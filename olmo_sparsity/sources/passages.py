@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from textwrap import shorten
 from typing import NamedTuple
 
-from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.errors import ConfigError, printable
 
 NAME_ATTRIBUTE = re.compile(r"""\b(?:title|name|source|id|index)=["']([^"']+)["']""")
 """An attribute of a passage's tag that names it."""
@@ -25,6 +26,8 @@ UNNAMED_PASSAGE = "passage"
 
 NAMED_GROUPS = {"name", "text"}
 """The groups that have a meaning in a user's regular expression."""
+
+QUESTION_MARKS = ("?", "？", "؟")
 
 
 class Part(NamedTuple):
@@ -71,6 +74,38 @@ def split_at_passages(texts: Sequence[str], passages: str) -> list[Part]:
             f"passages={passages!r:.40} matches nothing in the last message of the user"
         )
     return [part._replace(text=part.text.strip()) for part in parts if part.text.strip()]
+
+
+def doubts_about(texts: Sequence[str], parts: Sequence[Part], passages: str) -> list[str]:
+    """Return what suggests that a passage holds more than it should, as warnings: its decoys would
+    then replace the question or other passages, too.
+
+    texts: The texts of the message, of which `split_at_passages` made the parts.
+    """
+    found = [part for part in parts if part.name]
+    place = f"passages={passages!r:.40}"
+    doubts = list[str]()
+    last_line = texts[-1].rstrip().rpartition("\n")[2].strip()
+    shown_line = printable(shorten(last_line, 60, placeholder="…"))
+    stays_in_view = any(re.search(r"\w", part.text) for part in parts if not part.name)
+    ends_in_question = last_line.endswith(QUESTION_MARKS) and bool(parts[-1].name)
+    if ends_in_question or not stays_in_view:
+        doubts.append(
+            f"{place}: the source '{printable(found[-1].name)}' holds the last line of the user's "
+            f"message, '{shown_line}'; if that is the question, let passages end before it"
+        )
+    if len(found) == 1:
+        text = next(text for text in texts if found[0].text in text)
+        first = text.index(found[0].text)
+        line_starts = re.compile(r"(?<=\n)\S").finditer(text, first, first + len(found[0].text))
+        pattern = _compile(passages)
+        # Such as a second mark `[2]` at the beginning of a line.
+        if any(pattern.match(text, line.start()) for line in line_starts):
+            doubts.append(
+                f"{place}: the only source, '{printable(found[0].name)}', holds further matches; "
+                "let each passage end before the next begins"
+            )
+    return doubts
 
 
 def _compile(passages: str) -> re.Pattern[str]:

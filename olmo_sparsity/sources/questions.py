@@ -18,7 +18,7 @@ import pandas as pd
 from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.base.errors import DataError, naming
 from olmo_sparsity.base.files import writing
-from olmo_sparsity.base.progress import Progress
+from olmo_sparsity.base.progress import Progress, say
 from olmo_sparsity.base.provenance import versions_of_numbers
 from olmo_sparsity.base.streams import VERSION as STREAMS
 from olmo_sparsity.base.work_folder import WorkFolder
@@ -35,7 +35,7 @@ from olmo_sparsity.sources.answers import (
 )
 from olmo_sparsity.sources.attributing import Attributing
 from olmo_sparsity.sources.cost import cost_of
-from olmo_sparsity.sources.documents import parts_of, read_turns
+from olmo_sparsity.sources.documents import list_sources, parts_of, read_turns
 from olmo_sparsity.sources.index_page import page_file, write_index, write_page_without_sources
 from olmo_sparsity.sources.questions_file import MOST_DECOYS, read_lines, read_questions
 from olmo_sparsity.sources.request import AttributeRequest
@@ -185,6 +185,10 @@ def count_questions(common: AttributeRequest, questions: str | Path) -> Cost:
     requests = read_questions(common, questions)
     counted = list[Attributing]()
     for line, request in zip(read_lines(questions), requests, strict=True):
+        if "messages" in line.record:
+            count, *sources = list_sources(request.sources)
+            for shown in (f"{line.place}: {count}", *sources):
+                say(shown)
         if read_turns(request.sources):
             with naming(line.place):
                 question = Attributing(common.model, request, quiet=True)

@@ -27,6 +27,7 @@ from olmo_sparsity.sources.documents import (
     parts_of,
     read_turns,
 )
+from olmo_sparsity.sources.messages import read_messages
 from olmo_sparsity.sources.request import AttributeRequest
 
 MOST_DECOYS = 200
@@ -210,8 +211,14 @@ def _as_sources(sources: Any) -> Any:
 def names_by_id(line: QuestionLine) -> dict[str, set[str]]:
     """Return the names of the sources that are chunks of a document, by each id of the document."""
     names = dict[str, set[str]]()
-    request = AttributeRequest(model=None, **_request_fields(line)).checked()
-    for part in parts_of(read_turns(request.sources)):
+    fields = _request_fields(line)
+    # Without a request, whose warnings would be printed once more.
+    if "messages" in fields:
+        log = read_messages(fields["messages"], fields["message"], fields["passages"])
+        sources: Any = log.sources
+    else:
+        sources = fields["sources"]
+    for part in parts_of(read_turns(sources)):
         for id in part.ids:
             names.setdefault(id, set()).add(part.name)
     return names

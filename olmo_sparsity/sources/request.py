@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from olmo_sparsity.analysis.options import ModelOptions, Request
 from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.sources.chat_log import Messages
 from olmo_sparsity.sources.documents import (
     Answer,
@@ -88,15 +89,17 @@ class AttributeRequest(Request):
             if getattr(self, name) is not None:
                 raise ConfigError(f"{name} cannot be combined with messages; leave it out")
         assert self.messages is not None
-        sources, answer, reasoning = read_messages(self.messages, self.message, self.passages)
+        logged = read_messages(self.messages, self.message, self.passages)
+        for doubt in logged.doubts:
+            say(doubt)
         return replace(
             self,
             messages=None,
             message=-1,
             passages=None,
-            sources=sources,
-            answer=answer,
-            reasoning=reasoning,
+            sources=logged.sources,
+            answer=logged.answer,
+            reasoning=logged.reasoning,
         )
 
     @property

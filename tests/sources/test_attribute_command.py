@@ -102,3 +102,48 @@ def test_a_file_with_an_equals_sign_or_an_umlaut_in_its_name_is_a_source(
     code, out, err = shell(capsys, *words)
     assert code == 0, err
     assert json.loads(out)["sources"] == ["a=b.txt", "half ü.txt"]
+
+
+LOG = [
+    {"role": "user", "content": "[1] w1 w2 w3\nw4 w5\n\n[2] w6\nw7 w8\n\nw20 w21?"},
+    {"role": "assistant", "content": "w1 w2"},
+]
+
+
+@pytest.fixture
+def log_words(shell_words: list[str], tmp_path: Path) -> list[str]:
+    """The command about a log, with a dry run, up to the value of `--passages`."""
+    (tmp_path / "log.json").write_text(json.dumps(LOG))
+    model, decoys = shell_words[0], shell_words[-1]
+    words = [model, "--messages", str(tmp_path / "log.json"), "--decoys", decoys]
+    return [*words, "--dry-run", "--passages"]
+
+
+def test_the_sources_of_a_log_are_listed_before_anything_is_computed(
+    log_words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = shell(capsys, *log_words, r"\[\d+\] (?P<name>.+)\n(.+)")
+    assert code == 0, err
+    assert "2 sources\n  w1 w2 w3: 'w4 w5'\n  w6: 'w7 w8'\n" in err
+    assert "passages=" not in err
+
+
+def test_a_passage_that_holds_the_question_is_a_warning(
+    log_words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = shell(capsys, *log_words, r"(?s)\[\d+\].+")
+    assert code == 0, err
+    assert "1 source\n  passage 1: '[1] w1" in err
+    assert err.count("'passage 1' holds the last line of the user's message, 'w20 w21?'") == 1
+
+
+def test_a_dry_run_lists_the_sources_of_each_line_with_messages(
+    log_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = tmp_path / "q.jsonl"
+    record = {"messages": LOG, "passages": r"\[\d+\] .+\n.+", "expect": "passage 1"}
+    questions.write_text(json.dumps(record))
+    model, _, _, *decoys, dry_run, _ = log_words
+    code, _, err = shell(capsys, model, "--questions", str(questions), *decoys, dry_run, "--gate")
+    assert code == 0, err
+    assert "q.jsonl:1: 2 sources\n  passage 1: '[1] w1 w2 w3 w4 w5'\n" in err

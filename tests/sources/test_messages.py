@@ -68,13 +68,13 @@ LAST = [
 def test_passages_within_the_last_message_of_the_user_are_sources(
     passages: str, names: list[str]
 ) -> None:
-    ((turn,), _, _) = read_messages(LAST, passages=passages)
+    (turn,) = read_messages(LAST, passages=passages).sources
     parts = turn["content"]
     sources = [part for part in parts if isinstance(part, Segment)]
     assert [source.name for source in sources] == names
     assert [source.text for source in sources] == ["It opened in 1921.", "It closed."]
     assert parts[-1].endswith("When did it open?")
-    ((whole,), _, _) = read_messages(LAST)
+    (whole,) = read_messages(LAST).sources
     assert whole["content"] == [LAST[0]["content"]]
 
 
@@ -139,9 +139,9 @@ def test_all_formats_give_the_same_sources(messages: dict[str, Any]) -> None:
 
 
 def test_any_message_of_the_assistant_is_an_answer() -> None:
-    sources, answer, _ = read_messages(OPENAI, 2)
-    assert (len(sources), answer) == (2, "Hello.")
-    assert sources[1]["content"] == ["Hello, I am Ada."]  # the last that the user has said
+    read = read_messages(OPENAI, 2)
+    assert (len(read.sources), read.answer) == (2, "Hello.")
+    assert read.sources[1]["content"] == ["Hello, I am Ada."]  # the last that the user has said
 
 
 @pytest.mark.parametrize("number", [0, 4, 9], ids=["system", "without text", "not there"])

@@ -10,7 +10,7 @@ import pytest
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.sources.messages import read_messages
-from olmo_sparsity.sources.passages import split_at_passages
+from olmo_sparsity.sources.passages import doubts_about, split_at_passages
 
 NUMBERED = """Use these.
 
@@ -82,6 +82,37 @@ def test_a_passage_without_a_name_keeps_an_id_that_all_of_them_share() -> None:
     (message,) = read_messages(log, passages=r"\[\d+\] .*\n.*").sources
     ids = [part.ids for part in message["content"] if not isinstance(part, str)]
     assert ids == [("passage 1", "passage"), ("passage 2", "passage")]
+
+
+def doubts(pattern: str, text: str = NUMBERED) -> list[str]:
+    return doubts_about([text], split_at_passages([text], pattern), pattern)
+
+
+def test_a_passage_that_swallows_all_others_and_the_question_is_noticed() -> None:
+    of_question, of_passages = doubts(r"(?s)\[\d+\].*")
+    assert "'passage 1' holds the last line" in of_question
+    assert "'When did it open?'" in of_question
+    assert "'passage 1', holds further matches" in of_passages
+
+
+@pytest.mark.parametrize("pattern", [r"\[\d+\] .*\n.*", r"(?s)\[\d+\].*?(?=\n\n)"])
+def test_passages_that_end_before_the_question_raise_no_doubt(pattern: str) -> None:
+    assert doubts(pattern) == []
+
+
+def test_a_message_of_which_nothing_stays_in_view_is_noticed() -> None:
+    (doubt,) = doubts(".+", "Name the bridge.")
+    assert "'Name the bridge.'" in doubt
+
+
+def test_a_question_may_precede_the_passages() -> None:
+    assert doubts("doc", "When did it open?\n<doc>It opened.\nIn 1921.</doc>") == []
+
+
+def test_an_unclosed_tag_is_noticed() -> None:
+    text = "<doc>It opened.\n<doc>It closed.</doc>\nWhen?"
+    (doubt,) = doubts("doc", text)
+    assert "holds further matches" in doubt
 
 
 PAGE = (Path(__file__).parents[2] / "docs/sources.md").read_text()
