@@ -191,7 +191,7 @@ class Judge:
             text = "".join(self.pieces[distant]) + self.question.near_text
             ids = self.question.tokenizer(text, add_special_tokens=False)["input_ids"]
             row = torch.tensor([[*ids, *self.question.answer[:-1]]])
-            hidden = self.model.hidden(row, torch.arange(row.shape[1])[None], last=len(answer))
+            hidden = self.model.hidden(row, torch.arange(row.shape[1])[None], num_last=len(answer))
             log_p = self.scorer.log_probabilities(hidden[0])
             found.append(float(log_p.gather(1, answer[:, None]).sum()))
         return np.array(found)

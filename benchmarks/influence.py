@@ -197,7 +197,9 @@ def under_a_mask(model: PositionedOLMo, block: Block) -> np.ndarray:
         ]
         bias = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))[:, None]
         tokens_BL = tokens_1L.expand(len(chosen), -1)
-        hidden_BWD = model.hidden(tokens_BL, torch.from_numpy(places)[None], bias, last=num_targets)
+        hidden_BWD = model.hidden(
+            tokens_BL, torch.from_numpy(places)[None], bias, num_last=num_targets
+        )
         log_p_BWV = model.unembed(hidden_BWD).log_softmax(-1)
         found.append(-log_p_BWV[:, torch.arange(num_targets), targets_W])
     losses = torch.cat(found).numpy()

@@ -48,13 +48,13 @@ class AttentionWindow:
             return (queries_BL // self.size)[:, :, None] != (keys_BK // self.size)[:, None]
         return queries_BL[:, :, None] - keys_BK[:, None] >= self.size
 
-    def holds(self, first: int, last: int) -> bool:
+    def holds(self, smallest_id: int, largest_id: int) -> bool:
         """Return whether the window hides none of these places from another, so that no mask is
-        needed. `first`, `last`: their smallest and largest position ID."""
+        needed. `smallest_id`, `largest_id`: the smallest and largest of their position IDs."""
         if self.is_chunked:
             # Nothing is hidden within the first chunk, whether position IDs or places are counted.
-            return last < self.size
-        return last - first < self.size
+            return largest_id < self.size
+        return largest_id - smallest_id < self.size
 
 
 def attend(

@@ -5,7 +5,7 @@ as its own tokens, however long the text is:
 
     states = model.distant_states(tokens_BL, positions_BL)   # of the whole text
     k_places = states.choose(places_BF)                      # other places for each row
-    model.hidden(window_BL, window_positions_BL, distant=k_places, last=1)
+    model.hidden(window_BL, window_positions_BL, distant=k_places, num_last=1)
 
 Dimension key: B rows, F distant places, L places of a window, H heads of keys, K width of a head, D
 width of the model.

@@ -210,13 +210,13 @@ class HuggingFaceLM(nn.Module):
         documents: Documents | None = None,
         added_BLD: Tensor | None = None,
         distant: DistantStates | None = None,
-        last: int | None = None,
+        num_last: int | None = None,
     ) -> Tensor:
         """Return hidden_BLD after the last norm, as `LanguageModel.hidden` describes it."""
         positions_BL = positions_BL.expand_as(tokens_BL)
         length = tokens_BL.shape[1]
         if distant is not None and self.shares_distant(distant.num_places, length):
-            return self.hidden_sharing(tokens_BL, positions_BL, distant, last)
+            return self.hidden_sharing(tokens_BL, positions_BL, distant, num_last)
 
         options = (distant, attention_bias, documents, added_BLD)
         is_plain = all(option is None for option in options)
@@ -225,7 +225,7 @@ class HuggingFaceLM(nn.Module):
             # A part at a time, as a mask of the whole row would not fit into memory.
             hidden_BLD = self.distant_states(tokens_BL, positions_BL).hidden_BFD
             assert hidden_BLD is not None
-            return hidden_BLD if last is None else hidden_BLD[:, -last:]
+            return hidden_BLD if num_last is None else hidden_BLD[:, -num_last:]
 
         # Kept states come before the row's own keys and values, as a cache does.
         cache: Cache | None = None
@@ -254,7 +254,7 @@ class HuggingFaceLM(nn.Module):
             num_keys = 0 if distant is None else keys_BK.shape[1]
             if torch.is_grad_enabled() and self.recomputes(tokens_BL.numel(), num_keys):
                 stack.enter_context(_recomputing(self.body))
-            return self._last_hidden(tokens_BL, positions_BL, masks, cache, last, **arguments)
+            return self._last_hidden(tokens_BL, positions_BL, masks, cache, num_last, **arguments)
 
     def _masks(
         self, queries_BL: Tensor, keys_BK: Tensor, bias: Tensor | None = None
@@ -299,8 +299,8 @@ class HuggingFaceLM(nn.Module):
         windows = [window for window in self.windows.values() if window is not None]
         if not windows:
             return False
-        first, last = (int(edge) for edge in keys_BK.aminmax())
-        return not all(window.holds(first, last) for window in windows)
+        smallest_id, largest_id = (int(edge) for edge in keys_BK.aminmax())
+        return not all(window.holds(smallest_id, largest_id) for window in windows)
 
     def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
         """Return whether layers are computed again in a backward pass, to save memory."""
@@ -327,7 +327,7 @@ class HuggingFaceLM(nn.Module):
         tokens_BL: Tensor,
         positions_BL: Tensor,
         distant: DistantStates,
-        last: int | None = None,
+        num_last: int | None = None,
     ) -> Tensor:
         """Return what `hidden` returns, with distant states that all rows share. The model must be
         one that `can_share_distant`."""
@@ -350,7 +350,7 @@ class HuggingFaceLM(nn.Module):
             else:
                 views[kind] = LayerView.through(window, mask, distant, positions_BL)
         with attending_to(distant, [views[kind] for kind in kinds], self._usual_configs):
-            return self._last_hidden(tokens_BL, positions_BL, masks, SharedCache(distant), last)
+            return self._last_hidden(tokens_BL, positions_BL, masks, SharedCache(distant), num_last)
 
     @cached_property
     def _cache_name(self) -> str:
@@ -364,7 +364,7 @@ class HuggingFaceLM(nn.Module):
         positions_BL: Tensor,
         mask: Tensor | dict[str, Tensor | None],
         cache: Cache | None,
-        last: int | None,
+        num_last: int | None,
         **arguments: Any,
     ) -> Tensor:
         """Return the hidden states of the last tokens after the last norm, all by default."""
@@ -377,8 +377,8 @@ class HuggingFaceLM(nn.Module):
             **{self._cache_name: cache},
             **arguments,
         ).last_hidden_state
-        if last is not None:
-            hidden_BLD = hidden_BLD[:, -last:]
+        if num_last is not None:
+            hidden_BLD = hidden_BLD[:, -num_last:]
         return hidden_BLD.to(tokens_BL.device)  # a device map may have put it elsewhere
 
     @torch.no_grad()
@@ -386,27 +386,29 @@ class HuggingFaceLM(nn.Module):
         self,
         tokens_BL: Tensor,
         positions_BL: Tensor,
-        at_once: int | None = None,
-        before: DistantStates | None = None,
+        places_at_once: int | None = None,
+        earlier: DistantStates | None = None,
     ) -> DistantStates:
-        """Return the states of `before` and of these tokens. `at_once`: how many tokens a forward
-        computes at most."""
+        """Return the states of `earlier` and of these tokens. `places_at_once`: how many tokens a
+        forward computes at most."""
         from transformers import DynamicCache
 
         positions_BL = positions_BL.expand_as(tokens_BL)
         length = tokens_BL.shape[1]
         cache: Cache
-        if before is None:
+        if earlier is None:
             cache = DynamicCache()
             keys_BK = positions_BL[:, :0]
         else:
-            cache = _as_cache(before)
-            keys_BK = before.positions_BF
+            cache = _as_cache(earlier)
+            keys_BK = earlier.positions_BF
         max_at_once = max(1, MAX_MASK_ENTRIES // (keys_BK.shape[1] + length))
-        at_once = min(at_once or length, max_at_once)
+        part_length = min(places_at_once or length, max_at_once)
 
         hidden = []
-        parts = zip(tokens_BL.split(at_once, 1), positions_BL.split(at_once, 1), strict=True)
+        parts = zip(
+            tokens_BL.split(part_length, 1), positions_BL.split(part_length, 1), strict=True
+        )
         for part_BL, part_positions_BL in parts:
             keys_BK = torch.cat((keys_BK, part_positions_BL), 1)
             masks = self._masks(part_positions_BL, keys_BK)
@@ -415,7 +417,7 @@ class HuggingFaceLM(nn.Module):
         cached: list[Any] = cache.layers
         layers = [(layer.keys.transpose(1, 2), layer.values.transpose(1, 2)) for layer in cached]
         states = DistantStates(keys_BK, layers)
-        return states.with_hidden_after(before, torch.cat(hidden, 1))
+        return states.with_hidden_after(earlier, torch.cat(hidden, 1))
 
     @torch.no_grad()
     def last_attention(
@@ -426,15 +428,17 @@ class HuggingFaceLM(nn.Module):
         from olmo_sparsity.models.shared_states import reading_weights
 
         # Only the last token runs through the attention that returns weights, which is slow.
-        before = distant
+        seen_states = distant
         if tokens_BL.shape[1] > 1:
-            before = self.distant_states(tokens_BL[:, :-1], positions_BL[:, :-1], before=distant)
+            seen_states = self.distant_states(
+                tokens_BL[:, :-1], positions_BL[:, :-1], earlier=distant
+            )
         last_B1 = tokens_BL[:, -1:]
         last_positions_B1 = positions_BL[:, -1:].expand(len(tokens_BL), -1)
-        keys_BK = torch.cat((before.positions_BF, last_positions_B1), 1)
+        keys_BK = torch.cat((seen_states.positions_BF, last_positions_B1), 1)
         masks = self._masks(last_positions_B1, keys_BK)
         with reading_weights(self._usual_configs) as weights:
-            self._last_hidden(last_B1, last_positions_B1, masks, _as_cache(before), 1)
+            self._last_hidden(last_B1, last_positions_B1, masks, _as_cache(seen_states), 1)
         if len(weights) < self.text_config.num_hidden_layers:
             raise ConfigError(
                 f"{type(self.model).__name__} does not return its attention weights; choose "

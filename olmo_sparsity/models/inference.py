@@ -162,25 +162,26 @@ class InferringOLMo(OLMo):
         self,
         tokens_BL: Tensor,
         positions_BL: Tensor,
-        at_once: int | None = None,
-        before: DistantStates | None = None,
+        places_at_once: int | None = None,
+        earlier: DistantStates | None = None,
     ) -> DistantStates:
         """Return keys, values and hidden states of all places, each of which sees the places before
-        it. `at_once`: how many places are computed together. `before`: states of earlier places,
-        which become part of the result."""
+        it. `places_at_once`: how many places are computed together. `earlier`: states of what
+        precedes these places, which become part of the result."""
         config = self.config
         length = tokens_BL.shape[1]
         positions_BL = positions_BL.expand_as(tokens_BL)
         num_before = 0
-        if before is not None:
-            num_before = before.num_places
-            positions_BL = torch.cat([before.positions_BF, positions_BL], 1)
+        if earlier is not None:
+            num_before = earlier.num_places
+            positions_BL = torch.cat([earlier.positions_BF, positions_BL], 1)
         num_places = num_before + length
 
         layers: list[tuple[Tensor, Tensor]] = []
         hidden: list[Tensor] = []
-        for start in range(num_before, num_places, at_once or length):
-            end = min(start + (at_once or length), num_places)
+        step = places_at_once or length
+        for start in range(num_before, num_places, step):
+            end = min(start + step, num_places)
             x_BLD = _embed(self, tokens_BL[:, start - num_before : end - num_before])
             rotations = None
             if config.rope:
@@ -194,8 +195,8 @@ class InferringOLMo(OLMo):
                 if start == num_before:
                     # Room for all places, which each part fills further: to join parts would copy
                     # all states once for each of them.
-                    earlier = None if before is None else before.layers[index]
-                    layers.append(_room_for_states(projections, num_places, earlier))
+                    earlier_layer = None if earlier is None else earlier.layers[index]
+                    layers.append(_room_for_states(projections, num_places, earlier_layer))
                 all_k, all_v = layers[index]
                 distant_layer = None
                 if start > 0:
@@ -208,7 +209,7 @@ class InferringOLMo(OLMo):
                 all_v[:, start:end] = projections.v_BLGK
             hidden.append(self.transformer.ln_f(x_BLD))
         states = DistantStates(positions_BL, layers)
-        return states.with_hidden_after(before, torch.cat(hidden, 1))
+        return states.with_hidden_after(earlier, torch.cat(hidden, 1))
 
 
 def _room_for_states(

@@ -67,13 +67,13 @@ class LanguageModel(Protocol):
         documents: Documents | None = None,
         added_BLD: Tensor | None = None,
         distant: DistantStates | None = None,
-        last: int | None = None,
+        num_last: int | None = None,
     ) -> Tensor:
         """Return hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, K) is added
         to the attention scores of L places over K, and replaces the causal mask. `documents`:
         places attend to their own document only. `added_BLD` is added to the token embeddings.
-        Places also attend to `distant`, states of earlier places. `last`: return only the last
-        places."""
+        Places also attend to `distant`, states of earlier places. `num_last`: return only this
+        many places, the last ones."""
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """Return logits (…, V) of hidden states (…, D)."""
@@ -82,12 +82,12 @@ class LanguageModel(Protocol):
         self,
         tokens_BL: Tensor,
         positions_BL: Tensor,
-        at_once: int | None = None,
-        before: DistantStates | None = None,
+        places_at_once: int | None = None,
+        earlier: DistantStates | None = None,
     ) -> DistantStates:
         """Return keys, values and last states of all places, each seeing those before it.
-        `at_once`: how many places are computed together (default: all). `before`: states of what
-        precedes these places, which become part of the result."""
+        `places_at_once`: how many places are computed together (default: all). `earlier`: states of
+        what precedes these places, which become part of the result."""
 
     def shares_distant(self, num_distant: int, length: int) -> bool:
         """Return whether rows of `length` places attend to `num_distant` distant places without

@@ -122,20 +122,20 @@ class PositionedOLMo(InferringOLMo):
         documents: Documents | None = None,
         added_BLD: Tensor | None = None,
         distant: DistantStates | None = None,
-        last: int | None = None,
+        num_last: int | None = None,
     ) -> Tensor:
         """Return hidden_BLD after the last norm, as `LanguageModel.hidden` describes it."""
         assert documents is None or (attention_bias is None and distant is None)
         if distant is not None:
             assert not self.training
             assert added_BLD is None
-            num_last = last or tokens_BL.shape[1]
-            return self.last_hidden(tokens_BL, positions_BL, attention_bias, num_last, distant)
+            num_wanted = num_last or tokens_BL.shape[1]
+            return self.last_hidden(tokens_BL, positions_BL, attention_bias, num_wanted, distant)
         # Without gradients and dropout, `last_hidden` gives the same in less time.
         is_inference = not torch.is_grad_enabled() and not self.training
         is_plain = added_BLD is None and documents is None
-        if last is not None and is_inference and is_plain:
-            return self.last_hidden(tokens_BL, positions_BL, attention_bias, num_last=last)
+        if num_last is not None and is_inference and is_plain:
+            return self.last_hidden(tokens_BL, positions_BL, attention_bias, num_last=num_last)
 
         x = self.transformer.wte(tokens_BL)
         if added_BLD is not None:
@@ -157,8 +157,8 @@ class PositionedOLMo(InferringOLMo):
                 x = checkpoint(block, *inputs, use_reentrant=False)
             else:
                 x = block(*inputs)
-        if last is not None:
-            x = x[:, -last:]
+        if num_last is not None:
+            x = x[:, -num_last:]
         return self.transformer.ln_f(x)
 
     @torch.no_grad()
@@ -170,7 +170,7 @@ class PositionedOLMo(InferringOLMo):
         for block in self.blocks:
             block.attention_record = record
         try:
-            self.hidden(tokens_BL, positions_BL, distant=distant, last=1)
+            self.hidden(tokens_BL, positions_BL, distant=distant, num_last=1)
         finally:
             for block in self.blocks:
                 block.attention_record = None

@@ -261,7 +261,7 @@ def test_a_folder_of_transformers_computes_the_same_here_and_back_there(
     expected_gapped = HuggingFaceLM(theirs)(tokens_BL, gapped)
     torch.testing.assert_close(ours(tokens_BL, gapped), expected_gapped, **near)
     torch.testing.assert_close(
-        ours.hidden(tokens_BL, gapped, last=7), ours.hidden(tokens_BL, gapped)[:, -7:], **near
+        ours.hidden(tokens_BL, gapped, num_last=7), ours.hidden(tokens_BL, gapped)[:, -7:], **near
     )
     positions = _positions_of(config)
     fields = {name: v for name, v in vars(config).items() if name != "rope_scaling"}

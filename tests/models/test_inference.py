@@ -64,10 +64,10 @@ def test_last_places_are_those_of_the_whole_row(
     whole = model.hidden(*rows, bias)  # with gradients: the ordinary path
     assert whole.requires_grad
     with torch.no_grad():
-        found = model.hidden(*rows, bias, last=last)
+        found = model.hidden(*rows, bias, num_last=last)
     assert found.shape == (3, last, model.config.d_model)
     torch.testing.assert_close(found, whole[:, -last:].detach(), atol=1e-5, rtol=0)
-    torch.testing.assert_close(model.hidden(*rows, bias, last=last), whole[:, -last:])
+    torch.testing.assert_close(model.hidden(*rows, bias, num_last=last), whole[:, -last:])
 
 
 def test_equal_pairs_are_projected_once(
@@ -83,5 +83,5 @@ def test_equal_pairs_are_projected_once(
 
     monkeypatch.setattr(inference, "_project", spy)
     with torch.no_grad():
-        model_of("quick").hidden(*rows, last=1)
+        model_of("quick").hidden(*rows, num_last=1)
     assert seen == [(9 + 3,), (3, 10), (3, 10)]  # the first layer's, and those of the other two

@@ -48,7 +48,7 @@ def test_distant_states_replace_distant_places(index: int) -> None:
     distant = states_of(model)
     plain = model.model(input_ids=TOKENS).logits
     check_close(model.unembed(model.hidden(*LOCAL, distant=distant)), plain[:, NUM_FAR:])
-    check_close(model.unembed(model.hidden(*LOCAL, distant=distant, last=2)), plain[:, -2:])
+    check_close(model.unembed(model.hidden(*LOCAL, distant=distant, num_last=2)), plain[:, -2:])
 
 
 @torch.no_grad()

@@ -119,7 +119,7 @@ def test_windows_go_by_position_ids(
     check(model(tokens, rows), torch.cat(expected))
     with monkeypatch.context() as patch:  # a mask of all places would be too large
         patch.setattr(huggingface, "MAX_MASK_ENTRIES", 3 * length)
-        check(model.unembed(model.hidden(tokens, rows, last=2)), torch.cat(expected)[:, -2:])
+        check(model.unembed(model.hidden(tokens, rows, num_last=2)), torch.cat(expected)[:, -2:])
     one, positions, cut = tokens[:1], rows[:1], length - NEAR
     distant = model.distant_states(one[:, :cut], positions[:, :cut])
     near = (one[:, cut:].expand(2, -1), positions[:, cut:].expand(2, -1))

@@ -34,7 +34,7 @@ def generate(
     inputs = torch.tensor([tokens], device=device)
     for num_before in range(len(tokens), len(tokens) + max_new_tokens):
         positions = torch.arange(num_before - inputs.shape[1], num_before, device=device)[None]
-        states = language_model.distant_states(inputs, positions, before=states)
+        states = language_model.distant_states(inputs, positions, earlier=states)
         next_token = int(language_model.unembed(states.hidden_BFD[:, -1]).argmax())
         if next_token in end_ids:
             break

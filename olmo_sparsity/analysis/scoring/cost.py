@@ -116,7 +116,7 @@ class CountingModel(nn.Module):
         attention_bias: Tensor | None = None,
         *,
         distant: DistantStates | None = None,
-        last: int | None = None,
+        num_last: int | None = None,
         **_: Any,
     ) -> Tensor:
         """Return hidden_BLD of width 1, to which the gates of distant places add."""
@@ -124,13 +124,13 @@ class CountingModel(nn.Module):
         if distant is not None and distant.bias_BF is not None:
             # The gates must have gradients, or a selector that reads these would fail.
             hidden_BL1 = hidden_BL1 + distant.bias_BF.clamp(min=-1).sum(-1)[:, None, None]
-        return hidden_BL1 if last is None else hidden_BL1[:, -last:]
+        return hidden_BL1 if num_last is None else hidden_BL1[:, -num_last:]
 
     def unembed(self, hidden: Tensor) -> Tensor:
         return hidden.expand(*hidden.shape[:-1], self.vocab_size)
 
     def distant_states(
-        self, tokens_BL: Tensor, positions_BL: Tensor, at_once: int | None = None
+        self, tokens_BL: Tensor, positions_BL: Tensor, places_at_once: int | None = None
     ) -> DistantStates:
         shape = (*tokens_BL.shape, 1, 1)
         layers = [(torch.zeros(shape), torch.zeros(shape))]

@@ -194,7 +194,7 @@ class Scorer:
         self.token_forwards += tokens_BL.size
         distant = None if states is None else states.expand(len(tokens_BL))
         with threads_for(self.num_parameters):
-            return self.model.hidden(inputs_BL, positions_BL, distant=distant, last=num_last)
+            return self.model.hidden(inputs_BL, positions_BL, distant=distant, num_last=num_last)
 
     @torch.no_grad()
     def hidden(self, rows: Sequence[Row]) -> list[Tensor]:
@@ -404,7 +404,7 @@ class Scorer:
                 bias_BF.masked_fill_(attended_BK == 0, torch.finfo(torch.float).min)
                 distant = states.expand(len(batch), bias_BF)
         hidden_BWD = self.model.hidden(
-            tokens_BL, positions_BL, distant=distant, last=first_row.num_targets
+            tokens_BL, positions_BL, distant=distant, num_last=first_row.num_targets
         )
         if first_row.span is None:
             return hidden_BWD
