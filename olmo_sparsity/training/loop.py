@@ -196,6 +196,7 @@ def run_steps(
                     # There is no next save, so a failed one is begun again, until `wait` raises.
                     while not writer.wait():
                         save_checkpoint(start, step, metrics, writer)
+                    metrics.finish()
                 if stop_signal and step < num_steps:
                     progress.note(f"{stop_signal}: saved step {step}; the same command goes on")
                     return Outcome.STOPPED_BY_SIGNAL

@@ -13,16 +13,17 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from olmo_sparsity.base.conform import conform, parse_json, with_crc
 from olmo_sparsity.base.errors import DataError, UserError
-from olmo_sparsity.base.files import naming_written_file, read_bounded, writing
+from olmo_sparsity.base.files import read_bounded, writing
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
-from olmo_sparsity.training.checkpoint import TrainerState
+from olmo_sparsity.training.checkpoint import RETRY_AFTER_S, TrainerState
 from olmo_sparsity.training.metric_writers import MetricWriter
 
 if TYPE_CHECKING:
@@ -76,11 +77,21 @@ class Metrics:
         self.last_crc32: str | None = None
         """CRC of the line of the last step."""
 
+        self._unwritten = b""
+        """Lines that are not in the file, as the disk did not take them."""
+
+        self._num_failures = 0
+        """Number of writes in a row that have failed."""
+
+        self._num_bytes = 0
+        """Size of the file after the last write that succeeded."""
+
         if writes and self.path.exists():
             # A killed run may have written past its last checkpoint; those steps are repeated.
             lines = [line for line in read_own_lines(self.path) if line.row["step"] <= start]
             with writing(self.path) as partial:
                 partial.write_bytes(b"".join(line.text + b"\n" for line in lines))
+            self._num_bytes = self.path.stat().st_size
 
     def add(self, step: int, **values: Tensor | float) -> None:
         """Add the numbers of a step, which `flush` writes."""
@@ -118,18 +129,53 @@ class Metrics:
         self.write({"step": step, "heldout": losses, "induction_drop": drop} | measured)
 
     def write(self, *rows: dict) -> None:
-        """Append rows to the file, and hand them to the other writers."""
+        """Append rows to the file, and hand them to the other writers. While the disk does not take
+        them, they are kept for the next call: training goes on."""
         if not self.writes:
             return
-        with naming_written_file(self.path), self.path.open("a") as file:
-            for row in rows:
-                line = with_crc(row)
-                if "heldout" not in row:  # a checkpoint knows the line of its training step
-                    self.last_crc32 = line["crc32"]
-                file.write(json.dumps(line) + "\n")
+        for row in rows:
+            line = with_crc(row)
+            if "heldout" not in row:  # a checkpoint knows the line of its training step
+                self.last_crc32 = line["crc32"]
+            self._unwritten += json.dumps(line).encode() + b"\n"
+        try:
+            self._append()
+        except OSError as error:
+            if not self._num_failures:
+                say(f"{self.path} cannot be written now ({error.strerror}): its rows are kept")
+            self._num_failures += 1
         for write_elsewhere in self.writers:
             for row in rows:
                 write_elsewhere(row)
+
+    def _append(self) -> None:
+        """Append what is not written yet. Raises OSError."""
+        if not self._unwritten:
+            return
+        with self.path.open("ab") as file:
+            if self._num_failures:
+                file.truncate(self._num_bytes)  # a part of them may be there
+            file.write(self._unwritten)
+            file.flush()
+            num_bytes = file.tell()
+        # Only now, as a network disk may report an error when a file is closed.
+        self._num_bytes = num_bytes
+        self._unwritten = b""
+        self._num_failures = 0
+
+    def finish(self) -> None:
+        """Try for a last time to append what is not written yet, and report rows that are lost. No
+        error: the checkpoint is saved, and the run may go on elsewhere."""
+        for pause_s in (*RETRY_AFTER_S, None):
+            try:
+                self._append()
+                return
+            except OSError as error:
+                reason = error.strerror
+            if pause_s is not None:
+                time.sleep(pause_s)
+        num_rows = self._unwritten.count(b"\n")
+        say(f"{self.path} cannot be written ({reason}): its last {num_rows} rows are lost")
 
     def last_heldout(self) -> list[dict] | None:
         """Return the losses of the last evaluation; None if its line is lost."""

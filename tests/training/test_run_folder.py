@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.training.curves import loss_table
-from olmo_sparsity.training.loop import train
+from olmo_sparsity.training.loop import Outcome, train
 from olmo_sparsity.training.metrics import Metrics, read_metrics
 from tests.conftest import MakeConfig
 
@@ -34,6 +37,52 @@ def test_a_damaged_line_of_the_metrics_is_named_and_left(
     assert "1 damaged lines are skipped" in capsys.readouterr().err
     Metrics(tmp_path, 3, [])
     assert path.read_bytes() == b'{"step": 1}\n{"step": 3}\n'
+
+
+def test_rows_wait_while_the_disk_takes_none(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """A try that fails may have written a part of a line."""
+    config = make_config(logging__interval_steps=1)
+    path = Path(config.run_folder) / "metrics.jsonl"
+    really, num_tries = Path.open, 0
+
+    def opened(self: Path, mode: str = "r", *given: Any, **named: Any) -> Any:
+        nonlocal num_tries
+        if self == path and mode == "ab":
+            num_tries += 1
+            if num_tries == 3:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self))
+            if num_tries == 4:
+                return FullAfterSixBytes(really(self, "ab"))
+        return really(self, mode, *given, **named)
+
+    monkeypatch.setattr(Path, "open", opened)
+    assert train(config) is Outcome.FINISHED
+    monkeypatch.undo()
+    assert capsys.readouterr().err.count("cannot be written now (Stale file handle)") == 1
+    assert [row["step"] for row in read_metrics(path)] == [1, 2, 3, 4, 5, 6, 6]
+    assert "damaged" not in capsys.readouterr().err
+
+
+class FullAfterSixBytes:
+    """A file whose writes fail when a part is written."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def __enter__(self) -> FullAfterSixBytes:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def write(self, data: bytes) -> None:
+        self.file.write(data[:6])
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
 def test_metrics_of_another_run_are_refused(
