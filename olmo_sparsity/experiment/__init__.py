@@ -9,6 +9,7 @@
       slurm.py        submits them
       price.py        estimates their cost
       figure.py       draws what is finished
+      comparisons.py  pairs what is compared
 
 Place in the flow: above training and analysis, which do not know each other; below the command.
 """

@@ -83,6 +83,10 @@ def format_price(
 
     prices: dict[str, object] = {**training_prices, **measurement_prices}
     lines = [f"{job.name}: {prices[job.name]}" for job in todo]
+    transfers = [one for one in experiment.measurements if one.choices_of is not None]
+    if transfers:
+        place = f"at the last step and long={transfers[0].long} alone"
+        lines.append(f"transfer: {len(transfers)} measurements, {place}")
     lines += describe_texts(training_prices.values())
     counts = [f"{len(training_prices)} of {_count(jobs, 'train')} models to train"]
     if experiment.measurements:

@@ -646,6 +646,19 @@ def test_measurements_wait_for_trainings_that_the_first_experiment_has_in_the_qu
     assert figure.endswith("--only=figure")
 
 
+def test_the_dry_run_says_at_which_length_transfer_is_measured(
+    make_grid: MakeGrid, capsys: Capture
+) -> None:
+    measure = MEASURE | {"steps": ["last"]}
+    path = make_grid(grid={"seed": [1, 2]}, measure=measure)
+    assert main(["experiment", path, "--dry-run"]) == 0
+    line = "transfer: 2 measurements, at the last step and long=24 alone\n"
+    assert line in capsys.readouterr().out
+    path = make_grid(grid={"seed": [1, 2]}, measure=measure | {"transfer": False})
+    assert main(["experiment", path, "--dry-run"]) == 0
+    assert "transfer: " not in capsys.readouterr().out
+
+
 # --- pairs that `compare` subtracts ---------------------------------------------------------------
 
 SCHEMES_AND_SEEDS = {

@@ -143,6 +143,14 @@ def draw_curves(
                 _draw_curve(axes, panel, curve, units, style)
             _draw_transferred(grid[0], curve, units, color)
             name = f"{names[curve.label]}, {curve.selector}, {units}"
+            num_alike = sum(
+                other.label == curve.label
+                and other.selector == curve.selector
+                and units in set(other.rows.units)
+                for other in curves
+            )
+            if num_alike > 1:  # such as seeds, which are not averaged
+                name += f" ({num_alike} runs, a line each)"
             if not is_shared:
                 name += f"; {size}"
             handles.setdefault(name, Line2D([], [], label=name, **style))

@@ -565,6 +565,22 @@ def test_runs_whose_names_end_alike_are_told_apart_in_the_legend(
         assert drawn.count(f"…{scheme}/{end}, add one, tokens") == 1
 
 
+def test_the_legend_says_that_seeds_of_one_label_have_a_line_each(
+    results: Results, tmp_path: Path
+) -> None:
+    from olmo_sparsity.analysis.report.figures import draw_figure2
+
+    every = [
+        replace(results, meta=replace(META, model={"name": f"{label}_seed{seed}"}))
+        for label, seed in (("PoSE", 0), ("PoSE", 1), ("PoSE", 2), ("RoPE", 0))
+    ]
+    draw_figure2(every, tmp_path / "figure.svg", ["PoSE_0", "PoSE_0", "PoSE_0", "RoPE_0"])
+    drawn = (tmp_path / "figure.svg").read_text()
+    assert "PoSE_0, add one, tokens (3 runs, a line each)" in drawn
+    assert "RoPE_0, add one, tokens" in drawn
+    assert "RoPE_0, add one, tokens (" not in drawn
+
+
 def test_a_missing_point_says_its_reason(results: Results, tmp_path: Path) -> None:
     from olmo_sparsity.analysis.report.figure_style import Missing
     from olmo_sparsity.analysis.report.figures import draw_figure2
