@@ -24,6 +24,14 @@ VERSION = 3
 """Version of gate.json, whose checks have the fields of `Check` as keys."""
 
 
+ORIGINS = {
+    "expect": "of `expect`",
+    "baseline": "of the baseline",
+    "new": "of new statements",
+}
+"""What each kind of check is of, in words."""
+
+
 @dataclass(frozen=True)
 class Check:
     """What was expected of a statement, and what was found."""
@@ -121,16 +129,29 @@ class GateReport:
 
     def describe(self) -> str:
         """Return failures and notes as text for a terminal."""
-        counts = f"{len(self.failures)} of {len(self.checks)} checks failed"
-        if self.must_pass < 1:
-            verdict = "passed" if self.passed else "failed"
-            counts += f"; {100 * self.must_pass:.4g}% of those of `expect` must pass: {verdict}"
-        lines = [counts, *self.notes]
+        lines = [self._counts(), *self.notes]
         for check in self.failures:
             lines.append(f"{check.place}: {check.text}")
             lines.append(f"  expected ({check.kind}): {check.expected}")
             lines.append(f"  found: {check.found}")
         return "\n".join(printable(line) for line in lines)
+
+    def _counts(self) -> str:
+        """Return how many checks of each kind failed, and whether the gate passes."""
+        counts = list[str]()
+        for kind, origin in ORIGINS.items():
+            checks = [check for check in self.checks if check.kind == kind]
+            num_failed = sum(not check.passed for check in checks)
+            if not checks:
+                continue
+            count = f"{num_failed} of {len(checks)}"
+            # The noun once, in the first count.
+            count += f" {origin}" if counts else f" checks {origin} failed"
+            if kind == "expect" and self.must_pass < 1:
+                count += f" ({100 * self.must_pass:.4g}% must pass)"
+            counts.append(count)
+        verdict = "passed" if self.passed else "failed"
+        return f"{', '.join(counts) or 'no checks'}: {verdict}"
 
     def write(self, folder: Path, suite: str) -> None:
         """Write gate.xml (JUnit) and gate.json. `suite`: the name of the questions file."""

@@ -38,7 +38,7 @@ def test_the_command_exits_with_1_where_a_check_fails(
     (named,) = pd.read_parquet(tmp_path / "out" / "statements.parquet").sources
     wrong = "a" if "a" not in named else "none"
     assert run("out", [RECORD | {"expect": wrong}], "--gate") == 1  # nothing is measured again
-    assert "1 of 1 checks failed" in capsys.readouterr().out
+    assert "1 of 1 checks of `expect` failed: failed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,9 @@ def failed(questions: Callable[[Any], Path], tmp_path: Path) -> GateReport:
 
 
 def test_a_failure_is_shown_with_its_question(failed: GateReport) -> None:
-    first = "1 of 2 checks failed\nquestion 1 (opening-hours), statement 1: text 0\n"
-    assert first in failed.describe()
+    first, second, *_ = failed.describe().splitlines()
+    assert first == "1 of 2 checks of `expect` failed: failed"
+    assert second == "question 1 (opening-hours), statement 1: text 0"
 
 
 def test_failures_are_written_as_junit(failed: GateReport, tmp_path: Path) -> None:
@@ -62,9 +63,24 @@ def test_failures_of_a_gate_that_passes_are_written_as_skipped(
 ) -> None:
     out = write_run(tmp_path / "out", *[RESTS_ON_A] * 9, RESTS_ON_NONE)
     report = check(questions(["a"] * 10), out, must_pass=0.9)
-    assert "1 of 10 checks failed" in report.describe()
+    first = "1 of 10 checks of `expect` failed (90% must pass): passed\n"
+    assert report.describe().startswith(first)
     report.write(out, "q")
     assert json.loads((out / "gate.json").read_text())["passed"]
     suite = ElementTree.parse(out / "gate.xml").getroot()[0]
     assert (suite.get("failures"), suite.get("skipped")) == ("0", "1")
     assert [item.tag for case in suite.iter("testcase") for item in case] == ["skipped"]
+
+
+def test_failures_are_counted_by_what_expects_them(
+    questions: Callable[[Any], Path], tmp_path: Path
+) -> None:
+    out = write_run(tmp_path / "out", RESTS_ON_A, RESTS_ON_NONE)
+    earlier = write_run(tmp_path / "earlier", RESTS_ON_A, RESTS_ON_NONE)
+    report = check(questions(["b", "none"]), out, earlier, must_pass=0.9)
+    (first, *_) = report.describe().splitlines()
+    assert first == (
+        "1 of 2 checks of `expect` failed (90% must pass), 0 of 2 of the baseline: failed"
+    )
+    report = check(questions([None, None]), out, earlier)
+    assert report.describe() == "0 of 2 checks of the baseline failed: passed"
