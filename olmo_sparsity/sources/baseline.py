@@ -9,6 +9,7 @@ same_model.py has checked before that both runs are of one model.
     rests on a                     rests on no source               fails, if beyond noise
     rests on a                     rests on a and b                 passes, with a note
     rests on no source             rests on b                       passes, with a note
+    undecided                      anything                         passes, and is counted
     statement is gone, or is new                                    a note
 
 So a statement fails if its verdict no longer names a source that it named. All other changes are
@@ -57,11 +58,15 @@ class Comparison:
     new_statements: list[tuple[StoredAnswer, StoredStatement]] = field(default_factory=list)
     """Statements that the earlier run does not have, each with its answer."""
 
+    unchecked: list[StatementPlace] = field(default_factory=list)
+    """Statements that were undecided and named no source, so that any verdict passes."""
+
     def extend(self, other: Comparison) -> None:
         """Append the results of another comparison."""
         self.checks.extend(other.checks)
         self.notes.extend(other.notes)
         self.new_statements.extend(other.new_statements)
+        self.unchecked.extend(other.unchecked)
 
 
 def compare_with_baseline(
@@ -151,7 +156,10 @@ def _compare_answers(
 
     statements = match_statements(answer.statements, earlier_answer.statements)
     checks = list[Check]()
+    unchecked = list[StatementPlace]()
     for row, earlier_row in statements.pairs:
+        if earlier_row.is_undecided and not earlier_row.origins:
+            unchecked.append(_place_of(answer, row))
         is_as_expected = _place_of(answer, row) in as_expected
         is_worse = _is_worse(row, earlier_row)
         notes += _notes_of_statement(answer, row, earlier_row, is_worse, is_as_expected)
@@ -175,7 +183,8 @@ def _compare_answers(
     elif num_new or num_gone:
         number = answer.question + 1
         notes.append(f"question {number}: {num_new} statements are new, {num_gone} gone")
-    return Comparison(checks, notes, [(answer, row) for row in statements.only_new])
+    new_statements = [(answer, row) for row in statements.only_new]
+    return Comparison(checks, notes, new_statements, unchecked)
 
 
 def _check_of_no_common_statement(answer: StoredAnswer, earlier_answer: StoredAnswer) -> Check:

@@ -140,7 +140,31 @@ def check(
     comparison = compare_with_baseline(
         answers, read_answers(baseline), baseline, as_expected, new_need_source
     )
-    return GateReport([*checks, *comparison.checks], [*notes, *comparison.notes], must_pass)
+    notes += comparison.notes
+    expected_places = {StatementPlace(check.question, check.statement) for check in checks}
+    unchecked = [place for place in comparison.unchecked if place not in expected_places]
+    if unchecked:
+        notes.append(_note_of_unchecked(unchecked))
+    return GateReport([*checks, *comparison.checks], notes, must_pass)
+
+
+SHOWN_PLACES = 5
+"""Statements that a note lists by their place."""
+
+
+def _note_of_unchecked(places: Sequence[StatementPlace]) -> str:
+    """Return a note of the statements that neither `expect` nor the baseline checks."""
+    shown = [
+        f"question {place.question}, statement {place.statement}" for place in places[:SHOWN_PLACES]
+    ]
+    if len(places) > SHOWN_PLACES:
+        shown.append("…")
+    subject = "1 statement" if len(places) == 1 else f"{len(places)} statements"
+    verb = "is" if len(places) == 1 else "are"
+    return (
+        f"{subject} of the baseline {verb} undecided, so that any verdict passes; "
+        f"write `expect` for {'; '.join(shown)}"
+    )
 
 
 def _check_expectations(

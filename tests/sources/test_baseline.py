@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.sources.answers import read_answers
 from olmo_sparsity.sources.baseline import compare_with_baseline
 from olmo_sparsity.sources.gate import check
 from tests.support.stored_answers import (
@@ -139,6 +140,31 @@ def test_a_new_statement_that_rests_on_nothing_fails_on_request(
     assert [(failure.kind, failure.statement) for failure in report.failures] == [("new", 2)]
     # Unless that is what it should rest on.
     assert check(questions([None, "none", None]), out, earlier, new_need_source=True)
+
+
+# --- what an undecided statement of the baseline checks ---
+
+
+def test_undecided_statements_of_the_baseline_are_counted_unless_expect_checks_them(
+    questions: Callable[[Any], Path], tmp_path: Path
+) -> None:
+    out = write_run(tmp_path / "out", *[RESTS_ON_NONE] * 3)
+    earlier = write_run(tmp_path / "earlier", *[RESTS_ON_NONE] * 3)
+    (answer,) = read_answers(earlier)
+    undecided = [
+        replace(row, is_undecided=number > 0) for number, row in enumerate(answer.statements)
+    ]
+    write_answers(earlier, [replace(answer, statements=undecided)])
+    report = check(questions([None, None, None]), out, earlier)
+    assert report.passed
+    assert "2 statements of the baseline are undecided" in report.notes[-1]
+    assert "question 1, statement 2; question 1, statement 3" in report.notes[-1]
+    report = check(questions([None, None, "none"]), out, earlier)
+    assert report.notes[-1] == (
+        "1 statement of the baseline is undecided, so that any verdict passes; write `expect` for "
+        "question 1, statement 2"
+    )
+    assert not check(questions([None, "none", "none"]), out, earlier).notes
 
 
 # --- a share of checks excuses no regression ------------------------------------------------------
