@@ -27,9 +27,10 @@ from olmo_sparsity.analysis.selectors.influence import (
     NUM_HALVED,
     Choice,
     Question,
-    falls_of_sets,
+    UnitGroup,
     first_groups,
     halves_of,
+    reductions_of_unit_sets,
 )
 from olmo_sparsity.text.units import NOTHING, Spans, Units
 
@@ -51,7 +52,7 @@ class RandomHalves:
 def evaluate_halves(scorer: Scorer, question: Question, num_halves: int) -> RandomHalves:
     """Draw random halves of the units of a question, and evaluate them at its targets."""
     has_unit_AU = question.units.halves(num_halves, question.generator)
-    return RandomHalves(has_unit_AU, falls_of_sets(scorer, question, has_unit_AU))
+    return RandomHalves(has_unit_AU, reductions_of_unit_sets(scorer, question, has_unit_AU))
 
 
 def linear_datamodeling_scores(choice: Choice, halves: RandomHalves) -> np.ndarray:
@@ -100,9 +101,8 @@ def _reductions(loss_TG: np.ndarray) -> np.ndarray:
     return loss_TG[:, :1] - loss_TG[:, 1:]
 
 
-def _compared_groups(units: Units, num_distant: int) -> list[tuple[int, int]]:
-    """Return the groups of units on whose effects two halves of the texts should agree, each by its
-    first unit and one past its last.
+def _compared_groups(units: Units, num_distant: int) -> list[UnitGroup]:
+    """Return the groups of units on whose effects two halves of the texts should agree.
 
     These are the groups that the selector `halving` begins with. They are halved until there are
     more of them than it keeps in a step, or only single units."""

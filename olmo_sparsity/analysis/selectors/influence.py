@@ -11,7 +11,8 @@ and the k influential units are those of largest I. The others approximate this 
 (`add_one_screened`, `add_one_nested`, `halving`), look for units that help only together (`pairs`),
 read the inside of the model (`gradient`, `attention`), or are controls (`nearest`, `random`).
 
-Dimension key: T chosen targets, F distant places, U distant units, K ranks, W targets of a block.
+Dimension key: T chosen targets, F distant places, U distant units, K ranks, W targets of a block, A
+sets of units, N rows.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -205,11 +207,11 @@ def _units_of_best_groups(
         ends = np.minimum(firsts + size, len(units))
         bounds = zip(firsts.tolist(), ends.tolist(), strict=True)
         sets.append([units.run(first, end) for first, end in bounds])
-    falls = loss_reductions(scorer, question, sets)
+    reductions = loss_reductions(scorer, question, sets)
 
     units_of_targets = []
-    for firsts, fall in zip(groups, falls, strict=True):
-        best_firsts = np.sort(firsts[np.argsort(-fall, kind="stable")[:num_opened]])
+    for firsts, reduction in zip(groups, reductions, strict=True):
+        best_firsts = np.sort(firsts[np.argsort(-reduction, kind="stable")[:num_opened]])
         opened_units = (best_firsts[:, None] + np.arange(size)).ravel()
         units_of_targets.append(opened_units[opened_units < len(units)])
     return units_of_targets
@@ -225,21 +227,36 @@ NUM_HALVED = 4
 """How many of the best groups `halving` halves in a step."""
 
 
-def first_groups(units: Units, num_distant: int) -> list[tuple[int, int]]:
-    """Cut the units into groups of about `GROUP_TOKENS` tokens. Return the first unit of each and
-    one past its last."""
+class UnitGroup(NamedTuple):
+    """Neighbouring units, which are evaluated as one."""
+
+    first: int
+    """The number of its first unit."""
+
+    end: int
+    """One past the number of its last unit."""
+
+    @property
+    def num_units(self) -> int:
+        return self.end - self.first
+
+
+def first_groups(units: Units, num_distant: int) -> list[UnitGroup]:
+    """Cut the units into groups of about `GROUP_TOKENS` tokens."""
     num_tokens = GROUP_TOKENS if num_distant <= MANY_TOKENS else 2 * GROUP_TOKENS
+    # As many units as hold so many tokens on average.
     size = max(1, num_tokens * len(units) // num_distant)
-    return [(first, min(first + size, len(units))) for first in range(0, len(units), size)]
+    firsts = range(0, len(units), size)
+    return [UnitGroup(first, min(first + size, len(units))) for first in firsts]
 
 
-def halves_of(groups: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def halves_of(groups: list[UnitGroup]) -> list[UnitGroup]:
     """Return both halves of each group, in order. A group of one unit has none."""
     halves = []
-    for first, end in sorted(groups):
-        if end - first > 1:
-            middle = (first + end) // 2
-            halves += [(first, middle), (middle, end)]
+    for group in sorted(groups):
+        if group.num_units > 1:
+            middle = (group.first + group.end) // 2
+            halves += [UnitGroup(group.first, middle), UnitGroup(middle, group.end)]
     return halves
 
 
@@ -258,15 +275,17 @@ def halving(scorer: Scorer, question: Question) -> Choice:
     is_single_TU = np.zeros(score_TU.shape, dtype=bool)
     while any(groups):
         sets = [[units.run(*group) for group in target_groups] for target_groups in groups]
-        falls = loss_reductions(scorer, question, sets)
-        halves = []
-        for target, (target_groups, fall) in enumerate(zip(groups, falls, strict=True)):
-            for (first, end), nats in zip(target_groups, fall.tolist(), strict=True):
-                score_TU[target, first:end] = nats / (end - first)
-                is_single_TU[target, first:end] = end - first == 1
-            order = np.argsort(-fall, kind="stable")
-            halves.append(halves_of([target_groups[index] for index in order[:NUM_HALVED]]))
-        groups = halves
+        reductions = loss_reductions(scorer, question, sets)
+        next_groups = []
+        for target, (target_groups, reduction) in enumerate(zip(groups, reductions, strict=True)):
+            # The scores of a group overwrite those of the larger group that it is in.
+            for group, nats in zip(target_groups, reduction.tolist(), strict=True):
+                members = slice(group.first, group.end)
+                score_TU[target, members] = nats / group.num_units
+                is_single_TU[target, members] = group.num_units == 1
+            best = np.argsort(-reduction, kind="stable")[:NUM_HALVED]
+            next_groups.append(halves_of([target_groups[index] for index in best]))
+        groups = next_groups
     # Units that were evaluated alone come first, then by score.
     unit_TU = np.lexsort((-score_TU, ~is_single_TU), axis=1)
     return scored(unit_TU[:, : question.k], score_TU)
@@ -283,6 +302,9 @@ NUM_PARTNERS = 4
 
 WEIGHT_OF_CLOSED = 16
 """All nearly masked distant tokens together weigh as much as so many open ones, at most."""
+
+ReductionOfPair = dict[tuple[int, int], float]
+"""Pair of units, the smaller number first → loss reduction when both are added, in nats."""
 
 
 def pairs(scorer: Scorer, question: Question) -> Choice:
@@ -307,49 +329,55 @@ def pairs(scorer: Scorer, question: Question) -> Choice:
         return add_one(scorer, question)
     gate = min(GATE, WEIGHT_OF_CLOSED / question.context.block.num_distant)
     gate_TU = units.total(gate_gradients(scorer, question.context, spans, gate))
-    falls: list[dict[tuple[int, int], float]] = [{} for _ in spans]
-    first = best_of(gate_TU, max(NUM_FIRST, question.k)).unit_TK.tolist()
-    _try_partners(scorer, question, first, falls, gate)
-    again = []
-    for fall, opened in zip(falls, first, strict=True):
-        not_opened = [unit for unit in _units_by_best_pair(fall) if unit not in opened]
-        again.append(not_opened[:NUM_AGAIN])
-    _try_partners(scorer, question, again, falls, gate)
+    reductions: list[ReductionOfPair] = [{} for _ in spans]  # of each target
+
+    opened = best_of(gate_TU, max(NUM_FIRST, question.k)).unit_TK.tolist()
+    _try_partners(scorer, question, opened, reductions, gate)
+    opened_again = []
+    for reduction_of_pair, opened_units in zip(reductions, opened, strict=True):
+        best_units = _units_by_best_pair(reduction_of_pair)
+        not_opened = [unit for unit in best_units if unit not in opened_units]
+        opened_again.append(not_opened[:NUM_AGAIN])
+    _try_partners(scorer, question, opened_again, reductions, gate)
 
     chosen = []
     score_TU = np.zeros((len(spans), len(units)))
-    for span, score_U, fall in zip(spans, score_TU, falls, strict=True):
+    for span, score_U, reduction_of_pair in zip(spans, score_TU, reductions, strict=True):
         # The best pair is written last, so that a unit keeps the score of its best pair.
-        for pair, nats in sorted(fall.items(), key=lambda item: item[1]):
+        for pair, nats in sorted(reduction_of_pair.items(), key=lambda item: item[1]):
             score_U[list(pair)] = nats / 2
-        # Both units of a pair have one score, so the one that does more alone ranks first.
-        tried = _units_by_best_pair(fall)[: question.k + 1]
-        question_of_target = replace(question, spans=[span])
-        sets = [units.places(unit) for unit in tried]
-        (alone,) = loss_reductions(scorer, question_of_target, [sets])
-        fall_alone = dict(zip(tried, alone.tolist(), strict=True))
-        ranked = sorted(tried, key=lambda unit: (-score_U[unit], -fall_alone[unit]))
+        candidates = _units_by_best_pair(reduction_of_pair)[: question.k + 1]
+        ranked = _rank_by_score(scorer, replace(question, spans=[span]), candidates, score_U)
         chosen.append(ranked[: question.k])
     return scored(np.array(chosen), score_TU)
 
 
-def _units_by_best_pair(falls: dict[tuple[int, int], float]) -> list[int]:
-    """Return the units of all pairs, each once, those of the best pair first. `falls`: pair → loss
-    reduction."""
-    pairs_by_fall = sorted(falls, key=lambda pair: -falls[pair])
-    return list(dict.fromkeys(chain(*pairs_by_fall)))
+def _units_by_best_pair(reduction_of_pair: ReductionOfPair) -> list[int]:
+    """Return the units of all pairs, each once, those of the best pair first."""
+    best_first = sorted(reduction_of_pair, key=lambda pair: -reduction_of_pair[pair])
+    return list(dict.fromkeys(chain(*best_first)))
+
+
+def _rank_by_score(
+    scorer: Scorer, question: Question, candidates: list[int], score_U: np.ndarray
+) -> list[int]:
+    """Rank units by their scores. Both units of a pair have one score, so the one that does more
+    alone ranks first. `question`: of one target."""
+    sets = [question.units.places(unit) for unit in candidates]
+    (alone,) = loss_reductions(scorer, question, [sets])
+    reduction_alone = dict(zip(candidates, alone.tolist(), strict=True))
+    return sorted(candidates, key=lambda unit: (-score_U[unit], -reduction_alone[unit]))
 
 
 def _try_partners(
     scorer: Scorer,
     question: Question,
     opened: list[list[int]],
-    falls: list[dict[tuple[int, int], float]],
+    reductions: list[ReductionOfPair],
     gate: float,
 ) -> None:
-    """Open units one by one, and evaluate the pair of each with its best partners. `opened`: units
-    for each target. `falls`: pair → loss reduction for each target, to which the new pairs are
-    added."""
+    """Open units one by one, and evaluate the pair of each with its best partners. Add the new
+    pairs of each target to `reductions`. `opened`: units for each target."""
     units = question.units
     # One row of gates for each opened unit of each target.
     row_units: list[int] = []
@@ -364,16 +392,18 @@ def _try_partners(
     gate_NU[np.arange(len(row_units)), row_units] = -np.inf  # no pair with itself
     num_partners = min(NUM_PARTNERS, len(units) - 1)
     partners_of_rows = iter(best_of(gate_NU, num_partners).unit_TK.tolist())
-    for span, fall, target_units in zip(question.spans, falls, opened, strict=True):
+    for span, reduction_of_pair, target_units in zip(
+        question.spans, reductions, opened, strict=True
+    ):
         new_pairs = set()
         for unit in target_units:
             for partner in next(partners_of_rows):
                 new_pairs.add((min(unit, partner), max(unit, partner)))
-        untried = sorted(new_pairs - fall.keys())
+        untried = sorted(new_pairs - reduction_of_pair.keys())
         question_of_target = replace(question, spans=[span])
         sets = [units.places(*pair) for pair in untried]
         (nats,) = loss_reductions(scorer, question_of_target, [sets])
-        fall.update(zip(untried, nats.tolist(), strict=True))
+        reduction_of_pair.update(zip(untried, nats.tolist(), strict=True))
 
 
 def _add_one_of_candidates(
@@ -383,10 +413,10 @@ def _add_one_of_candidates(
     sets = [[question.units.places(unit) for unit in units.tolist()] for units in candidates]
     chosen = []
     score_TU = np.zeros((len(candidates), len(question.units)))
-    falls = loss_reductions(scorer, question, sets)
-    for score_U, units, fall in zip(score_TU, candidates, falls, strict=True):
-        chosen.append(units[np.argsort(-fall, kind="stable")[: question.k]])
-        score_U[units] = fall
+    reductions = loss_reductions(scorer, question, sets)
+    for score_U, units, reduction in zip(score_TU, candidates, reductions, strict=True):
+        chosen.append(units[np.argsort(-reduction, kind="stable")[: question.k]])
+        score_U[units] = reduction
     return scored(np.array(chosen), score_TU)
 
 
@@ -400,16 +430,23 @@ def loss_reductions(
     for span, target_sets in zip(question.spans, sets, strict=True):
         # The first row of a target is the local window alone.
         rows += [context.set_row(distant, span) for distant in (NOTHING, *target_sets)]
-    losses = np.array([loss_W.sum() for loss_W in scorer.losses(rows)])
-    parts = np.split(losses, np.cumsum([1 + len(target_sets) for target_sets in sets])[:-1])
-    return [part[0] - part[1:] for part in parts]
+    loss_N = np.array([loss_W.sum() for loss_W in scorer.losses(rows)])
+    ends = np.cumsum([1 + len(target_sets) for target_sets in sets])
+    losses_of_targets = np.split(loss_N, ends[:-1])
+    reductions = []
+    for losses in losses_of_targets:
+        loss_short = losses[0]
+        reductions.append(loss_short - losses[1:])
+    return reductions
 
 
-def falls_of_sets(scorer: Scorer, question: Question, kept_AU: np.ndarray) -> np.ndarray:
-    """Return fall_TA: by how many nats the loss of each target falls when each set of units is
-    added. `kept_AU`: whether a set holds a unit."""
+def reductions_of_unit_sets(
+    scorer: Scorer, question: Question, has_unit_AU: np.ndarray
+) -> np.ndarray:
+    """Return reduction_TA: by how many nats the loss of each target falls when each set of units is
+    added. `has_unit_AU`: whether a set holds a unit."""
     units = question.units
-    sets = [units.places(*np.flatnonzero(kept_U).tolist()) for kept_U in kept_AU]
+    sets = [units.places(*np.flatnonzero(has_unit_U).tolist()) for has_unit_U in has_unit_AU]
     return np.stack(loss_reductions(scorer, question, [sets] * len(question.spans)))
 
 
