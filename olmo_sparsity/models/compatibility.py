@@ -77,6 +77,13 @@ def _logit_maps(config: Any) -> list[LogitMap]:
 
 # --- the trial ------------------------------------------------------------------------------------
 
+NUM_TOKENS = 8
+"""Tokens of the row on which a model is tried: enough for a gap and for a window inside it."""
+
+NUM_BEFORE_GAP = 4
+"""Tokens of this row before the gap in its position IDs; also the size of the windows that are
+tried."""
+
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 """Kinds of layers that are supported. Others, such as recurrent ones, count places."""
 
@@ -210,12 +217,14 @@ def _check_positions(wrapped: Any, rounding: float) -> bool:
     """Check hidden states of eight tokens with a gap in the middle of their position IDs. Return
     whether rows can share kept states (`Fit.can_share_distant`)."""
     tokens_BL, counted_BL = _eight_tokens(wrapped)
-    gapped_BL = counted_BL + 4 * (counted_BL > 3)  # 0 … 3 and 8 … 11
-    causal = causal_bias(8, wrapped.device)
+    gapped_BL = counted_BL + 4 * (counted_BL >= NUM_BEFORE_GAP)  # 0 … 3 and 8 … 11
+    causal = causal_bias(NUM_TOKENS, wrapped.device)
 
     def hidden(positions_BL: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
         return wrapped.hidden(tokens_BL, positions_BL, bias, **options).float()
 
+    # How much a tiny change of the input changes the result: a ten-thousandth of the embeddings, or
+    # what their dtype resolves, with every second coordinate turned round.
     seen = hidden(gapped_BL, causal)
     nudge_BLD = wrapped.embedding(tokens_BL)
     nudge_BLD[..., ::2] *= -1
@@ -241,25 +250,28 @@ def _check_gap(
     hidden: Function (positions_BL, bias) that returns hidden states.
     seen: Those with the gap and an explicit causal bias, which hides nothing.
     """
-    causal = causal_bias(8, wrapped.device)
+    causal = causal_bias(NUM_TOKENS, wrapped.device)
     # How transformers interprets a gap unless it is told otherwise: as the start of another text,
     # which does not see the first four places.
     packed = causal.clone()
-    packed[..., 4:, :4] = causal[..., 0, 1]
+    hidden_bias = causal[..., 0, 1]  # of the second place from the first, which is hidden
+    packed[..., NUM_BEFORE_GAP:, :NUM_BEFORE_GAP] = hidden_bias
 
     counted = hidden(counted_BL)
     counted_again = hidden(counted_BL)
     gapped = hidden(gapped_BL)
     hiding = hidden(gapped_BL, packed)
 
-    after = slice(4, None)
+    # A forward that is repeated may differ from itself, so the effect of a gap must be larger.
+    after = slice(NUM_BEFORE_GAP, None)
     if _distance(gapped[:, after], counted[:, after]) <= _distance(counted_again, counted):
         raise _unfit(wrapped, "position IDs do not reach its attention")
     error = _distance(gapped[:, after], seen[:, after])
     effect = _distance(hiding[:, after], seen[:, after])
     if not (tolerance.are_alike(gapped, seen) and tolerance.is_small(error, effect)):
         raise _unfit(wrapped, "its attention is not causal, or a gap in position IDs changes it")
-    if not tolerance.are_alike(gapped[:, :4], counted[:, :4]):
+    before = slice(NUM_BEFORE_GAP)
+    if not tolerance.are_alike(gapped[:, before], counted[:, before]):
         raise _unfit(wrapped, "a gap in its position IDs changes the places before it")
 
 
@@ -268,8 +280,9 @@ def _check_kept_states(
 ) -> bool:
     """Check that the last four places have the states `seen` if they attend to kept states of the
     first four. Return whether they also have them if rows share the kept states."""
-    after = slice(4, None)
-    earlier = wrapped.distant_states(tokens_BL[:, :4], gapped_BL[:, :4])
+    before = slice(NUM_BEFORE_GAP)
+    after = slice(NUM_BEFORE_GAP, None)
+    earlier = wrapped.distant_states(tokens_BL[:, before], gapped_BL[:, before])
     later = (tokens_BL[:, after], gapped_BL[:, after])
     looked_back = wrapped.hidden(*later, distant=earlier).float()
     if not tolerance.are_alike(looked_back, seen[:, after]):
@@ -296,7 +309,7 @@ def _knows_windows(wrapped: Any, rounding: float) -> bool:
     text = narrow.config.get_text_config()
     for name in ("sliding_window", "attention_chunk_size"):
         if getattr(text, name, None):
-            setattr(text, name, 4)
+            setattr(text, name, NUM_BEFORE_GAP)
     tokens_BL, counted_BL = _eight_tokens(wrapped)
     try:
         output = type(narrow).forward(
@@ -321,7 +334,7 @@ def _knows_windows(wrapped: Any, rounding: float) -> bool:
 
 def _eight_tokens(wrapped: Any) -> tuple[Tensor, Tensor]:
     """Return tokens_BL of one row, and their position IDs without a gap."""
-    counted_BL = torch.arange(8, device=wrapped.device)[None]
+    counted_BL = torch.arange(NUM_TOKENS, device=wrapped.device)[None]
     return counted_BL % wrapped.embedding.weight.shape[0], counted_BL
 
 

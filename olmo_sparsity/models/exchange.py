@@ -129,19 +129,34 @@ def import_weights(source: str, config: ModelConfig) -> Mapping[str, Tensor]:
     computes something else than the config is rejected."""
     implied = ModelConfig(**config_of(source))
     check_angles(implied, config, f"init_from='{source}'")
+    _check_same_computation(implied, config, source)
+    folder = find_folder(source)
+    if config.architecture != "olmo":
+        return _transformers_weights(folder)
+    weights: Mapping[str, Tensor] = StoredWeights(folder / WEIGHTS)
+    if (folder / "config.json").is_file():
+        model_type = read_json(folder / "config.json", dict, "restore it")["model_type"]
+        weights = FromHuggingFace(weights, FAMILIES[model_type], config)
+    if _adds_query_scales(implied, config):
+        return WithFirstQueryScales(weights, config)
+    return weights
+
+
+def _check_same_computation(implied: ModelConfig, config: ModelConfig, source: str) -> None:
+    """Raise ConfigError unless the model of a source, whose config is `implied`, computes what
+    `config` says. A run may leave out RoPE and add learned scales of queries."""
+    if implied.query_scale_learned and not config.query_scale_learned:
+        raise ConfigError(
+            f"init_from='{source}' has learned scales of queries, without which its attention "
+            "is another one; pass --model.query_scale_learned=true"
+        )
     theirs = computation_of(implied)
     ours = computation_of(config)
     if implied.rope and not config.rope:
         # DroPE: a model that was trained with positions continues without them.
         for name in ("rope", "rotary_fraction", "nope_every"):
             theirs[name] = ours[name]
-    if implied.query_scale_learned and not config.query_scale_learned:
-        raise ConfigError(
-            f"init_from='{source}' has learned scales of queries, without which its attention "
-            "is another one; pass --model.query_scale_learned=true"
-        )
-    adds_query_scales = _adds_query_scales(implied, config)
-    if adds_query_scales:
+    if _adds_query_scales(implied, config):
         theirs["query_scale_learned"] = True
     for name, value in ours.items():
         if theirs.get(name) != value:
@@ -149,14 +164,6 @@ def import_weights(source: str, config: ModelConfig) -> Mapping[str, Tensor]:
                 f"init_from='{source}' has model.{name}={theirs.get(name)}, this run {value}; set "
                 "it alike"
             )
-    if config.architecture != "olmo":
-        return _transformers_weights(find_folder(source))
-    folder = find_folder(source)
-    weights: Mapping[str, Tensor] = StoredWeights(folder / WEIGHTS)
-    if (folder / "config.json").is_file():
-        model_type = read_json(folder / "config.json", dict, "restore it")["model_type"]
-        weights = FromHuggingFace(weights, FAMILIES[model_type], config)
-    return WithFirstQueryScales(weights, config) if adds_query_scales else weights
 
 
 def _adds_query_scales(theirs: ModelConfig, ours: ModelConfig) -> bool:
@@ -214,10 +221,10 @@ def check_angles(theirs: ModelConfig, ours: ModelConfig, origin: str) -> None:
 def describe_changes(theirs: ModelConfig, ours: ModelConfig) -> str:
     """Describe what a run changes of its origin's model; empty if nothing."""
     changes = ""
-    before = describe_angles(theirs)
-    after = describe_angles(ours)
-    if before != after:
-        changes += f"; changes its RoPE: {before} → {after}"
+    their_angles = describe_angles(theirs)
+    our_angles = describe_angles(ours)
+    if their_angles != our_angles:
+        changes += f"; changes its RoPE: {their_angles} → {our_angles}"
     if _adds_query_scales(theirs, ours):
         changes += "; adds learned scales of queries, which begin near a model without them"
     return changes

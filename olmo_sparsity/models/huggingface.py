@@ -88,7 +88,8 @@ class HuggingFaceLM(nn.Module):
         super().__init__()
         get_base: Callable[[], Any] = getattr(model, "get_base_model", lambda: model)
         self.model: PreTrainedModel = get_base()
-        self._original = (model,)  # in a tuple, so that it is not a module of this one
+        # In a tuple, so that it is not a module of this one, whose weights would count twice.
+        self._original = (model,)
         self.has_own_attention = False
         self.fitted: State | None = None
         if not is_tried:
@@ -149,10 +150,12 @@ class HuggingFaceLM(nn.Module):
         """Return the size of the largest window: beyond it, no layer sees a token directly. None if
         some layers have no window."""
         sizes = [window.size for window in self.windows.values() if window is not None]
-        return max(sizes, default=None) if len(sizes) == len(self.windows) else None
+        all_have_windows = len(sizes) == len(self.windows)
+        return max(sizes, default=None) if all_have_windows else None
 
     @property
     def vocab_size(self) -> int:
+        """Return the number of logits, which may be larger than the tokenizer's vocabulary."""
         head = self.model.get_output_embeddings()
         return getattr(head, "out_features", self.embedding.weight.shape[0])
 
@@ -212,7 +215,10 @@ class HuggingFaceLM(nn.Module):
         distant: DistantStates | None = None,
         num_last: int | None = None,
     ) -> Tensor:
-        """Return hidden_BLD after the last norm, as `LanguageModel.hidden` describes it."""
+        """Return hidden_BLD after the last norm, as `LanguageModel.hidden` describes it.
+
+        There are three ways to the same numbers, for what fits into memory: rows that share distant
+        states, a long row in parts, and one forward of all places, which all else takes."""
         positions_BL = positions_BL.expand_as(tokens_BL)
         length = tokens_BL.shape[1]
         if distant is not None and self.shares_distant(distant.num_places, length):
@@ -220,9 +226,7 @@ class HuggingFaceLM(nn.Module):
 
         options = (distant, attention_bias, documents, added_BLD)
         is_plain = all(option is None for option in options)
-        is_long = length**2 > MAX_MASK_ENTRIES and not torch.is_grad_enabled()
-        if is_plain and is_long and self._is_windowed(positions_BL):
-            # A part at a time, as a mask of the whole row would not fit into memory.
+        if is_plain and self._needs_parts(positions_BL):
             hidden_BLD = self.distant_states(tokens_BL, positions_BL).hidden_BFD
             assert hidden_BLD is not None
             return hidden_BLD if num_last is None else hidden_BLD[:, -num_last:]
@@ -244,17 +248,28 @@ class HuggingFaceLM(nn.Module):
             if documents is not None:
                 from olmo_sparsity.models.shared_states import own_attention
 
+                # Only our attention keeps documents apart, and takes them by this argument.
                 arguments["documents"] = documents
                 if not self.has_own_attention:
                     stack.enter_context(own_attention(self._usual_configs))
             if added_BLD is not None:
-                # Not `inputs_embeds`: some families look up more than an embedding by token.
+                # Not `inputs_embeds`: some families look up more than an embedding by token. A hook
+                # sees calls of all threads, and only this thread's get the addition.
                 add = in_this_thread(lambda *called: called[-1] + added_BLD)
                 stack.enter_context(self.embedding.register_forward_hook(add))
+            # Without distant states a fused kernel keeps no scores, so their number does not count.
             num_keys = 0 if distant is None else keys_BK.shape[1]
             if torch.is_grad_enabled() and self.recomputes(tokens_BL.numel(), num_keys):
                 stack.enter_context(_recomputing(self.body))
             return self._last_hidden(tokens_BL, positions_BL, masks, cache, num_last, **arguments)
+
+    def _needs_parts(self, positions_BL: Tensor) -> bool:
+        """Return whether a row is computed a part at a time, as a mask of the whole row would not
+        fit into memory. Rows without windows need no mask, and a backward pass needs all places in
+        one graph."""
+        length = positions_BL.shape[1]
+        is_long = length**2 > MAX_MASK_ENTRIES and not torch.is_grad_enabled()
+        return is_long and self._is_windowed(positions_BL)
 
     def _masks(
         self, queries_BL: Tensor, keys_BK: Tensor, bias: Tensor | None = None
