@@ -29,9 +29,10 @@ import transformers  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 CORE = (
-    *("scorer", "recovery", "targets", "statistics", "summary", "verdicts", "statements"),
-    *("distant_states", "attention", "influence", "windows", "documents", "controls", "batches"),
-    *("positions", "shards", "moments", "checkpoint", "optim", "rope", "locks", "work_folder"),
+    *("scorer", "recovery", "targets", "statistics", "summary", "evidence", "verdicts"),
+    *("statements", "distant_states", "attention", "influence", "windows", "units"),
+    *("documents", "controls", "batches", "positions", "shards", "moments", "checkpoint"),
+    *("optim", "rope", "locks", "work_folder"),
 )
 OPPOSITE = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt},
