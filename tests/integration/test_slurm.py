@@ -204,6 +204,14 @@ def out_of_time(bench: Bench) -> Job:
     return job.end()
 
 
+def saving_too_long(bench: Bench) -> Job:
+    """Its time limit comes while it saves, and SLURM kills it."""
+    script = "((SLURM_RESTART_COUNT > 0)) && exit 0; trap '' TERM USR2; exec sleep 1000"
+    job = bench.pretend("saving_too_long", script, "--time=1")
+    job.wait_for(lambda: job.fact("Restarts") == "1", "the job to be requeued")
+    return job.end()
+
+
 def losing(bench: Bench) -> Job:
     """A node with all that it runs, then only the daemon of a node."""
     flags = (*TWO_NODES, "--partition=doomed")
@@ -391,6 +399,13 @@ def test_a_job_says_what_it_runs_and_leaves_a_run_folder(job: Job) -> None:
 def test_a_job_out_of_time_is_told_before_and_goes_on(job: Job) -> None:
     assert (job.fact("JobState"), job.fact("Restarts")) == ("CANCELLED", "2")
     assert job.log.count("told") == job.log.count("stopped when asked: requeued") == 1
+
+
+@pytest.mark.accept
+@asks(saving_too_long)
+def test_a_time_limit_that_comes_during_a_save_requeues(job: Job) -> None:
+    assert job.fact("JobState") == "COMPLETED"
+    assert "time limit while saving: requeued" in job.log
 
 
 @pytest.mark.accept
