@@ -423,7 +423,8 @@ def test_an_experiment_has_a_price_before_anything_is_trained(
     assert re.fullmatch(r"3 of 4 models to train: [\d.e-]+ GPU-hours .* at \$2.5 a .*", total)
     two = Hardware.of("h100", 2, 1)
     hours = [gpu_hours(*cost_of(model.settings, two)[:2]) for model in models[1:]]
-    assert hours[1] == pytest.approx(3 * hours[0])
+    # Each run has a last save and evaluations, whose number is not in proportion to its steps.
+    assert hours[1] == pytest.approx(3 * hours[0], rel=0.001)
     assert main(["experiment", path, "--dry-run"]) == 0
     assert "3 of 4 models to train: pass --gpus N" in capsys.readouterr().out
 

@@ -13,6 +13,7 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
 from benchmarks.memory import estimates_of, launch
 from olmo_sparsity.base.devices import find_gpu, known_gpu
+from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.launch import Launch
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.installed import CONFIGS
@@ -279,7 +280,7 @@ def test_tasks_of_lm_eval_need_a_whole_copy_of_the_model_on_each_device_and_in_m
         < peak_bytes(with_tasks, too_small, 1)
     )
     lines = estimate(with_tasks, hardware)
-    assert f", lm_eval {cost.evaluation / 2**30:.1f}" in lines["memory of a process, fsdp"]
+    assert f", evaluation {cost.evaluation / 2**30:.1f}" in lines["memory of a process, fsdp"]
     assert f", one for lm_eval {whole / 2**30:.1f})" in lines["main memory"]
     assert "lm_eval" not in str(estimate(plain, hardware))
 
@@ -435,3 +436,54 @@ def test_a_save_that_takes_longer_than_the_signal_leads_names_the_signal_to_ask_
     assert "sbatch --signal=USR2@240" in line
     fast_disk = Hardware.of("h100", 64, None, disk_speed=10)
     assert "within the 120 s of slurm/train.sbatch" in estimate(config, fast_disk)["a save"]
+
+
+def test_more_evaluations_and_saves_take_more_hours() -> None:
+    hardware = Hardware.of("h100", 64, None)
+    at_end = ("--checkpoint.interval_steps=null", "--evaluation.interval_steps=null")
+    once = cost_with(seven_billion(*OVER_ALL, *at_end), hardware)
+    assert once.pauses.num_evaluations == once.pauses.num_saves == 1
+    often = cost_with(
+        seven_billion(
+            *OVER_ALL,
+            "--checkpoint.interval_steps=500",
+            "--evaluation.interval_steps=10",
+            "--evaluation.num_sequences=65536",
+        ),
+        hardware,
+    )
+    assert often.pauses.num_saves == 40
+    assert often.pauses.num_evaluations == 2000
+    saved_by_process = 12 * count_parameters(without_memory(c4("1b", *SEVEN_BILLION).model)) / 64
+    assert often.pauses.saving_s == pytest.approx(40 * saved_by_process / COPIED_BYTES_PER_S)
+    outside_steps = often.pauses.total_s - once.pauses.total_s
+    assert 3600 * (often.hours - once.hours) == pytest.approx(outside_steps)
+    assert often.pauses.evaluating_s > 1000 * once.pauses.evaluating_s
+
+
+def test_training_waits_for_a_save_that_takes_longer_than_the_steps_between() -> None:
+    config = seven_billion(*OVER_ALL, "--checkpoint.interval_steps=1")
+    hardware = Hardware.of("h100", 64, None, disk_speed=0.5)
+    cost = cost_with(config, hardware)
+    writing_s = 12 * count_parameters(without_memory(config.model)) / 0.5e9
+    assert writing_s > cost.step_s
+    waiting_s = cost.pauses.saving_s / 20_000 - save_time(config, hardware).pause_s
+    assert waiting_s == pytest.approx(writing_s - cost.step_s)
+
+
+def test_an_evaluation_of_many_sequences_at_once_does_not_fit_and_a_smaller_one_is_named() -> None:
+    hardware = Hardware.of("h100", 8, None)
+    many = c4("1b", "--engine.name=ddp", "--evaluation.batch_size=1024")
+    check_fits(many, hardware)  # each process has 32 of 256 sequences
+    many.evaluation.num_sequences = 65_536
+    cost = cost_with(many, hardware)
+    assert not cost.fits
+    assert cost.micro_batch_size == 16
+    with pytest.raises(
+        ConfigError, match=r"an evaluation needs .*; use --evaluation.batch_size="
+    ) as e:
+        check_fits(many, hardware)
+    many.evaluation.batch_size = int(str(e.value).rpartition("=")[2])
+    check_fits(many, hardware)
+    many.evaluation.batch_size *= 2
+    assert not cost_with(many, hardware).fits

@@ -4,6 +4,8 @@
     memory_formulas.py  bytes of activations, and of what each engine holds
     device_memory.py    these formulas for one run: its peak on a device, and micro-batches that fit
     host.py             main memory and disk
+    evaluations.py      seconds and memory of an evaluation
+    pauses.py           time outside of steps: evaluations and saves
     compute.py          FLOPs of a token, and the share of a GPU's peak that a run reaches
     network.py          bytes that collectives send, and the speed at which they do
     cost.py             all of them for one run with one engine: memory, hours, GPU-hours

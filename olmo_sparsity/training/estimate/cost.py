@@ -17,6 +17,7 @@ from olmo_sparsity.training.estimate.device_memory import (
 from olmo_sparsity.training.estimate.hardware import CUDA_CONTEXT_BYTES, Hardware
 from olmo_sparsity.training.estimate.memory_formulas import activation_bytes
 from olmo_sparsity.training.estimate.network import sending_seconds
+from olmo_sparsity.training.estimate.pauses import Pauses, pauses_of
 
 EngineName = Literal["ddp", "fsdp", "zero1", "zero2", "zero3"]
 
@@ -41,7 +42,7 @@ class Cost:
     """Bytes at the peak of the start, before the first step."""
 
     evaluation: float
-    """Bytes while tasks of lm_eval are measured; 0 without."""
+    """Bytes at the peak of an evaluation."""
 
     context: float
     """Bytes that CUDA takes for itself."""
@@ -53,8 +54,11 @@ class Cost:
     sending_s: float
     """Seconds of a step in which the GPUs send, if they do not compute meanwhile."""
 
+    pauses: Pauses
+    """Evaluations and saves of the run; none if the GPU is not known."""
+
     hours: float
-    """Hours of all steps; 0 if the GPU is not known."""
+    """Hours of all steps, evaluations and saves; 0 if the GPU is not known."""
 
     gpu_hours: float
 
@@ -75,10 +79,13 @@ def cost_with(config: RunConfig, hardware: Hardware) -> Cost:
     config = with_micro_batches(config, micro_batch_size)
     computing_s = 0.0
     sending_s = 0.0
+    pauses = Pauses()
     if hardware.gpu and hardware.gpu.tflops:
         computing_s = computing_seconds(config, hardware)
         sending_s = sending_seconds(config, hardware)
-    hours = config.training.num_steps * (computing_s + sending_s) / 3600
+        pauses = pauses_of(config, hardware, computing_s + sending_s)
+    steps_s = config.training.num_steps * (computing_s + sending_s)
+    hours = (steps_s + pauses.total_s) / 3600
     return Cost(
         engine=config.engine.name,
         is_compiled=config.training.compile,
@@ -93,6 +100,7 @@ def cost_with(config: RunConfig, hardware: Hardware) -> Cost:
         fits=peak_bytes(config, hardware, micro_batch_size) <= hardware.usable_bytes,
         computing_s=computing_s,
         sending_s=sending_s,
+        pauses=pauses,
         hours=hours,
         gpu_hours=hours * hardware.num_processes,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.transformers_folder import count_parameters
+from olmo_sparsity.training.estimate.evaluations import bytes_in_forward
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.estimate.memory_formulas import (
     activation_bytes,
@@ -38,7 +39,7 @@ def fitting_micro_batch_size(config: RunConfig, hardware: Hardware) -> int:
         size
         for size in divisors
         if size * training.length <= MAX_MICRO_BATCH_TOKENS
-        and peak_bytes(config, hardware, size) <= hardware.usable_bytes
+        and _bytes_of_steps(config, hardware, size) <= hardware.usable_bytes
     ]
     return max(fitting, default=1)
 
@@ -46,15 +47,20 @@ def fitting_micro_batch_size(config: RunConfig, hardware: Hardware) -> int:
 def peak_bytes(config: RunConfig, hardware: Hardware, micro_batch_size: int) -> float:
     """Return the bytes on each device at the peak of the run: in its start, in its steps, or in an
     evaluation."""
+    return max(
+        _bytes_of_steps(config, hardware, micro_batch_size),
+        bytes_in_evaluation(config, hardware),
+    )
+
+
+def _bytes_of_steps(config: RunConfig, hardware: Hardware, micro_batch_size: int) -> float:
+    """Return the bytes on each device at the peak of the start and of steps. An evaluation takes
+    the same memory with any micro-batch, so that it does not determine them."""
     state = bytes_of_state(config, hardware, micro_batch_size)
     activations = activation_bytes(
         config.model, config.training, micro_batch_size, hardware.device_type
     )
-    return max(
-        state + activations,
-        bytes_at_start(config, hardware),
-        bytes_in_evaluation(config, hardware),
-    )
+    return max(state + activations, bytes_at_start(config, hardware))
 
 
 def count_shards(config: RunConfig, hardware: Hardware) -> int:
@@ -101,15 +107,15 @@ def bytes_at_start(config: RunConfig, hardware: Hardware) -> int:
     )
 
 
-def bytes_in_evaluation(config: RunConfig, hardware: Hardware) -> int:
-    """Return the bytes on each device while tasks of lm_eval are measured, without activations; 0
-    without tasks. Every process then has a whole copy of the model in fp32 beside its state."""
-    if not config.evaluation.lm_eval:
-        return 0
+def bytes_in_evaluation(config: RunConfig, hardware: Hardware) -> float:
+    """Return the bytes on each device at the peak of an evaluation: while held-out sequences are
+    read, or while tasks of lm_eval are measured, whose activations are not known. Every process
+    then has a whole copy of the model in fp32 beside its state."""
     # Whole gradients, which `fsdp` adds up over micro-batches, are gone by then. So this is the
     # state of a run whose steps have a single micro-batch.
     share = config.training.batch_size // hardware.num_processes
-    return bytes_of_state(config, hardware, share) + bytes_copied_for_tasks(config)
+    state = bytes_of_state(config, hardware, share)
+    return state + max(bytes_in_forward(config, hardware), bytes_copied_for_tasks(config))
 
 
 def bytes_copied_for_tasks(config: RunConfig) -> int:

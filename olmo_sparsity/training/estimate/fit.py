@@ -19,10 +19,28 @@ def check_fits(config: RunConfig, hardware: Hardware) -> None:
     needed = peak_bytes(config, hardware, micro_batch_size=1)
     if needed <= hardware.usable_bytes:
         return
+    batch_size = _fitting_batch_of_evaluation(config, hardware)
+    if batch_size:
+        raise ConfigError(
+            f"an evaluation needs {needed / 2**30:.1f} GiB a device, of "
+            f"{hardware.usable_bytes / 2**30:.1f}; use --evaluation.batch_size={batch_size}"
+        )
     raise ConfigError(
         f"engine.name={config.engine.name} needs {needed / 2**30:.1f} GiB a device, of "
         f"{hardware.usable_bytes / 2**30:.1f}; {_remedy(config, hardware)}"
     )
+
+
+def _fitting_batch_of_evaluation(config: RunConfig, hardware: Hardware) -> int:
+    """Return the largest evaluation.batch_size with which a run fits, where this option alone
+    decides; 0 where none does."""
+    batch_size = config.evaluation.batch_size
+    while batch_size > 1:
+        batch_size //= 2
+        smaller = replace(config, evaluation=replace(config.evaluation, batch_size=batch_size))
+        if peak_bytes(smaller, hardware, micro_batch_size=1) <= hardware.usable_bytes:
+            return batch_size
+    return 0
 
 
 def _remedy(config: RunConfig, hardware: Hardware) -> str:

@@ -91,8 +91,13 @@ def _lines_of_time(config: RunConfig, hardware: Hardware, cost: Cost) -> dict[st
         waits = f"{cost.sending_s / cost.step_s:.0%} of the time for collectives"
         reason += f"; {waits} at {describe_speed(config, hardware)}, if none overlaps"
     tokens_per_s = training.batch_size * training.length / cost.step_s
+    pauses = cost.pauses
     lines = {
         "time": f"{cost.hours:,.1f} hours, {cost.gpu_hours:,.0f} GPU-hours",
+        "of this time": (
+            f"{pauses.evaluating_s / 3600:,.2f} hours for {pauses.num_evaluations:,} evaluations, "
+            f"{pauses.saving_s / 3600:,.2f} for {pauses.num_saves:,} saves"
+        ),
         "tokens per second": f"{tokens_per_s:,.0f} ({reason})",
     }
     if hardware.price is not None:
@@ -107,9 +112,8 @@ def _describe_memory(cost: Cost) -> str:
         f"state {cost.state / 2**30:.1f}",
         f"activations {cost.activations / 2**30:.1f}",
         f"start {cost.start / 2**30:.1f}",
+        f"evaluation {cost.evaluation / 2**30:.1f}",
     ]
-    if cost.evaluation:
-        parts.append(f"lm_eval {cost.evaluation / 2**30:.1f}")
     fits = "fits" if cost.fits else "DOES NOT FIT"
     line = f"{cost.peak / 2**30:.1f} GiB ({fits}; {', '.join(parts)}), micro-batches of "
     line += str(cost.micro_batch_size)

@@ -1,0 +1,61 @@
+"""Estimate the time of a run outside of its steps: evaluations, and saves in which it stands still.
+
+The start, restarts, and steps that a crash loses are not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.training.estimate.evaluations import seconds_of_evaluation
+from olmo_sparsity.training.estimate.hardware import Hardware
+from olmo_sparsity.training.estimate.host import save_time
+from olmo_sparsity.training.save_steps import SaveSteps
+
+
+@dataclass(frozen=True)
+class Pauses:
+    """The time of a run outside of its steps."""
+
+    num_evaluations: int = 0
+    evaluating_s: float = 0.0
+    """Seconds of all evaluations."""
+
+    num_saves: int = 0
+    saving_s: float = 0.0
+    """Seconds in which all saves stop training."""
+
+    @property
+    def total_s(self) -> float:
+        """Return the seconds of evaluations and saves together."""
+        return self.evaluating_s + self.saving_s
+
+
+def pauses_of(config: RunConfig, hardware: Hardware, step_s: float) -> Pauses:
+    """Return the evaluations and saves of a run on known GPUs. `step_s`: seconds of a step."""
+    num_steps = config.training.num_steps
+    num_evaluations = _count_due(num_steps, config.evaluation.interval_steps)
+
+    save = save_time(config, hardware)
+    checkpoint = config.checkpoint
+    interval_steps = checkpoint.interval_steps
+    if interval_steps == 0:  # auto, as SaveSteps chooses it
+        between_s = max(SaveSteps.PAUSE_S, save.pause_s / SaveSteps.SHARE)
+        interval_steps = max(1, round(between_s / step_s))
+    num_saves = _count_due(num_steps, interval_steps) + checkpoint.num_staying(0, num_steps)
+    # A save waits for the one before. Training waits for it if steps take less time than it.
+    writing_s = save.total_s - save.pause_s
+    waiting_s = max(0.0, writing_s - step_s * num_steps / num_saves)
+    return Pauses(
+        num_evaluations=num_evaluations,
+        evaluating_s=num_evaluations * seconds_of_evaluation(config, hardware),
+        num_saves=num_saves,
+        saving_s=num_saves * (save.pause_s + waiting_s),
+    )
+
+
+def _count_due(num_steps: int, interval_steps: int | None) -> int:
+    """Return how often a task is due: at an interval, and after the last step."""
+    return 1 if interval_steps is None else math.ceil(num_steps / interval_steps)
