@@ -105,6 +105,14 @@ def doubts_about(texts: Sequence[str], parts: Sequence[Part], passages: str) -> 
                 f"{place}: the only source, '{printable(found[0].name)}', holds further matches; "
                 "let each passage end before the next begins"
             )
+            return doubts
+    if "attributes" in _compile(passages).groupindex:
+        for part in found:
+            if re.search(rf"<{passages}\b", part.text):
+                doubts.append(
+                    f"{place}: another <{passages}> begins within the source "
+                    f"'{printable(part.name)}'; close each tag before the next one opens"
+                )
     return doubts
 
 

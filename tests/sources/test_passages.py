@@ -136,3 +136,19 @@ def test_the_expressions_of_the_page_find_the_sources_of_its_message(pattern: st
         "faq.md": "Tickets cost 4 euros.",
     }
     assert parts[-1] == "Question: When did it open?"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<d>The <d>bridge</d> opened in 1921.</d> When?",
+        "<d>It opened in 1921. <d>Tickets cost 4 euros.</d> When?",
+        "<d/>It opened in 1921. <d>Tickets cost 4 euros.</d> When?",
+    ],
+    ids=["nested", "not closed", "without text"],
+)
+def test_a_tag_within_a_passage_is_noticed(text: str) -> None:
+    """It cuts the outer passage, or joins two of them to one source."""
+    (doubt,) = doubts("d", text)
+    assert "another <d> begins within the source 'passage 1'" in doubt
+    assert doubts("<d>([^<]*)</d>", text) == []
