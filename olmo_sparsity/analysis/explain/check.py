@@ -1,7 +1,14 @@
 """Check an explanation: do the units of unrelated texts lower the losses as much?
 
 The same selector ranks the units of several unrelated texts, put in place of the distant context. A
-target depends on its own units if these lower its loss more than those of any unrelated text.
+target depends on its own units if these lower its loss more than those of any unrelated text. For a
+target t and an unrelated text d, in nats:
+
+    own_t          = L_0 − L_k, the loss reduction by the k units of the text
+    unrelated_td   = the same for the k units of the unrelated text
+    excess         = mean over t of (own_t − mean over d of unrelated_td)
+
+Dimension key: T targets, D draws of unrelated texts, R resamples of draws.
 """
 
 from __future__ import annotations
@@ -172,39 +179,50 @@ def check(prepared: Prepared, targets: pd.DataFrame, unrelated: Any, draws: int 
     controls = Controls(others, prepared.windows, num_draws=draws, seed=seed)
     tables = _recovered(prepared, _targets_to_check(prepared, targets, controls), controls)
     own, unrelated_by_draw = _loss_reductions(tables["recovery"], k)
-
     own_T = own.loc[DOCUMENT]
     unrelated_TD = unrelated_by_draw.loc[DOCUMENT]
-    table = targets.set_index("target")[["end", "text", "gap"]].assign(
-        own=own_T,
-        unrelated=unrelated_TD.mean(axis=1),
-        unrelated_most=unrelated_TD.max(axis=1),
-        better=unrelated_TD.ge(own_T, axis=0).sum(axis=1),
-    )
+    table = _table_of_targets(targets, own_T, unrelated_TD)
 
-    excess = own - unrelated_by_draw.mean(axis=1)
-    mean_excess = float(excess.loc[DOCUMENT].mean())
-    # The targets are given, so the interval is over draws of unrelated texts alone.
-    excess_D = (own_T.to_numpy()[:, None] - unrelated_TD.to_numpy()).mean(0)
-    resampled_R = resample_weights(draws, seed) @ excess_D / draws
+    excess_by_target = own - unrelated_by_draw.mean(axis=1)
+    excess = float(excess_by_target.loc[DOCUMENT].mean())
     # A share of the gap means something only if there is a gap at each target.
     share = float("nan")
     if table.gap.min() > 0 and table.gap.mean() > MIN_GAP:
-        share = mean_excess / table.gap.mean()
+        share = excess / table.gap.mean()
     placebo = None
     if _are_chosen_by_gap(prepared):
-        placebo = float(excess.loc[PLACEBO].mean())
+        placebo = float(excess_by_target.loc[PLACEBO].mean())
     return Check(
         table=table.reset_index(),
         draws=draws,
         k=k,
-        excess=percentile_interval(resampled_R, mean_excess),
+        excess=percentile_interval(_resampled_excess(own_T, unrelated_TD, seed), excess),
         share=share,
         placebo=placebo,
         induction=repetition_drop(prepared.scorer, _passages(others), PASSAGE_LENGTH),
         apart=len(others[0].tokens) // len(prepared.document.tokens),
         tables=tables,
     )
+
+
+def _table_of_targets(
+    targets: pd.DataFrame, own_T: pd.Series, unrelated_TD: pd.DataFrame
+) -> pd.DataFrame:
+    """Return the targets with the loss reductions by their own and by unrelated units."""
+    return targets.set_index("target")[["end", "text", "gap"]].assign(
+        own=own_T,
+        unrelated=unrelated_TD.mean(axis=1),
+        unrelated_most=unrelated_TD.max(axis=1),
+        better=unrelated_TD.ge(own_T, axis=0).sum(axis=1),
+    )
+
+
+def _resampled_excess(own_T: pd.Series, unrelated_TD: pd.DataFrame, seed: int) -> np.ndarray:
+    """Return excess_R, the excess over resamples of the unrelated texts. The targets are given, so
+    they are not resampled."""
+    num_draws = unrelated_TD.shape[1]
+    excess_D = (own_T.to_numpy()[:, None] - unrelated_TD.to_numpy()).mean(0)
+    return resample_weights(num_draws, seed) @ excess_D / num_draws
 
 
 def _are_chosen_by_gap(prepared: Prepared) -> bool:
@@ -237,6 +255,7 @@ def _loss_reductions(recovery: pd.DataFrame, k: int) -> tuple[pd.Series, pd.Data
     check_finite(recovery[is_unrelated].loss_set.to_numpy(), "unrelated texts")
     row_keys = ["distant_part", "target", "control", "draw"]
     loss_by_k = recovery.pivot_table("loss_set", row_keys, "k")
+    # With k = 0 units a row is the local window alone: L_0 is L_short.
     reduction = loss_by_k[0] - loss_by_k[k]
     # A random selector is drawn several times for own distant tokens, and the mean is taken.
     own = reduction.xs("own", level="control").groupby(["distant_part", "target"]).mean()
