@@ -27,7 +27,7 @@ from olmo_sparsity.data.order import Order
 from olmo_sparsity.data.positions import draw_positions, restart
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.data.token_files import FileState, TokenFile
-from olmo_sparsity.data.transform import Transform, apply
+from olmo_sparsity.data.transform import Changed, Transform, apply
 from olmo_sparsity.text.vocabulary import IGNORED
 
 MAX_OPEN_FILES = 128
@@ -36,6 +36,8 @@ MAX_OPEN_FILES = 128
 
 @dataclass
 class Batch:
+    """The sequences of a process in one step, or those of a micro-batch."""
+
     tokens_BL: Tensor
     positions_BL: Tensor
     labels_BL: Tensor
@@ -223,35 +225,27 @@ class TrainingBatches:
 
     def _draw(self, number: int) -> Drawn:
         """Return the sequence of a number, counted from 0 over all epochs."""
-        epoch, index = self.order.find(number)
-        return Drawn(epoch, index, self.sequences[index])
+        place = self.order.find(number)
+        return Drawn(place.epoch, place.index_in_text, self.sequences[place.index_in_text])
 
     def _collate(self, drawn: Sequence[Drawn], length: int, positions: PositionsConfig) -> Batch:
         """Return the batch of these sequences, cut into pieces of `length` tokens."""
         pieces = self._cut(drawn, length)
+        changed_rows = self._transform(pieces)
         tokens_BL = np.empty((len(pieces), length), np.int64)
-        transformed_labels: dict[int, np.ndarray] = {}
-        is_one_document_B = np.zeros(len(pieces), bool)
         for row, piece in enumerate(pieces):
-            tokens_BL[row] = piece.text_L
-            if self.plan.transform is None:
-                continue
-            seeds = [self.plan.seed, piece.epoch, piece.index]
-            changed = apply(self.plan.transform, piece.text_L, seeds, self.vocab_size)
-            if changed is None:
-                continue
-            tokens_BL[row] = changed.tokens_L
-            is_one_document_B[row] = True
-            if changed.labels_L is not None:
-                transformed_labels[row] = changed.labels_L
+            changed = changed_rows.get(row)
+            tokens_BL[row] = piece.text_L if changed is None else changed.tokens_L
 
+        # The last token of a row has no label: the next one is in another sequence.
         labels_BL = np.full_like(tokens_BL, IGNORED)
         labels_BL[:, :-1] = tokens_BL[:, 1:]
-        for row, labels_L in transformed_labels.items():
-            labels_BL[row] = labels_L
-
         documents_BL = number_documents(tokens_BL, self.eos_id)
-        documents_BL[is_one_document_B] = 0
+        for row, changed in changed_rows.items():
+            documents_BL[row] = 0  # a changed sequence is one document
+            if changed.labels_L is not None:
+                labels_BL[row] = changed.labels_L
+
         positions_BL = np.empty_like(tokens_BL)
         for row, piece in enumerate(pieces):
             positions_BL[row] = draw_positions(
@@ -272,6 +266,19 @@ class TrainingBatches:
             documents_BL=torch.from_numpy(documents_BL) if self.plan.mask_documents else None,
             num_labels=num_labels,
         )
+
+    def _transform(self, pieces: Sequence[Piece]) -> dict[int, Changed]:
+        """Return what `data.transform` makes of these rows, by row, without those that it leaves as
+        they are."""
+        changed_rows: dict[int, Changed] = {}
+        if self.plan.transform is None:
+            return changed_rows
+        for row, piece in enumerate(pieces):
+            seeds = [self.plan.seed, piece.epoch, piece.index]
+            changed = apply(self.plan.transform, piece.text_L, seeds, self.vocab_size)
+            if changed is not None:
+                changed_rows[row] = changed
+        return changed_rows
 
     def _cut(self, drawn: Sequence[Drawn], length: int) -> list[Piece]:
         """Cut sequences into pieces of `length` tokens: the first piece of each, then the second of

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.data.order import EpochOrder, Order, order_epoch
@@ -33,7 +33,7 @@ from olmo_sparsity.data.shards import TokenShards
 class Weights:
     """Weights of corpora in a stretch of batches."""
 
-    of: Mapping[str, float]
+    by_corpus: Mapping[str, float]
     """The weight of each corpus, by its name."""
 
     until: int | None
@@ -41,11 +41,19 @@ class Weights:
     stretch."""
 
 
+class SequencePlace(NamedTuple):
+    """Where a sequence of a run is read."""
+
+    epoch: int
+    index_in_text: int
+    """Number of the sequence in the text, cut into sequences."""
+
+
 class RunOrder(Protocol):
     """The order of all sequences that a run reads."""
 
-    def find(self, number: int) -> tuple[int, int]:
-        """Return the epoch of the sequence with this number, and its index in the text."""
+    def find(self, number: int) -> SequencePlace:
+        """Return where the sequence with this number is read."""
 
     def count_reads(self, num_batches: int) -> dict[str, float]:
         """Return how often the first `num_batches` batches read each corpus, by its name. A single
@@ -73,7 +81,7 @@ def find_order(
         return OneCorpus(num_sequences, batch_size=batch_size, seed=seed, order=order)
     sizes = {name: corpus.count_sequences(length) for name, corpus in shards.corpora.items()}
     for name, size in sizes.items():
-        if size == 0 and any(stretch.of[name] > 0 for stretch in weights):
+        if size == 0 and any(stretch.by_corpus[name] > 0 for stretch in weights):
             raise DataError(
                 f"the corpus {name} holds no sequence of {length} tokens; prepare more of it, set "
                 "its weight to 0, or lower training.length"
@@ -109,9 +117,9 @@ class OneCorpus:
         self.batch_size = batch_size
         self._epochs = _Epochs(num_sequences, seed, order)
 
-    def find(self, number: int) -> tuple[int, int]:
+    def find(self, number: int) -> SequencePlace:
         epoch, place = divmod(number, self.steps_per_epoch * self.batch_size)
-        return epoch, self._epochs.find(epoch, place)
+        return SequencePlace(epoch, self._epochs.find(epoch, place))
 
     def count_reads(self, num_batches: int) -> dict[str, float]:
         return {"": num_batches / self.steps_per_epoch}
@@ -136,16 +144,17 @@ class SeveralCorpora:
         self.stretches = [_Stretch(sizes, stretch, batch_size) for stretch in weights]
         self._epochs: list[_Epochs] = []
         self._first_index: list[int] = []
-        first = 0
+        num_in_corpora_before = 0
         for size in sizes.values():
             self._epochs.append(_Epochs(size, seed, order))
-            self._first_index.append(first)
-            first += size
+            self._first_index.append(num_in_corpora_before)
+            num_in_corpora_before += size
 
-    def find(self, number: int) -> tuple[int, int]:
+    def find(self, number: int) -> SequencePlace:
         corpus, num_before = self._corpus_of(number)
         epoch, place = divmod(num_before, self._epochs[corpus].num_sequences)
-        return epoch, self._first_index[corpus] + self._epochs[corpus].find(epoch, place)
+        index_in_corpus = self._epochs[corpus].find(epoch, place)
+        return SequencePlace(epoch, self._first_index[corpus] + index_in_corpus)
 
     def count_reads(self, num_batches: int) -> dict[str, float]:
         counts = self._count(num_batches * self.batch_size)
@@ -154,32 +163,41 @@ class SeveralCorpora:
             reads[name] = count / size if size else 0.0
         return reads
 
-    def _corpus_of(self, number: int) -> tuple[int, int]:
-        """Return the number of a sequence's corpus, and how many earlier sequences of the run are
-        from the same corpus."""
-        first = 0  # the first sequence of the stretch
-        num_earlier = [0] * len(self.sizes)
+    def _corpus_of(self, number: int) -> _PlaceInCorpus:
+        """Return the corpus of a sequence of the run."""
+        start_of_stretch = 0
+        num_earlier = [0] * len(self.sizes)  # in the stretches before
         for stretch in self.stretches:
             if stretch.end is None or number < stretch.end:
-                corpus, num_before = stretch.corpus_of(number - first)
-                return corpus, num_earlier[corpus] + num_before
-            counts = stretch.count(stretch.end - first)
+                corpus, num_before = stretch.corpus_of(number - start_of_stretch)
+                return _PlaceInCorpus(corpus, num_earlier[corpus] + num_before)
+            counts = stretch.count(stretch.end - start_of_stretch)
             num_earlier = [a + b for a, b in zip(num_earlier, counts, strict=True)]
-            first = stretch.end
+            start_of_stretch = stretch.end
         raise AssertionError("the last stretch has no end")
 
     def _count(self, number: int) -> list[int]:
         """Return how many of the first `number` sequences are from each corpus."""
-        first = 0
+        start_of_stretch = 0
         totals = [0] * len(self.sizes)
         for stretch in self.stretches:
             end = number if stretch.end is None else min(number, stretch.end)
-            if end <= first:
+            if end <= start_of_stretch:
                 break
-            counts = stretch.count(end - first)
+            counts = stretch.count(end - start_of_stretch)
             totals = [a + b for a, b in zip(totals, counts, strict=True)]
-            first = end
+            start_of_stretch = end
         return totals
+
+
+class _PlaceInCorpus(NamedTuple):
+    """The place of a sequence among those of its corpus."""
+
+    corpus: int
+    """Number of the corpus, in the order of the weights."""
+
+    num_before: int
+    """How many earlier sequences, of the stretch or of the run, are from the same corpus."""
 
 
 class _Stretch:
@@ -188,7 +206,7 @@ class _Stretch:
     def __init__(self, sizes: Mapping[str, int], weights: Weights, batch_size: int) -> None:
         self.end = None if weights.until is None else weights.until * batch_size
         # 0.1 means a tenth, not the binary number next to it.
-        exact = [Fraction(repr(float(weights.of[name]))) for name in sizes]
+        exact = [Fraction(repr(float(weights.by_corpus[name]))) for name in sizes]
         self.shares: list[Fraction] = []
         """The share of each corpus in the sequences that the corpora before it leave."""
 
@@ -197,14 +215,13 @@ class _Stretch:
             self.shares.append(weight / rest if rest else Fraction(0))
             rest -= weight
 
-    def corpus_of(self, number: int) -> tuple[int, int]:
-        """Return the number of a sequence's corpus, and how many earlier sequences of the stretch
-        are from the same corpus."""
+    def corpus_of(self, number: int) -> _PlaceInCorpus:
+        """Return the corpus of a sequence of the stretch."""
         for corpus, share in enumerate(self.shares):
             num_before = _floor(share, number)
             if _floor(share, number + 1) > num_before:
-                return corpus, num_before
-            number -= num_before
+                return _PlaceInCorpus(corpus, num_before)
+            number -= num_before  # its number among the sequences of the other corpora
         raise AssertionError("the last corpus of a weight takes all that is left")
 
     def count(self, number: int) -> list[int]:

@@ -59,7 +59,7 @@ def earlier_weights(config: RunConfig) -> list[EarlierWeights]:
     earlier = []
     for stretch in weights_of(trunk):
         until = num_passed if stretch.until is None else min(stretch.until, num_passed)
-        earlier.append(EarlierWeights(until, dict(stretch.of)))
+        earlier.append(EarlierWeights(until, dict(stretch.by_corpus)))
         if until == num_passed:
             break
     return earlier

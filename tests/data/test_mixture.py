@@ -40,7 +40,7 @@ def test_the_order_is_that_of_a_loop_over_all_sequences() -> None:
     drawn = dict.fromkeys(SIZES, 0)
     first_index = {"web": 0, "code": 50, "books": 57}
     for stretch, num_batches in ((FIRST, 20), (SECOND, 30)):
-        weights = {name: Fraction(str(weight)) for name, weight in stretch.of.items()}
+        weights = {name: Fraction(str(weight)) for name, weight in stretch.by_corpus.items()}
         offered = dict.fromkeys(SIZES, 0)
         taken = dict.fromkeys(SIZES, 0)
         for _ in range(8 * num_batches):

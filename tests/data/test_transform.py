@@ -52,7 +52,7 @@ def batches(shards: TokenShards, data: DataConfig) -> TrainingBatches:
 
 
 def test_a_function_of_the_users_changes_some_sequences(shards: TokenShards, rules: str) -> None:
-    plain = batches(shards, DataConfig())[0]
+    plain = batches(shards, DataConfig()).of_step(1)
     data = DataConfig(transform=f"{rules}:reverse_some", transform_options={"share": 0.3})
     changed = batches(shards, data).of_step(1)
     pairs = [*zip(plain.tokens_BL.numpy(), changed.tokens_BL.numpy(), strict=True)]
