@@ -75,7 +75,7 @@ SLEEPS = {
     "step 6": (Engine, "step", 6),
     "the evaluation of step 4": (Evaluation, "losses", 2),
     "saving step 4": (Engine, "copy_moments", 2),
-    "the start": ("olmo_sparsity.training.start", "build_engine", 1),
+    "the start": ("olmo_sparsity.training.restore", "build_engine", 1),
 }
 
 

@@ -105,9 +105,9 @@ def test_progress_clears_the_deaths_that_the_job_counts(
 
 def sleep_in_the_engine() -> None:
     """Disturbs: this process never gets through the start."""
-    from olmo_sparsity.training import start
+    from olmo_sparsity.training import restore
 
-    start.build_engine = lambda *given: time.sleep(1000)  # type: ignore[assignment]
+    restore.build_engine = lambda *given: time.sleep(1000)  # type: ignore[assignment]
 
 
 def test_a_start_that_hangs_before_its_first_step_is_counted(
