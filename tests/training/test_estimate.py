@@ -487,3 +487,28 @@ def test_an_evaluation_of_many_sequences_at_once_does_not_fit_and_a_smaller_one_
     check_fits(many, hardware)
     many.evaluation.batch_size *= 2
     assert not cost_with(many, hardware).fits
+
+
+def test_a_dry_run_names_cheaper_settings_if_they_save_more_than_a_tenth() -> None:
+    hardware = Hardware.of("h100", 64, nodes=8, nics_per_node=1)
+    slow = seven_billion(*OVER_ALL, "--training.micro_batch_size=2")
+    line = estimate(slow, hardware)["cheaper"]
+    options = line.partition(" takes ")[0].split()
+    assert "--training.micro_batch_size=auto" in options
+    assert "--engine.shard_over=node" in options
+    changed = cost_with(
+        seven_billion(*OVER_ALL, "--training.micro_batch_size=2", *options), hardware
+    )
+    assert changed.fits
+    hours = cost_with(slow, hardware).hours
+    assert changed.hours < 0.9 * hours
+    assert f"takes {changed.hours:,.1f} hours, {1 - changed.hours / hours:.0%} less" in line
+    cheapest = seven_billion(*OVER_ALL, *options)
+    assert "cheaper" not in estimate(cheapest, hardware)
+
+
+@pytest.mark.parametrize("count", [1, 8, 64])
+def test_no_cheaper_settings_are_named_for_the_shipped_1b_config(count: int) -> None:
+    _, _, lines = cost_of(c4("1b"), Hardware.of("h100", count, None))
+    assert "time" in lines
+    assert "cheaper" not in lines

@@ -9,6 +9,7 @@
     compute.py          FLOPs of a token, and the share of a GPU's peak that a run reaches
     network.py          bytes that collectives send, and the speed at which they do
     cost.py             all of them for one run with one engine: memory, hours, GPU-hours
+    cheaper.py          settings with which the run would take less time
     fit.py              rejects a run that does not fit, and names an engine that does
     report.py           the lines of `train --dry-run`
 

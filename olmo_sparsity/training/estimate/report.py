@@ -6,6 +6,7 @@ import math
 
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.transformers_folder import count_parameters
+from olmo_sparsity.training.estimate.cheaper import find_cheaper
 from olmo_sparsity.training.estimate.compute import flops_per_token, share_of_peak
 from olmo_sparsity.training.estimate.cost import (
     ENGINES,
@@ -45,6 +46,8 @@ def estimate(
     cost = cost_with(config, hardware)
     if cost.hours:
         lines |= _lines_of_time(config, hardware, cost)
+    if cost.fits:
+        lines |= _line_of_cheaper(config, hardware, cost)
     costs = [cost]
     if hardware.num_processes > 1:
         costs = [cost_with(with_engine(config, engine), hardware) for engine in ENGINES]
@@ -104,6 +107,20 @@ def _lines_of_time(config: RunConfig, hardware: Hardware, cost: Cost) -> dict[st
         price = cost.gpu_hours * hardware.price
         lines["price"] = f"{price:,.2f}, at {hardware.price:g} a GPU-hour"
     return lines
+
+
+def _line_of_cheaper(config: RunConfig, hardware: Hardware, cost: Cost) -> dict[str, str]:
+    """Return a line with other settings that would save time; none if there are none."""
+    cheaper = find_cheaper(config, hardware, cost)
+    if cheaper is None:
+        return {}
+    saved = 1 - cheaper.cost.hours / cost.hours
+    return {
+        "cheaper": (
+            f"{' '.join(cheaper.options)} takes {cheaper.cost.hours:,.1f} hours, {saved:.0%} less "
+            f"(predicted; micro-batches of {cheaper.cost.micro_batch_size})"
+        )
+    }
 
 
 def _describe_memory(cost: Cost) -> str:
