@@ -18,6 +18,7 @@ Dimension key: T statements, S sources, W tokens of the answer.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -58,6 +59,19 @@ HOW_TO_READ = (
     "other, in 92%. Of 83 whose right source was missing, they named another one in 0%."
 )
 """Printed above the verdicts. The rates are those of docs/sources.md."""
+
+MEASURED_MODEL = re.compile(r"\bsmollm2(-135m| \(|$)", re.IGNORECASE)
+"""Matches the names of the model whose rates these are, such as `smollm2`, `smollm2 (Q4_1)` and
+`HuggingFaceTB/SmolLM2-135M-Instruct`."""
+
+
+def how_to_read(model_name: str) -> str:
+    """Return what is printed above the verdicts of a model."""
+    if MEASURED_MODEL.search(model_name):
+        return HOW_TO_READ
+    name = printable(model_name)
+    return f"{HOW_TO_READ} {name} has rates of its own, which are not known until you measure them."
+
 
 JSON_VERSION = 4
 """Version of `to_json`. It grows when a key is removed or changes its meaning, not when one is
@@ -372,7 +386,7 @@ class Attribution:
     def describe(self, bold: bool = False) -> str:
         """Return the verdicts as text for a terminal, with how to read them and their error rate.
         `bold`: whether it understands ANSI codes."""
-        lines = [HOW_TO_READ, ""]
+        lines = [how_to_read(self.prompt.model.name), ""]
         for row in self.statements.itertuples():
             lines.append(strong(quoted(row.text), bold))
             lines.append(f"  {printable(row.verdict)}")

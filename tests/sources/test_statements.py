@@ -19,7 +19,7 @@ from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.models.load import load_model
 from olmo_sparsity.sources.decoys import draw_decoys, read_decoys
 from olmo_sparsity.sources.losses import mean_over_decoys
-from olmo_sparsity.sources.statements import HOW_TO_READ
+from olmo_sparsity.sources.statements import HOW_TO_READ, how_to_read
 from olmo_sparsity.sources.trials import Trials, next_round
 from tests.support.explanations import make_tokenizer
 from tests.support.sources import (
@@ -147,6 +147,23 @@ def test_the_rates_above_the_verdicts_are_those_of_the_page() -> None:
         assert f"in {float(share):.0%}." in HOW_TO_READ.split(words)[1]
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["smollm2", "smollm2 (Q4_1)", "llama:smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"],
+)
+def test_the_rates_above_the_verdicts_are_those_of_smollm2(name: str) -> None:
+    assert how_to_read(name) == HOW_TO_READ
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen/Qwen3-8B (http://127.0.0.1:8000)", "SmolLM2-1.7B", "SmolLM2-360M-Instruct"]
+)
+def test_another_model_is_said_to_have_rates_that_are_not_known(name: str) -> None:
+    assert how_to_read(name) == (
+        f"{HOW_TO_READ} {name} has rates of its own, which are not known until you measure them."
+    )
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/sources.md"])
 def test_samples_of_the_output_show_all_lines_that_are_printed(page: str) -> None:
     samples = re.findall(r"```text\n(.*?)```", Path(page).read_text(), re.DOTALL)
@@ -154,7 +171,9 @@ def test_samples_of_the_output_show_all_lines_that_are_printed(page: str) -> Non
     first, blank, *lines, last = sample.splitlines()
     found = with_verdicts(asked())
     printed = found.describe().splitlines()
-    assert (first, blank) == (printed[0], printed[1]) == (HOW_TO_READ, "")
+    assert (first, blank) == (HOW_TO_READ, "")
+    assert printed[0].startswith(first)  # followed by a sentence about a model that is not SmolLM2
+    assert printed[1] == ""
     assert lines[-1] == printed[-2] == ""
     assert len(printed) == 2 + 2 * len(found.texts) + 2  # these have no words
     for shown in (lines[:-1], printed[2:-2]):
