@@ -18,6 +18,7 @@ from olmo_sparsity.sources.documents import (
     Answer,
     Sources,
     check_no_half_letters,
+    parts_of,
     read_turns,
 )
 from olmo_sparsity.sources.messages import read_messages
@@ -90,6 +91,12 @@ class AttributeRequest(Request):
                 raise ConfigError(f"{name} cannot be combined with messages; leave it out")
         assert self.messages is not None
         logged = read_messages(self.messages, self.message, self.passages)
+        if not any(part.name for part in parts_of(read_turns(logged.sources))):
+            raise ConfigError(
+                "messages: none before the answer is a source, as blocks of the system, outputs of "
+                "tools and earlier messages of the user are; set passages to what is one in the "
+                "user's last message"
+            )
         for doubt in logged.doubts:
             say(doubt)
         return replace(

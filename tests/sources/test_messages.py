@@ -12,6 +12,7 @@ from olmo_sparsity import Segment
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.sources.chat_log import read_log
 from olmo_sparsity.sources.messages import blocks, read_messages
+from olmo_sparsity.sources.request import AttributeRequest
 
 SYSTEM = "# Role\nYou help.\n\n# Rules\nBe short.\n\n- no jokes"
 CALL = {"id": "c1", "function": {"name": "search", "arguments": '{"q": "bridge"}'}}
@@ -207,3 +208,9 @@ def test_a_key_that_a_log_has_twice_is_named(
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=rf"{place}: the key '(content|role)' is there twice"):
         read_log(tmp_path / name)
+
+
+def test_a_log_without_a_source_says_what_would_be_one() -> None:
+    with pytest.raises(ConfigError, match="set passages to what is one"):
+        AttributeRequest(model=None, messages=LAST).checked()
+    assert AttributeRequest(model=None, messages=LAST, passages="document").checked().sources
