@@ -56,7 +56,7 @@ def _rules_of_stages(config: RunConfig) -> Rules:
             f"below {training.num_steps=}"
         )
     for stage in training.lengths:
-        # Shorter sequences are the longest ones cut: each step has as many tokens.
+        # A stage cuts the longest sequences into equal pieces: every step has as many tokens.
         if training.length % stage.tokens:
             yield (
                 f"training.length: {stage.tokens} tokens do not divide the longest sequences, of "
@@ -203,8 +203,8 @@ def _rules_of_corpora(config: RunConfig) -> Rules:
                 f"data.corpus: the name {name!r} must consist of letters, digits, - and _; it is a "
                 "folder below data.folder"
             )
-        if len(names) < len(config.data.corpora):
-            yield f"data.corpus: two corpora have one name, of {', '.join(names)}; rename one"
+    if len(names) < len(config.data.corpora):
+        yield f"data.corpus: two corpora have one name, of {', '.join(names)}; rename one"
     texts = dict[tuple[str, str | None, str], str]()
     for corpus in config.data.corpora:
         text = (corpus.source, corpus.path, corpus.field)

@@ -13,7 +13,7 @@ IDs changes angles, and hides nothing.
 
 `hidden` and `unembed` are separate, so that a loss can unembed in chunks (losses.py).
 
-Dimension key: B batch, L length, K keys, D width, H heads, V vocabulary.
+Dimension key: B batch, L length or keys, D width, H heads, K width of a head, V vocabulary.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ class PositionedOLMo(InferringOLMo):
     logits_BLV, which are `unembed` of `hidden`."""
 
     checkpoint_every = 1
-    """Every how many layers activations are computed again in a backward pass, if they are."""
+    """With activation checkpointing, every n-th layer is computed again in the backward pass."""
 
     def __init__(self, config: ModelConfig, init_params: bool = True) -> None:
         check_supported(config)
         # Upstream builds everything but the blocks. Its one block is replaced, and these arguments
         # avoid its position caches and learned position embeddings.
         with _keeping_kernels():
-            frame: Any = replace(config, n_layers=1, rope=True, alibi=False)
-            super().__init__(frame, init_params=False)
+            one_block_config: Any = replace(config, n_layers=1, rope=True, alibi=False)
+            super().__init__(one_block_config, init_params=False)
         self.config = config
 
         blocks = [PositionedBlock(i, config) for i in range(config.n_layers)]
@@ -100,14 +100,14 @@ class PositionedOLMo(InferringOLMo):
         return self.config.d_model**-0.5 if self.config.scale_logits else 1.0
 
     def set_angles(self, config: ModelConfig) -> None:
-        """Turn by the base and the scaling of RoPE of this config from now on, as stages of a run
-        do. Weights and all other fields stay."""
+        """Take RoPE's base and scaling from `config` from now on, as stages of a run do. Weights
+        and all other settings stay."""
         # Another object, as this one may be the config of the whole run.
         self.config = replace(
             self.config, rope_theta=config.rope_theta, rope_scaling=config.rope_scaling
         )
 
-    # OLMo: takes more arguments, and computes positions itself.
+    # Upstream's `forward` takes more arguments, and counts positions itself. Here they are passed.
     def forward(  # type: ignore[override]
         self, tokens_BL: Tensor, positions_BL: Tensor, attention_bias: Tensor | None = None
     ) -> Tensor:
@@ -165,7 +165,8 @@ class PositionedOLMo(InferringOLMo):
     def last_attention(
         self, tokens_BL: Tensor, positions_BL: Tensor, distant: DistantStates
     ) -> Tensor:
-        """Return weights_BHK: the attention of the last place in all heads of all layers."""
+        """Return weights_BHL: the attention of the last place to all L places, in all heads of all
+        layers (H)."""
         record: list[LastAttention] = []
         for block in self.blocks:
             block.attention_record = record

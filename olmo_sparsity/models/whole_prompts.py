@@ -104,6 +104,7 @@ class WholePrompts(PromptModel, nn.Module):
             root, rows = plan_shared_prefixes(different)
         else:
             rows = [prompt.inputs for prompt in different]
+            # A root of which every row is a leaf: nothing is shared.
             root = Node([], 0, False, leaves=list(range(len(rows))), children=[])
 
         def extend_states(states: Any, node: Node, num_computed: int) -> Any:
@@ -163,6 +164,6 @@ class WholePrompts(PromptModel, nn.Module):
             do_sample=False,
         )
         eos = self.model.generation_config.eos_token_id  # one, several, or None
-        end_tokens = set(np.atleast_1d(eos or -1).tolist())
+        end_tokens = [] if eos is None else np.atleast_1d(eos).tolist()
         tokens = generated_1L[0, len(ids) :].tolist()
         return [token for token in tokens if token not in end_tokens]

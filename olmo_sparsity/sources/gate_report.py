@@ -29,7 +29,7 @@ ORIGINS = {
     "baseline": "of the baseline",
     "new": "of new statements",
 }
-"""What each kind of check is of, in words."""
+"""How `_counts` names the checks of each kind."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,19 @@ class Check:
     """The text of the statement, or of several, or of the question."""
 
     expected: str
+    """What passes, in words: `report.pdf`, or `either of faq.md, report.pdf`."""
+
     found: str
+    """The verdict, in words: `no source (all together: 0.9 nats)`."""
+
     passed: bool
     kind: str = "expect"
     """What expects it: "expect" of the file, or "baseline"; "new": a statement that the baseline
     does not have."""
 
     by_margin: bool = False
-    """Whether it passes only by the margin."""
+    """Whether it passes only because `--margin` tolerates a source that misses its threshold by so
+    many nats."""
 
     id: str = ""
     """The question's id in the file; empty if it has none."""
@@ -106,14 +111,16 @@ class GateReport:
         """Whether enough checks pass."""
         if any(check.kind != "expect" for check in self.failures):
             return False
-        num_expected = sum(check.kind == "expect" for check in self.checks)
+        expected = [check for check in self.checks if check.kind == "expect"]
+        num_passed = sum(check.passed for check in expected)
         # In whole checks: 0.9 of 10 is 9, also where a product of floats is not.
-        num_must_pass = math.ceil(self.must_pass * num_expected - 1e-9)
-        return num_expected - len(self.failures) >= num_must_pass
+        num_must_pass = math.ceil(self.must_pass * len(expected) - 1e-9)
+        return num_passed >= num_must_pass
 
     @property
     def passes_by_question(self) -> dict[int, bool]:
-        """By question, from 0, whether all its checks passed."""
+        """The index of each question, from 0 as in the stored answers: whether all its checks
+        passed."""
         passes = dict[int, bool]()
         for check in self.checks:
             if check.question is not None:
@@ -137,7 +144,9 @@ class GateReport:
         return "\n".join(printable(line) for line in lines)
 
     def _counts(self) -> str:
-        """Return how many checks of each kind failed, and whether the gate passes."""
+        """Return how many checks of each kind failed, and whether the gate passes:
+
+        1 of 5 checks of `expect` failed (80% must pass), 0 of 3 of the baseline: passed"""
         counts = list[str]()
         for kind, origin in ORIGINS.items():
             checks = [check for check in self.checks if check.kind == kind]
@@ -145,7 +154,7 @@ class GateReport:
             if not checks:
                 continue
             count = f"{num_failed} of {len(checks)}"
-            # The noun once, in the first count.
+            # The first count has the noun and the verb, the others follow from it.
             count += f" {origin}" if counts else f" checks {origin} failed"
             if kind == "expect" and self.must_pass < 1:
                 count += f" ({100 * self.must_pass:.4g}% must pass)"

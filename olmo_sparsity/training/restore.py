@@ -69,31 +69,31 @@ def restore(
     settings: Flat,
     model: nn.Module,
     *,
-    source: Mapping[str, Tensor] | None,
+    meta_weights: Mapping[str, Tensor] | None,
     data_fingerprint: str,
     processes: Processes,
     report: Callable[[str], None],
 ) -> tuple[TrainerState, Engine]:
     """Fill the model and build its engine, from a checkpoint if there is one; return the state of
-    the run, too. `source`: the weights of a model without memory, which the engine asks for one by
-    one."""
+    the run, too. `meta_weights`: the weights of a model on the meta device, which has shapes and no
+    memory; the engine loads them one by one. None: the model has memory."""
     run_folder = Path(config.run_folder)
     num_parameters = count_parameters(model)
     num_steps = config.training.num_steps
     latest = choose_checkpoint(config, processes)
     with processes.agree():
         origin = find_origin(config, settings, latest, data_fingerprint)
-        if origin.weights is not None and source is None:
+        if origin.weights is not None and meta_weights is None:
             fill(model, origin.weights, origin.name_of_weights)
         elif origin.weights is not None:
             # The model has no memory to fill. The engine takes these weights when it shards them.
             check_fit(model.state_dict(keep_vars=True), origin.weights, origin.name_of_weights)
-            source = origin.weights
+            meta_weights = origin.weights
         state = origin.state
         if processes.is_first:
             check_room(run_folder, config.checkpoint, num_parameters, state.step, num_steps)
     sections = config.engine, config.training, config.optimizer
-    engine = build_engine(model, *sections, processes, source)
+    engine = build_engine(model, *sections, processes, meta_weights)
     if origin.checkpoint is not None:
         with processes.agree():
             # Adam corrects its moments for the number of updates, not of steps.
@@ -140,7 +140,7 @@ def find_origin(
             name_of_weights=str(latest / WEIGHTS),
             log_line=f"resuming from {latest}{changes}",
         )
-    state = TrainerState(0, 0, data_fingerprint)
+    state = TrainerState(step=0, tokens=0, data_fingerprint=data_fingerprint)
     if config.init_from is None:
         return Origin(state)
     model = config.at(1).model
@@ -154,23 +154,25 @@ def find_origin(
     )
 
 
-def find_checkpoint(run_folder: Path, kept: CheckpointConfig, start_over: bool) -> Path | None:
-    """Return the checkpoint to resume; None for a run that begins, also because `start_over` lets
-    one begin whose checkpoints are damaged or gone."""
+def find_checkpoint(run_folder: Path, saving: CheckpointConfig, start_over: bool) -> Path | None:
+    """Return the checkpoint to resume; None for a run that begins. With `start_over` a run whose
+    checkpoints are damaged or gone begins, too, and what is left of them is set aside."""
     logged = max((row["step"] for row in read_metrics(run_folder / "metrics.jsonl")), default=0)
     try:
         latest = checkpoint.resume_point(run_folder, say)
-        # The second checkpoint is not begun before the first is on the disk.
-        if latest is None and kept.interval_steps and logged > 2 * kept.interval_steps:
+        # A save may be under way when a run dies. The next one begins only when it is on the disk,
+        # so that after two intervals one checkpoint at least must be there.
+        if latest is None and saving.interval_steps and logged > 2 * saving.interval_steps:
             gone = f"{run_folder} has logged {logged} steps, and no checkpoint is there now"
             raise DataError(f"{gone}; {checkpoint.RESTORE}")
-    except UnreadableNowError:  # may be gone in an hour, and the flag still in a script
+    except UnreadableNowError:
+        # A disk error that passes must not start the run over: `start_over` may stand in a script.
         raise
     except DataError as error:
         if not start_over:
             raise
-        kept_in = checkpoint.set_aside(run_folder)
-        say(f"{error.problem}: beginning at step 0; what is left is in {kept_in}")
+        set_aside_to = checkpoint.set_aside(run_folder)
+        say(f"{error.problem}: beginning at step 0; what is left is in {set_aside_to}")
         return None
     if latest is None and logged:
         say(f"{run_folder} has logged {logged} steps and saved none: beginning again at step 0")
@@ -183,7 +185,7 @@ def check_checkpoint(
     """Check that a run with these settings can go on from a checkpoint; return its state."""
     is_own = latest.parent.parent == Path(settings["run_folder"])
     state = TrainerState.read(latest)
-    if is_own:  # may have been put there by hand
+    if is_own:  # It may still be of another run, put there by hand.
         check_same_run(latest, settings)
     else:
         check_same_branch(latest, settings)

@@ -144,7 +144,7 @@ def prepare(
         config,
         settings,
         model,
-        source=source,
+        meta_weights=source,
         data_fingerprint=shards.fingerprint,
         processes=processes,
         report=report,

@@ -208,6 +208,17 @@ def test_prompts_that_share_states_score_as_whole_ones(name: str) -> None:
         np.testing.assert_allclose(log_p, truth_WV[range(num), prompt.continuation], atol=2e-5)
 
 
+@pytest.mark.parametrize(("eos", "ends"), [(0, {0}), ([0, 7], {0, 7}), (None, set())])
+def test_generated_text_has_no_token_that_ends_a_text(eos: Any, ends: set[int]) -> None:
+    """Tokenizers of GPT-NeoX number theirs 0."""
+    model = build(next(f for f in REFUSED if f.name == "BLOOM"), vocab_size=45).eval()
+    model.generation_config.eos_token_id = eos
+    written = torch.tensor([[3, 4, 0, 7, 9]])
+    model.generate = lambda ids, **options: torch.cat([ids, written], 1)
+    generated = WholePrompts(model).generate([5, 6], max_new_tokens=5)
+    assert generated == [token for token in written[0].tolist() if token not in ends]
+
+
 @pytest.mark.parametrize("name", ["Mamba", "BLOOM", "Falcon (ALiBi)"])
 def test_models_without_position_ids_score_whole_prompts(name: str, tmp_path: Path) -> None:
     index = next(i for i, family in enumerate(REFUSED) if family.name == name)

@@ -165,7 +165,9 @@ class Check:
         return "\n".join(lines)
 
 
-def check(prepared: Prepared, targets: pd.DataFrame, unrelated: Any, draws: int = 8) -> Check:
+def compare_with_unrelated(
+    prepared: Prepared, targets: pd.DataFrame, unrelated: Any, draws: int = 8
+) -> Check:
     """Evaluate the targets of an explanation again, with unrelated texts in place of their distant
     context. `unrelated`: text in any form that `open_documents` reads. `draws`: the number of
     unrelated texts that are drawn from it."""

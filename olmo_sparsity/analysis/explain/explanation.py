@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.explain.check import Check, check
+from olmo_sparsity.analysis.explain.check import Check, compare_with_unrelated
 from olmo_sparsity.analysis.explain.prepared import Prepared
 from olmo_sparsity.analysis.options import (
     ExplainSettings,
@@ -73,9 +73,11 @@ class Explanation:
     sink: dict[str, Any] = field(default_factory=dict, repr=False)
     """The sink check; empty if a prefix precedes the text."""
 
-    far = OldAttribute("distant")
     token_forwards: int = 0
     """Token-forwards that the explanation took, without the check."""
+
+    far = OldAttribute("distant")
+    """The earlier name of `distant`."""
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"prepared": self.prepared.without_model(), "unrelated": None}
@@ -164,7 +166,9 @@ class Explanation:
             raise ConfigError("check() needs the model, which was not kept; call explain again")
         with using(self.model):
             self.prepared.check_model_unchanged()
-            self.checked = check(self.prepared, self.targets, self.unrelated, draws)
+            self.checked = compare_with_unrelated(
+                self.prepared, self.targets, self.unrelated, draws
+            )
         return self.checked
 
     def to_dict(self) -> dict[str, Any]:
@@ -185,6 +189,7 @@ class Explanation:
             "sink": self.sink,
             "token_forwards": self.token_forwards,
             "targets": self.targets.to_dict("records"),
+            # The name of the file's format, which is older than the word "distant".
             "far": self.distant.to_dict("records"),
             "check": self.checked.to_dict() if self.checked else None,
             "tables": {
@@ -217,17 +222,17 @@ class Explanation:
     def _notes(self) -> str:
         """Return HTML of the check's verdict, and of warnings."""
         notes = [self.checked.note if self.checked else note(False, NOT_CHECKED, WHY_CHECK)]
-        for warning in (describe_sink(self.sink), self.with_all_units):
+        for warning in (describe_sink(self.sink), self._describe_few_units()):
             if warning:
                 notes.append(note(False, sentence(warning)))
         return "".join(notes)
 
-    @property
-    def with_all_units(self) -> str:
+    def _describe_few_units(self) -> str:
         """Return a warning if the k units of a target are all its distant tokens; empty if no
         target has so few."""
         windows = self.windows
         rows = self.tables["recovery"]
+        # Further draws are those of units chosen at random, and of unrelated texts.
         num_chosen = rows[rows.draw == 0].groupby("target").num_tokens.max()
         starts = num_chosen.index.to_numpy()
         num_distant = np.array([windows.tokens_before(start) - windows.short for start in starts])
@@ -259,7 +264,11 @@ class Explanation:
         parts = [self.shown.describe(bold)]
         if self.reliability is not None:
             parts.append(f"reliability of the unrelated texts: {self.reliability:.2f} (two halves)")
-        parts += [describe_sink(self.sink), self.with_all_units, describe_noise(self._model_meta)]
+        parts += [
+            describe_sink(self.sink),
+            self._describe_few_units(),
+            describe_noise(self._model_meta),
+        ]
         if self.checked is not None:
             parts.append(str(self.checked))
         return "\n\n".join(filter(None, parts))

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.explain.check import check
+from olmo_sparsity.analysis.explain.check import compare_with_unrelated
 from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.explain.prepared import Prepared
 from olmo_sparsity.analysis.explain.prompt import Prompt
@@ -225,7 +225,7 @@ def count(prepared: Prepared, spans: Spans, unrelated: Any = None) -> Cost:
     with in_use(scorer.model):
         evaluated = _evaluate(counted, spans)
         if unrelated is not None:
-            check(counted, evaluated.targets, unrelated)
+            compare_with_unrelated(counted, evaluated.targets, unrelated)
     return Cost(scorer.token_forwards, prepared.model.num_parameters)
 
 

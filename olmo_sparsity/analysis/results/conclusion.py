@@ -1,9 +1,13 @@
 """Conclude a measurement in one sentence: do the targets depend on their distant text, or may it be
 chance?
 
+    demo: 1 distant token by add one screened recovers 0.94 of the gap of 70 targets (of placebo
+    targets 0.68); net excess at equal gaps +0.35 [+0.06, +0.67] (at all gaps +0.49, +1.12 nats a
+    target): the targets depend on it beyond chance.
+
 The sentence is about one row of the summary, the row to quote: the main target set, the first
-selector, the smallest k, and the units that the user named first. The strictest column that the
-measurement has decides (`_HEADLINES`). Never imports torch.
+selector, the smallest k, and the units that the user named first. The verdict rests on the
+strictest column that the measurement has, in the order of `_HEADLINES`. Never imports torch.
 """
 
 from __future__ import annotations
@@ -34,8 +38,7 @@ def summary_in_order_of_units(results: Results) -> pd.DataFrame:
 
 
 def _rows_to_quote(results: Results) -> pd.DataFrame:
-    """Return the rows of the main target set and the first selector. The smallest k comes first,
-    and rows of equal k are in the order in which the user named their units."""
+    """Return the rows of the main target set and the first selector, the row to quote first."""
     summary = summary_in_order_of_units(results)
     name = main_set(summary.target_set)
     rows = summary[(summary.target_set == name) & (summary.selector == results.meta.selectors[0])]
@@ -43,8 +46,7 @@ def _rows_to_quote(results: Results) -> pd.DataFrame:
 
 
 def quoted_row_of(results: Results) -> Any:
-    """Return the index, in `summary`, of the row that the conclusion is about. It belongs to the
-    main target set, the first selector, the smallest k and the units that were named first."""
+    """Return the index, in `summary`, of the row to quote, which the conclusion is about."""
     return _rows_to_quote(results).index[0]
 
 
@@ -57,19 +59,20 @@ def conclude(results: Results) -> str:
     rows = _rows_to_quote(results)
     row = rows.iloc[0]
 
-    if not row.gap > 0:
+    if pd.isna(row.gap) or row.gap <= 0:
         return (
             f"{meta.model['name']}: all distant tokens together do not lower the loss of these "
             f"{row.num_targets:,} targets (mean gap {row.gap:+.2f} nats), so a few of them have "
             "nothing to recover."
         )
     text = _describe_recovery(row, meta)
+    shows_net = has_net(rows)
     if row.get("share_all", 0.0) >= LARGEST_SHARE_ALL:
         return (
             f"{text}; no verdict: at {row.share_all:.0%} of the targets these are all distant "
             "tokens, so recovery is 1 by construction; pass smaller units or k."
         )
-    too_few = describe_few(row, has_net(rows))
+    too_few = describe_few(row, shows_net)
     if too_few:
         return f"{text}; no verdict: {too_few}."
     # Without an unrelated text recovery has nothing to be compared with, so no verdict follows.
@@ -77,12 +80,12 @@ def conclude(results: Results) -> str:
     if is_without_control and pd.notna(row.low):
         return f"{text} ({with_interval(row.recovery, row.low, row.high, sign='')})."
 
-    headline = _headline_column(row, has_net(rows))
+    headline = _headline_column(row, shows_net)
     if pd.isna(row[f"{headline}_low"]):
         return f"{text}; no verdict: too small gaps for an interval."
     effect = _describe_effect(row, headline)
     doubts = _describe_doubts(row, meta)
-    warnings = warnings_of_few(row, has_net(rows))
+    warnings = warnings_of_few(row, shows_net)
     if warnings:
         return f"{text}; {effect}. No verdict: {', and '.join([*warnings, *doubts])}."
     sentence = f"{text}; {effect}: {_verdict(row, headline)}"
@@ -117,9 +120,9 @@ _HEADLINES = {
 """The columns that may decide the verdict, the strictest first."""
 
 
-def _headline_column(row: pd.Series, has_net: bool) -> str:
+def _headline_column(row: pd.Series, shows_net: bool) -> str:
     """Return the column that decides the verdict: the strictest that this measurement has."""
-    if not has_net or pd.isna(row.net):
+    if not shows_net or pd.isna(row.net):
         return "excess"
     return "net" if pd.isna(row.net_equal) else "net_equal"
 

@@ -1,6 +1,6 @@
 """Find targets in the tables of a measurement, and their losses.
 
-A target is told by `KEYS`, its document and the place of its first token. Two kinds of distant
+`KEYS` identify a target: its document, and the place of its first token. Two kinds of distant
 context, `PARTS`, may precede it: the document's own, or the placebo's. Most targets are single
 tokens; the column `end` is one past the last token of a target. Never imports torch.
 """
@@ -14,7 +14,7 @@ import pandas as pd
 from olmo_sparsity.base.errors import DataError
 
 KEYS = ["document", "target"]
-"""The columns that tell a target from others."""
+"""The columns that identify a target."""
 
 DOCUMENT = "document"
 PLACEBO = "placebo"
@@ -38,7 +38,8 @@ def whole_documents(document: pd.Series, parts: Parts | None) -> pd.Series:
 
 def half_of(document: int) -> str:
     """Return the half of the documents that a document belongs to: `threshold`, on which thresholds
-    are fitted, or `report`, on which they are used and recovery is measured."""
+    are fitted, or `report`, on which they are used and recovery is measured. Halves alternate, so
+    that documents which are sorted by date or source are in both."""
     return "report" if document % 2 else "threshold"
 
 
@@ -56,6 +57,7 @@ def tokens_of_targets(targets: pd.DataFrame) -> pd.DataFrame:
     """Return the `place` of each token of each target."""
     spans = with_ends(targets)[[*KEYS, "end"]].drop_duplicates(ignore_index=True)
     tokens = spans.loc[spans.index.repeat(spans.end - spans.target)]
+    # The rows of a span have one index after `repeat`, so this numbers its tokens.
     return tokens.assign(place=tokens.target + tokens.groupby(level=0).cumcount())
 
 
