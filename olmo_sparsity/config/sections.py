@@ -168,6 +168,11 @@ class TrainingConfig:
     num_steps: int = option(1000, least=1, most=10**12)
     """Optimizer steps of the run."""
 
+    max_gpu_hours: float | None = option(None, least=0, most=1e12)
+    """GPU-hours of all starts of the run, with their evaluations and saves, at which it saves and
+    ends with the exit code 2, which is not requeued. The same command with a larger number goes on.
+    None: no limit."""
+
     max_grad_norm: float | None = option(1.0, least=1e-12, most=1e12)
     """Clip gradients to this norm. None: no clipping."""
 

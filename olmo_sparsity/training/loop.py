@@ -43,6 +43,7 @@ from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, CheckpointWriter, T
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.evaluate import format_losses
+from olmo_sparsity.training.gpu_hours import GpuHours
 from olmo_sparsity.training.metric_writers import MetricWriter, MetricWriters
 from olmo_sparsity.training.metrics import Metrics, check_finite
 from olmo_sparsity.training.optim import learning_rate
@@ -90,9 +91,14 @@ def train_from_checkpoint(
         contextlib.ExitStack() as held,  # which locks the run folder until all is written
         counted_start(Path(config.run_folder)) as count,
     ):
+        begun_s = time.perf_counter()
         start = prepare(config, processes, held, count)
         run_folder = Path(start.config.run_folder)
         num_steps = start.config.training.num_steps
+        with processes.agree():
+            hours = GpuHours(run_folder, start.config.training.max_gpu_hours, processes, begun_s)
+            if start.step < num_steps:
+                hours.check_earlier(start.step)
         try:
             with (
                 Progress("training", num_steps, "steps", enabled=processes.is_first) as progress,
@@ -114,7 +120,7 @@ def train_from_checkpoint(
                         opened.callback(elsewhere.close)
                         writers = [elsewhere]
                     metrics = Metrics(run_folder, start.step, writers, writes=processes.is_first)
-                outcome = run_steps(start, metrics, writer, progress, stop, profiled)
+                outcome = run_steps(start, metrics, writer, progress, stop, profiled, hours)
         except UserError as error:
             if error.diverged_at is None or start.config.training.on_nan == "stop":
                 raise
@@ -143,6 +149,7 @@ def run_steps(
     progress: Progress,
     stop: StopRequest,
     profile: Profile,
+    hours: GpuHours,
 ) -> Outcome:
     """Train step by step. Log, evaluate and save when these are due."""
     config = start.config
@@ -179,28 +186,39 @@ def run_steps(
             )
 
             if step % config.logging.interval_steps == 0 or step == num_steps:
-                log_step(start, step, rate, clock.steps_per_s(step), metrics, progress)
+                log_step(start, step, rate, clock.steps_per_s(step), metrics, progress, hours)
             with clock.paused():
                 if is_due(step, config.evaluation.interval_steps, num_steps):
                     evaluate_step(start, step, metrics, writer, progress)
                 # If one process gets a signal, all stop at the same step.
-                stop_signal = processes.first_text(stop.signal_name)
-                if stop_signal or saves.due(step):
+                stop_reason = processes.first_text(stop.signal_name or hours.reason_to_stop())
+                if stop_reason or saves.due(step):
                     save_began = time.perf_counter()
                     save_checkpoint(start, step, metrics, writer)
                     pause_s = time.perf_counter() - save_began
                     next_save = saves.after_save(step, pause_s, processes)
                     if next_save:
                         progress.note(f"step {step}: {next_save}")
-                if stop_signal or step == num_steps:
+                if stop_reason or step == num_steps:
                     # There is no next save, so a failed one is begun again, until `wait` raises.
                     while not writer.wait():
                         save_checkpoint(start, step, metrics, writer)
                     metrics.finish()
-                if stop_signal and step < num_steps:
-                    progress.note(f"{stop_signal}: saved step {step}; the same command goes on")
-                    return Outcome.STOPPED_BY_SIGNAL
+                if stop_reason and step < num_steps:
+                    return stop_early(stop_reason, step, hours, processes, progress)
     return Outcome.FINISHED
+
+
+def stop_early(
+    reason: str, step: int, hours: GpuHours, processes: Processes, progress: Progress
+) -> Outcome:
+    """End a run after a step that is saved: on a signal, or with an error at its GPU-hours."""
+    with processes.agree():
+        hours.write()
+        if reason == GpuHours.SPENT and processes.is_first:
+            raise hours.error(step)
+    progress.note(f"{reason}: saved step {step}; the same command goes on")
+    return Outcome.STOPPED_BY_SIGNAL
 
 
 def count_left_out(start: Start, writer: CheckpointWriter) -> dict[str, float]:
@@ -228,9 +246,16 @@ def set_angles(start: Start, step: int, progress: Progress) -> None:
 
 
 def log_step(
-    start: Start, step: int, rate: float, steps_per_s: float, metrics: Metrics, progress: Progress
+    start: Start,
+    step: int,
+    rate: float,
+    steps_per_s: float,
+    metrics: Metrics,
+    progress: Progress,
+    hours: GpuHours,
 ) -> None:
-    """Write the rows of the steps since the last call, with speed and memory, and show progress.
+    """Write the rows of the steps since the last call, with speed and memory, store the GPU-hours,
+    and show progress.
     `rate`: the learning rate of this step."""
     speed = {"tokens_per_s": steps_per_s * start.tokens_per_step}
     reads = start.batches.order.count_reads(step)
@@ -246,6 +271,7 @@ def log_step(
     speed |= slowest_process(start.engine)
     with start.engine.processes.agree():
         shown = metrics.flush(**speed)
+        hours.write()
     progress.update(
         step,
         loss=f"{shown['loss']:.4f}",

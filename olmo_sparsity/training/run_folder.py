@@ -4,6 +4,7 @@
     environment.json        an entry for each start: command, host, versions
     metrics.jsonl           numbers of each step (metrics.py)
     skipped_batches.json    batches that training.on_nan=skip leaves out
+    gpu_hours.json          GPU-hours of all starts (gpu_hours.py)
     attempts.json           starts that died since the last progress (attempts.py)
     checkpoints/            step000300/ and others (models/checkpoint_files.py)
 
@@ -59,6 +60,7 @@ FREE_KEYS = (
     "training.device",
     "training.micro_batch_size",
     "training.max_epochs",
+    "training.max_gpu_hours",
     "training.on_nan",
     "training.max_skips",
 )

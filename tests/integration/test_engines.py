@@ -432,6 +432,18 @@ def test_a_full_disk_stops_all_and_is_said_once(settings: dict, engine: str) -> 
     assert not any((Path(given["run_folder"]) / "checkpoints").iterdir())
 
 
+def test_the_gpu_hours_of_both_processes_count_and_end_the_run_on_both(settings: dict) -> None:
+    limited = on(settings, "limited", "ddp", training={"max_gpu_hours": 1e-6})
+    for num_start in range(2):
+        job = children.start(limited)
+        assert job.wait() == [2, 2], "\n".join(job.texts())
+        said = [text.count("training.max_gpu_hours=1e-06 is reached") for text in job.texts()]
+        assert said == [1, 0]
+        assert len(curve(limited["run_folder"])) == 1, f"the first step alone, start {num_start}"
+    limited["training"]["max_gpu_hours"] = None
+    finish(limited)
+
+
 @pytest.mark.parametrize("engine", ["ddp", "zero2"])
 def test_the_metrics_name_the_slowest_process(
     whole: Callable[[str], Path], one_process: Path, engine: str

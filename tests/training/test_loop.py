@@ -44,6 +44,7 @@ def test_a_run_learns_and_leaves_a_whole_folder(make_config: MakeConfig) -> None
     assert train(config) is Outcome.FINISHED
     folder = Path(config.run_folder)
     whole = {"config.yaml", "environment.json", "metrics.jsonl", "checkpoints", "attempts.json"}
+    whole |= {"gpu_hours.json"}
     assert {path.name for path in folder.iterdir()} == whole
     curve = [row["loss"] for row in rows(config) if "loss" in row]
     assert len(curve) == 40
@@ -53,6 +54,33 @@ def test_a_run_learns_and_leaves_a_whole_folder(make_config: MakeConfig) -> None
     assert start["versions"]["torch"] == torch.__version__
     assert [path.name for path in list_checkpoints(folder)] == ["step000040", "step000038"]
     assert "held-out loss by position" in loss_table(folder)
+
+
+def test_a_run_ends_at_its_gpu_hours_counts_those_of_earlier_starts_and_goes_on_if_they_are_raised(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    whole = make_config(training__num_steps=12)
+    train(whole)
+    expected = [row["loss"] for row in rows(whole) if "loss" in row]
+    config = make_config(run_folder=str(tmp_path / "limited"), training__max_gpu_hours=1e-9)
+    with pytest.raises(
+        UserError, match=r"max_gpu_hours=1e-09 is reached: .*, step 1 is saved"
+    ) as e:
+        train(config)
+    assert e.value.exit_code == 2
+    stored = Path(config.run_folder) / "gpu_hours.json"
+    first_hours = json.loads(stored.read_text())["gpu_hours"]
+    assert first_hours > 1e-9
+    # A requeued job trains no further step, also where its own time is below the limit.
+    stored.write_text('{"gpu_hours": 50.0}')
+    config.training.max_gpu_hours = 50.0
+    with pytest.raises(UserError, match="step 1 is saved; raise it"):
+        train(config)
+    assert [row["step"] for row in rows(config) if "loss" in row] == [1]
+    config.training.max_gpu_hours = 60.0
+    assert train(config) is Outcome.FINISHED
+    assert [row["loss"] for row in rows(config) if "loss" in row] == expected
+    assert 50 < json.loads(stored.read_text())["gpu_hours"] < 51
 
 
 def test_a_finished_run_is_left_alone(

@@ -1,0 +1,85 @@
+"""Count the GPU-hours of a run over all of its starts, and end it at `training.max_gpu_hours`.
+
+    gpu_hours.json    {"gpu_hours": 12.5}
+
+The file is in the run folder, so that a job that is requeued goes on counting. It is written at
+each logging interval: a killed process loses what came after the last one. On a CPU the hours are
+those of processes.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from olmo_sparsity.base.errors import UserError
+from olmo_sparsity.base.files import read_json, write_json
+from olmo_sparsity.base.locks import check_not_taken_over
+from olmo_sparsity.training.distributed import Processes
+
+
+@dataclass
+class StoredHours:
+    """The content of `gpu_hours.json`."""
+
+    gpu_hours: float
+
+
+class GpuHours:
+    """Counts the GPU-hours of a run. The first process counts for all."""
+
+    SPENT = "training.max_gpu_hours is reached"
+    """The reason for which a run stops."""
+
+    def __init__(
+        self, run_folder: Path, limit: float | None, processes: Processes, begun_s: float
+    ) -> None:
+        """Go on with the hours of earlier starts.
+
+        limit: `training.max_gpu_hours`. None: no limit.
+        begun_s: When this start began, by `time.perf_counter`.
+        """
+        self.run_folder = run_folder
+        self.limit = limit
+        self.processes = processes
+        self.begun_s = begun_s
+        self.earlier = 0.0
+        """GPU-hours of earlier starts."""
+
+        if processes.is_first and self.path.exists():
+            remedy = "write the GPU-hours that the run has taken, or delete it to count from 0"
+            self.earlier = read_json(self.path, StoredHours, remedy).gpu_hours
+
+    @property
+    def path(self) -> Path:
+        return self.run_folder / "gpu_hours.json"
+
+    @property
+    def total(self) -> float:
+        """Return the GPU-hours of all starts until now."""
+        hours = (time.perf_counter() - self.begun_s) / 3600
+        return self.earlier + hours * self.processes.world_size
+
+    def reason_to_stop(self) -> str:
+        """Return `SPENT` on the first process if the limit is reached, otherwise nothing."""
+        is_spent = self.limit is not None and self.total >= self.limit
+        return self.SPENT if is_spent and self.processes.is_first else ""
+
+    def check_earlier(self, saved_step: int) -> None:
+        """Raise UserError if earlier starts have reached the limit."""
+        if self.limit is not None and self.earlier >= self.limit:
+            raise self.error(saved_step)
+
+    def error(self, saved_step: int) -> UserError:
+        """Return the error with which a run ends at its limit, and which no job requeues."""
+        return UserError(
+            f"training.max_gpu_hours={self.limit:g} is reached: {self.total:.4g} GPU-hours, step "
+            f"{saved_step} is saved; raise it to go on with the same command"
+        )
+
+    def write(self) -> None:
+        """Store the hours until now."""
+        if self.processes.is_first:
+            check_not_taken_over(self.run_folder)
+            write_json(self.path, asdict(StoredHours(self.total)))
