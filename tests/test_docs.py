@@ -135,7 +135,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / f"{name}.txt").write_text(" ".join(["In 1921", texts[0], "In 1921 it ended."]))
     system = {"role": "system", "content": texts[0]}
     said = {"role": "user", "content": "When?"}, {"role": "assistant", "content": "In 1921."}
-    (tmp_path / "log.json").write_text(json.dumps([system, *said * 3]))
+    marked = "[1] report.pdf\n{}\n\n[2] faq.md\n{}\n\nQuestion: {}".format(*notes, WORDS[0])
+    last_turns = [{"role": "user", "content": marked}, said[-1]]
+    (tmp_path / "log.json").write_text(json.dumps([system, *said * 2, *last_turns]))
     own = [dict(zip("ab", pair, strict=True)) for pair in (texts[:2], texts[2:4])]
     asked = [{"sources": two, "question": "w7", "answer": "w1", "expect": "none"} for two in own]
     (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, asked)))
