@@ -56,7 +56,7 @@ OPTIONS_OF_THE_GATE = ("baseline", "margin", "must_pass")
 OPTIONS_OF_A_BASELINE = ("allow_other_model", "new_need_source")
 
 DEFAULTS = {"message": -1, "must_pass": 1.0}
-"""The values by which an option that was not given is recognized, if they are not empty."""
+"""Defaults of options that are not empty or 0 when they were not given."""
 
 
 def run_attribute(options: argparse.Namespace) -> int:
@@ -221,7 +221,8 @@ def _check_not_given(
     flags = list[str]()
     for name in names:
         value = getattr(options, name)
-        if value and value != DEFAULTS.get(name):
+        was_given = value != DEFAULTS[name] if name in DEFAULTS else bool(value)
+        if was_given:
             flags.append(f"--{name.replace('_', '-')}")
     if flags:
         raise ConfigError(f"{', '.join(flags)}: {reason}; omit what has no effect")
@@ -258,6 +259,10 @@ class _NamedFile(NamedTuple):
 def _list_files(source: str) -> list[_NamedFile]:
     """Return the file of NAME=FILE, a file, or all files of a folder or glob."""
     path = Path(source)
+    name, _, file_name = source.partition("=")
+    # A file whose name holds = is a file, too.
+    if file_name and not path.exists() and Path(file_name).is_file():
+        return [_NamedFile(name, file_name)]
     is_folder = path.is_dir()
     # A file whose name holds * or [ is a file.
     is_glob = not path.exists() and has_magic(source)
@@ -268,8 +273,7 @@ def _list_files(source: str) -> list[_NamedFile]:
         if not files:
             raise ConfigError(f"--source={source} is a folder or glob without files; name files")
         return [_NamedFile(_readable_name(file), str(file)) for file in files]
-    name, _, file_name = source.partition("=")
-    # A file whose name holds = is a file, too.
+    # A file that is not there is named in the error when it is read.
     if file_name and not path.is_file():
         return [_NamedFile(name, file_name)]
     return [_NamedFile(_readable_name(path), source)]

@@ -304,7 +304,10 @@ def open_shards(
     if share is not None:
         verified_now = _verify_once(folder, manifest, files, Share(*share))
     if not files:
-        raise DataError(f"{folder} has no {split} documents; raise data.heldout_share above 0")
+        remedy = "raise data.heldout_share above 0"
+        if split == "train":
+            remedy = "prepare more text, or lower data.heldout_share"
+        raise DataError(f"{folder} has no {split} documents; {remedy}")
     content = [manifest.tokenizer_sha256, *(file.tokens_sha256 for file in files)]
     shards = TokenShards(
         paths=[folder / file.tokens for file in files],

@@ -3,7 +3,6 @@ does so in its first minute."""
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import socket
@@ -69,7 +68,10 @@ def check_room(
     one that is being written. `step`: the step from which the run goes on."""
     # 0 is `auto`, which may save after any step; None saves once, at the end.
     interval = 1 if kept.interval_steps == 0 else kept.interval_steps or num_steps
-    num_left = math.ceil((num_steps - step) / interval)
+    # A run saves at multiples of the interval, and at its last step.
+    num_left = 0
+    if step < num_steps:
+        num_left = num_steps // interval - step // interval + (num_steps % interval > 0)
     existing = sum(not kept.stays(step_of(path)) for path in list_checkpoints(run_folder))
     # One more than is kept: the oldest is deleted after the new one is complete.
     num_new = max(min(kept.keep + 1 - existing, num_left), 0)
@@ -93,14 +95,17 @@ def check_shared(run_folder: Path, processes: Processes, patience_s: float = 10)
     with processes.agree():
         if processes.is_first:
             mark.touch()
-    with processes.agree():
-        deadline = time.monotonic() + patience_s
-        while not mark.exists():  # a network disk may take a moment
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"run_folder={run_folder} is not on a disk that {socket.gethostname()} shares "
-                    "with the first process; choose a folder on a disk that all machines share"
-                )
-            time.sleep(0.1)
-    if processes.is_first:
-        mark.unlink()
+    try:
+        with processes.agree():
+            deadline = time.monotonic() + patience_s
+            while not mark.exists():  # a network disk may take a moment
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        f"run_folder={run_folder} is not on a disk that {socket.gethostname()} "
+                        "shares with the first process; choose a folder on a disk that all "
+                        "machines share"
+                    )
+                time.sleep(0.1)
+    finally:
+        if processes.is_first:
+            mark.unlink()

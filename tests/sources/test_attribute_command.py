@@ -104,6 +104,28 @@ def test_a_file_with_an_equals_sign_or_an_umlaut_in_its_name_is_a_source(
     assert json.loads(out)["sources"] == ["a=b.txt", "half ü.txt"]
 
 
+def test_a_named_file_may_have_the_letters_of_a_glob(
+    shell_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes[1].txt").write_text(next(iter(SOURCES.values())))
+    named = f"notes={tmp_path / 'notes[1].txt'}"
+    words = [shell_words[0], "--source", named, *shell_words[7:], "--answer", "w1", "--json"]
+    code, out, err = shell(capsys, *words)
+    assert code == 0, err
+    assert json.loads(out)["sources"] == ["notes"]
+
+
+@pytest.mark.parametrize("words", [["--message", "0"], ["--passages", "document"]])
+def test_an_option_of_0_that_has_no_effect_is_refused(
+    words: list[str], shell_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "questions.jsonl").write_text("{}")
+    of_file = ["--questions", str(tmp_path / "questions.jsonl"), "--out", str(tmp_path / "out")]
+    code, _, err = shell(capsys, shell_words[0], *of_file, *words)
+    assert code == 2
+    assert words[0] in err
+
+
 LOG = [
     {"role": "user", "content": "[1] w1 w2 w3\nw4 w5\n\n[2] w6\nw7 w8\n\nw20 w21?"},
     {"role": "assistant", "content": "w1 w2"},

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,11 +36,28 @@ def test_a_disk_without_room_for_the_checkpoints_is_refused(
         free(num_bytes)
         with pytest.raises(UserError, match=r"run_folder=/: .*checkpoint\.keep=2"):
             check(**kept)
+    # From step 3 on, a run of 6 steps saves at step 4, and at its end.
+    free(2 * 10**6 * 12 - 1)
+    with pytest.raises(UserError, match="run_folder=/: "):
+        check_room(Path("/"), CheckpointConfig(interval_steps=4), 10**6, 3, num_steps=6)
     config = make_config()
     free(10**6)
     with pytest.raises(UserError, match="run_folder="):
         train(config)
     assert not (Path(config.run_folder) / "metrics.jsonl").exists()
+
+
+def fails_at_the_second() -> Any:
+    """A replacement of `Processes.agree` whose second block fails on another process."""
+    number = itertools.count(1)
+
+    @contextlib.contextmanager
+    def agree() -> Iterator[None]:
+        yield
+        if next(number) == 2:
+            raise UserError("not shared")
+
+    return agree
 
 
 def test_a_disk_that_is_not_shared_is_noticed(tmp_path: Path) -> None:
@@ -48,6 +67,12 @@ def test_a_disk_that_is_not_shared_is_noticed(tmp_path: Path) -> None:
 
         def agree(self) -> Any:
             return contextlib.nullcontext()
+
+    first = SecondOfTwo(rank=0, world_size=2)
+    first.agree = fails_at_the_second()  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="not shared"):
+        check_shared(tmp_path, first, patience_s=0.2)
+    assert not list(tmp_path.iterdir()), "the mark is left where another process failed"
 
     second = SecondOfTwo(rank=1, world_size=2)
     with pytest.raises(UserError, match="run_folder="):

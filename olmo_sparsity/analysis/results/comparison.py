@@ -95,7 +95,7 @@ def _counts_of_documents(table: pd.DataFrame) -> list[str]:
 
 def _format_comparison(table: pd.DataFrame, columns: list[str]) -> list[str]:
     """Return a header and a line for each row."""
-    width = max(map(len, table.target_set))
+    width = max(map(len, table.target_set), default=0)
     headings = "".join(f"  {HEADINGS[name]:>22}" for name in columns)
     lines = [f"{'targets':<{width}} {'selector':<16} {'units':<8}{'k':>3}{headings}  documents"]
     for row in table.to_dict("records"):

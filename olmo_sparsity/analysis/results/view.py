@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -39,10 +40,11 @@ def _on_one_line(text: str) -> str:
 def format_number(value: Any, digits: int = 2, sign: str = "", minus: str = "−") -> str:
     """Return a number as text, or an en dash if there is none or it is not finite. `sign`: `+`
     gives numbers above 0 a sign, too. `minus`: the sign of numbers below 0."""
-    if not isinstance(value, int | float) or not np.isfinite(value):
+    # `Real` includes NumPy's numbers, which a row of a table may hold.
+    if not isinstance(value, Real) or not np.isfinite(float(value)):
         return "–"
     # Adding 0 turns a rounded −0 into 0.
-    return f"{round(value, digits) + 0:{sign},.{digits}f}".replace("-", minus)
+    return f"{round(float(value), digits) + 0:{sign},.{digits}f}".replace("-", minus)
 
 
 def num_of(count: int, noun: str) -> str:
@@ -232,7 +234,7 @@ def highlight(texts: Sequence[str], targets: pd.DataFrame, distant: pd.DataFrame
 
     highlighted = np.flatnonzero((brightness > 0) | is_target)
     first = max(0, highlighted.min() - MARGIN)
-    end = min(len(texts), highlighted.max() + MARGIN)
+    end = min(len(texts), highlighted.max() + 1 + MARGIN)
     spans = ["…"] if first else []
     for place in range(first, end):
         text = escape(texts[place])

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
 import pandas as pd
 import pytest
 
-from olmo_sparsity.analysis.results.view import describe_target, word_around
+from olmo_sparsity.analysis.results.view import (
+    MARGIN,
+    describe_target,
+    format_number,
+    highlight,
+    word_around,
+)
 
 TEXTS = ["In", " 1906", " she", " su", "ed", " the", " jour", "nal", "ist", ".", "\n", "é"]
 
@@ -26,6 +35,20 @@ TEXTS = ["In", " 1906", " she", " su", "ed", " the", " jour", "nal", "ist", ".",
 )
 def test_the_word_around_a_piece_is_found(first: int, end: int, word: str) -> None:
     assert word_around(TEXTS, first, end) == word
+
+
+def test_numbers_of_numpy_are_shown_like_those_of_python() -> None:
+    numbers = (np.int64(3), np.float32(3), 3)
+    assert {format_number(number, digits=0) for number in numbers} == {"3"}
+    assert format_number(np.float32("nan")) == "–"
+
+
+def test_highlighted_text_has_as_many_tokens_after_the_last_as_before_the_first() -> None:
+    texts = [f"{number} " for number in range(300)]
+    targets = pd.DataFrame({"target": [150], "end": [151]})
+    units = pd.DataFrame({"target": [150], "first": [140], "end": [141], "nats": [1.0]})
+    shown = re.findall(r"\d+(?= )", re.sub("<[^>]*>", "", highlight(texts, targets, units)))
+    assert (int(shown[0]), int(shown[-1])) == (140 - MARGIN, 150 + MARGIN)
 
 
 def test_a_target_that_is_a_piece_of_a_word_is_shown_with_its_word() -> None:
