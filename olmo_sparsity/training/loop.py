@@ -164,7 +164,9 @@ def run_steps(
     # A thread draws the next batch while a step computes.
     drawn = draw(start.batches, first_step, num_steps, engine.device)
     with contextlib.closing(in_background(drawn, depth=1)) as batches:
-        for step, batch in enumerate(batches, start=first_step):
+        for step in range(first_step, num_steps + 1):
+            with clock.measuring("data_wait_s"):
+                batch = next(batches)
             # Kernels may be compiled in the first step of the run, which belongs to the start, and
             # in the first one of a stage.
             begins_stage = step in config.training.first_steps
@@ -186,15 +188,17 @@ def run_steps(
             )
 
             if step % config.logging.interval_steps == 0 or step == num_steps:
-                log_step(start, step, rate, clock.steps_per_s(step), metrics, progress, hours)
+                log_step(start, step, rate, clock, metrics, progress, hours)
             with clock.paused():
                 if is_due(step, config.evaluation.interval_steps, num_steps):
-                    evaluate_step(start, step, metrics, writer, progress)
+                    with clock.measuring("evaluation_s"):
+                        evaluate_step(start, step, metrics, writer, progress)
                 # If one process gets a signal, all stop at the same step.
                 stop_reason = processes.first_text(stop.signal_name or hours.reason_to_stop())
                 if stop_reason or saves.due(step):
                     save_began = time.perf_counter()
-                    save_checkpoint(start, step, metrics, writer)
+                    with clock.measuring("save_s"):
+                        save_checkpoint(start, step, metrics, writer)
                     pause_s = time.perf_counter() - save_began
                     next_save = saves.after_save(step, pause_s, processes)
                     if next_save:
@@ -249,18 +253,20 @@ def log_step(
     start: Start,
     step: int,
     rate: float,
-    steps_per_s: float,
+    clock: Clock,
     metrics: Metrics,
     progress: Progress,
     hours: GpuHours,
 ) -> None:
-    """Write the rows of the steps since the last call, with speed and memory, store the GPU-hours,
-    and show progress.
+    """Write the rows of the steps since the last call, with speed, waits and memory, store the
+    GPU-hours, and show progress.
     `rate`: the learning rate of this step."""
+    steps_per_s = clock.steps_per_s(step)
     speed = {"tokens_per_s": steps_per_s * start.tokens_per_step}
     reads = start.batches.order.count_reads(step)
     speed["epochs"] = max(reads.values())
     speed |= {f"epochs/{name}": times for name, times in reads.items() if name}
+    speed |= clock.take_measured()
     speed["peak_memory_gib"] = peak_memory_gib(start.engine.device)
     if start.stated_flops:
         # Two conventions of attention's FLOPs, so that the number compares with other projects'.
@@ -379,11 +385,14 @@ def finish(start: Start, metrics: Metrics, processes: Processes) -> None:
 
 
 class Clock:
-    """Measures the speed of training, without the time of evaluations and saves."""
+    """Measures the speed of training, without the time of evaluations and saves, and how long
+    training waits for these and for its data."""
 
     def __init__(self, step: int) -> None:
         self.began_s = time.perf_counter()
         self.last_step = step
+        self.measured = dict.fromkeys(("data_wait_s", "save_s", "evaluation_s"), 0.0)
+        """Seconds of each kind of wait since `take_measured`, by its name in the metrics."""
 
     def steps_per_s(self, step: int) -> float:
         """Return the steps per second since the last call."""
@@ -399,6 +408,19 @@ class Clock:
         pause_began_s = time.perf_counter()
         yield
         self.began_s += time.perf_counter() - pause_began_s
+
+    @contextlib.contextmanager
+    def measuring(self, name: str) -> Iterator[None]:
+        """Add the time inside this block to a kind of wait."""
+        wait_began_s = time.perf_counter()
+        yield
+        self.measured[name] += time.perf_counter() - wait_began_s
+
+    def take_measured(self) -> dict[str, float]:
+        """Return the seconds of each kind of wait since the last call."""
+        measured = self.measured
+        self.measured = dict.fromkeys(measured, 0.0)
+        return measured
 
 
 def draw(

@@ -153,7 +153,7 @@ def _scalars(row: dict) -> Iterator[tuple[str, float]]:
         elif isinstance(value, dict):
             for measure, number in value.items():
                 yield f"{name}/{measure}", number
-        elif name != "step":
+        elif name not in ("step", "timestamp"):
             yield f"train/{name}", value
 
 

@@ -1,8 +1,8 @@
 """Write and read `metrics.jsonl` of a run folder: a line for each step, and one for each
 evaluation.
 
-    {"step": 10, "loss": 4.2, "gradient_norm": 0.9, "learning_rate": 1e-4, ..., "crc32": "..."}
-    {"step": 10, "heldout": [...], "induction_drop": 0.3, ..., "crc32": "..."}
+    {"step": 10, "timestamp": "2026-03-01T12:00:00Z", "loss": 4.2, ..., "crc32": "..."}
+    {"step": 10, "timestamp": "2026-03-01T12:00:05Z", "heldout": [...], ..., "crc32": "..."}
 
 `Metrics` writes them in training, and rejects numbers that are not finite. Each checkpoint stores
 the CRC of the line of its step, so that `read_own_lines` notices a file of another run.
@@ -15,6 +15,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -58,6 +59,11 @@ def check_finite(step: float, values: dict[str, float]) -> None:
     raise error
 
 
+def timestamp() -> str:
+    """Return the time now in UTC, in seconds, in the format of ISO 8601."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 class Metrics:
     """Writes the metrics of a run. Losses stay on the device until `flush`, so that the host need
     not wait for the GPU at each step."""
@@ -73,7 +79,9 @@ class Metrics:
         self.path = run_folder / "metrics.jsonl"
         self.writers = writers
         self.writes = writes
-        self.pending: list[tuple[int, dict[str, Tensor | float]]] = []
+        self.pending: list[tuple[int, str, dict[str, Tensor | float]]] = []
+        """Steps whose rows are not written yet, with their timestamps and numbers."""
+
         self.last_crc32: str | None = None
         """CRC of the line of the last step."""
 
@@ -88,24 +96,25 @@ class Metrics:
 
         if writes and self.path.exists():
             # A killed run may have written past its last checkpoint; those steps are repeated.
-            lines = [line for line in read_own_lines(self.path) if line.row["step"] <= start]
+            own_lines = read_own_lines(self.path, until=start)
+            lines = [line for line in own_lines if line.row["step"] <= start]
             with writing(self.path) as partial:
                 partial.write_bytes(b"".join(line.text + b"\n" for line in lines))
             self._num_bytes = self.path.stat().st_size
 
     def add(self, step: int, **values: Tensor | float) -> None:
         """Add the numbers of a step, which `flush` writes."""
-        self.pending.append((step, values))
+        self.pending.append((step, timestamp(), values))
 
     def flush(self, **speed: float) -> dict[str, float]:
         """Write the rows of the steps since the last call. Return {"loss": their mean}, or {} if
         there are none. At the first row with a number that is not finite, write the rows before it
         and raise UserError. `speed`: numbers of all these steps, written with the last row."""
         rows: list[dict[str, Any]] = []
-        for step, tensors in self.pending:
+        for step, added_at, tensors in self.pending:
             # Reading a number of a GPU waits for its step.
             numbers = {name: float(value) for name, value in tensors.items()}
-            rows.append({"step": step, **numbers})
+            rows.append({"step": step, "timestamp": added_at, **numbers})
         self.pending = []
         if not rows:
             return {}
@@ -126,7 +135,8 @@ class Metrics:
         self.flush()
         # No training loss shows the effect of the last update, so it is checked here.
         check_finite(step, {"held-out loss": total})
-        self.write({"step": step, "heldout": losses, "induction_drop": drop} | measured)
+        row = {"step": step, "timestamp": timestamp(), "heldout": losses, "induction_drop": drop}
+        self.write(row | measured)
 
     def write(self, *rows: dict) -> None:
         """Append rows to the file, and hand them to the other writers. While the disk does not take
@@ -214,9 +224,13 @@ def _read_lines(path: Path) -> list[MetricLine]:
     return lines
 
 
-def read_own_lines(path: Path) -> list[MetricLine]:
+def read_own_lines(path: Path, until: int | None = None) -> list[MetricLine]:
     """Return the lines of a run's metrics. Raise DataError if they are those of another run, whose
-    CRC at the step of a checkpoint differs from the one that the checkpoint stores."""
+    CRC at the step of a checkpoint differs from the one that the checkpoint stores.
+
+    until: Compare with the checkpoints up to this step, from which the run resumes. Later ones are
+        damaged, and a start that was killed before it replaced them has repeated their steps.
+    """
     lines = _read_lines(path)
     crc32_of_step = {}
     for line in lines:
@@ -226,6 +240,8 @@ def read_own_lines(path: Path) -> list[MetricLine]:
         try:
             state = TrainerState.read(folder)
         except DataError:  # it is damaged, and not resumed from
+            continue
+        if until is not None and state.step > until:
             continue
         line_crc32 = crc32_of_step.get(state.step)  # None if the line is lost
         saved_crc32 = state.metrics_crc32  # None if the checkpoint is older than this check

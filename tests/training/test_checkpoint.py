@@ -37,6 +37,7 @@ from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.save_steps import SaveSteps
 from tests.conftest import MakeConfig, data_section, left_by_a_killed_process, small_run
 from tests.support import children
+from tests.support.metrics import repeatable_rows
 from tests.support.models import truncate
 
 NUM_STEPS = 12
@@ -60,11 +61,7 @@ def final_state(folder: Path) -> tuple[dict, dict, list]:
     last = list_checkpoints(folder)[0]
     assert last.name == f"step{NUM_STEPS:06d}"
     moments = load_file(last / "engine/moments-00000-of-00001.safetensors")
-    rows = [
-        {key: value for key, value in row.items() if key not in ("tokens_per_s", "peak_memory_gib")}
-        for row in read_metrics(folder / "metrics.jsonl")
-    ]
-    return load_file(last / "model.safetensors"), moments, rows
+    return load_file(last / "model.safetensors"), moments, repeatable_rows(folder)
 
 
 def assert_same_end(left: Path, right: Path) -> None:

@@ -32,6 +32,7 @@ from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.optim import learning_rate
 from tests.conftest import MakeConfig
 from tests.support import children
+from tests.support.metrics import repeatable_rows
 from tests.support.models import SIZES, tiny
 
 
@@ -381,18 +382,10 @@ def test_only_the_steps_after_a_skipped_batch_change(
 def test_a_resumed_run_skips_the_same_batch(skipping: RunConfig) -> None:
     if not was_saved(skipping):
         pytest.skip("there is no checkpoint to resume from")
-    speeds = ("tokens_per_s", "peak_memory_gib", "crc32")
-
-    def lasting_numbers() -> list[dict]:
-        return [
-            {name: value for name, value in row.items() if name not in speeds}
-            for row in rows(skipping)
-        ]
-
-    before = lasting_numbers()
+    before = repeatable_rows(skipping.run_folder)
     shutil.rmtree(list_checkpoints(skipping.run_folder)[0])
     assert train(skipping) is Outcome.FINISHED
-    assert lasting_numbers() == before
+    assert repeatable_rows(skipping.run_folder) == before
 
 
 def test_no_more_batches_are_left_out_than_allowed(

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from olmo_sparsity.base.conform import with_crc
 from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.data.batches import TrainingBatches
+from olmo_sparsity.models.checkpoint_files import list_checkpoints
+from olmo_sparsity.training import loop
 from olmo_sparsity.training.curves import loss_table
 from olmo_sparsity.training.loop import Outcome, train
 from olmo_sparsity.training.metrics import Metrics, read_metrics
 from tests.conftest import MakeConfig
+from tests.support.metrics import WAITS
+from tests.support.models import truncate
 
 
 @pytest.mark.parametrize(
@@ -105,6 +114,90 @@ def test_metrics_of_another_run_are_refused(
     train(make_config(run_folder=str(trained)))
     assert [row["step"] for row in read_metrics(metrics)] == [1, 2, 3, 4, 5, 6, 6]
     loss_table(trained)
+
+
+def test_a_run_is_recognized_although_a_killed_start_repeated_the_step_of_a_damaged_checkpoint(
+    make_config: MakeConfig, trained: Path
+) -> None:
+    newest = list_checkpoints(trained)[0]
+    assert newest.name == "step000006"
+    truncate(newest / "model.safetensors")
+    path = trained / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    (number,) = [number for number, row in enumerate(read_metrics(path)) if is_step(row, 6)]
+    repeated = list(read_metrics(path))[number] | {"timestamp": "2026-03-01T12:00:00Z"}
+    lines[number] = json.dumps(with_crc(repeated))
+    path.write_text("\n".join(lines) + "\n")
+    assert train(make_config()) is Outcome.FINISHED
+    assert [row["step"] for row in read_metrics(path)] == [1, 2, 3, 4, 5, 6, 6]
+
+
+def is_step(row: dict, step: int) -> bool:
+    return row["step"] == step and "loss" in row
+
+
+def test_each_row_has_the_time_of_its_step_in_utc(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that of its logging interval."""
+    slow_down(monkeypatch, TrainingBatches, "of_step", step=5, seconds=1.1)
+    config = make_config(logging__interval_steps=6)
+    began = datetime.now(UTC).replace(microsecond=0)
+    train(config)
+    rows = list(read_metrics(Path(config.run_folder) / "metrics.jsonl"))
+    times = [datetime.fromisoformat(row["timestamp"]) for row in rows]
+    assert all(row["timestamp"].endswith("Z") for row in rows)
+    in_order = [began, *times, datetime.now(UTC)]
+    assert in_order == sorted(in_order)
+    assert times[4] - times[3] >= timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("owner", "slow", "key", "logged_at"),
+    [
+        (TrainingBatches, "of_step", "data_wait_s", 4),
+        (loop, "evaluate_step", "evaluation_s", 6),
+        (loop, "save_checkpoint", "save_s", 6),
+    ],
+)
+def test_waits_are_logged_with_the_next_speed(
+    make_config: MakeConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    slow: str,
+    key: str,
+    logged_at: int,
+) -> None:
+    """An evaluation and a save of step 4 follow its row. A batch is drawn while the step before it
+    computes, so that training waits for a part of the time that it takes."""
+    slow_down(monkeypatch, owner, slow, step=4, seconds=2.0)
+    config = make_config(
+        logging__interval_steps=2,
+        evaluation__interval_steps=2,
+        checkpoint__interval_steps=2,
+    )
+    train(config)
+    rows = list(read_metrics(Path(config.run_folder) / "metrics.jsonl"))
+    logged = {row["step"]: row for row in rows if "tokens_per_s" in row}
+    assert list(logged) == [2, 4, 6]
+    long_waits = {
+        (step, name) for step, row in logged.items() for name in WAITS if row[name] >= 1.0
+    }
+    assert long_waits == {(logged_at, key)}
+
+
+def slow_down(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, step: int, seconds: float
+) -> None:
+    """Let the batch, the evaluation or the save of a step take longer."""
+    really = getattr(owner, name)
+
+    def slow(first: Any, current_step: int, *given: Any) -> Any:
+        if current_step == step:
+            time.sleep(seconds)
+        return really(first, current_step, *given)
+
+    monkeypatch.setattr(owner, name, slow)
 
 
 def part(first: int, to: int, tokens: int, documents: int | None, loss: float = 2.0) -> dict:
