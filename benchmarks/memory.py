@@ -168,7 +168,7 @@ def save(engine: Any, out: Path) -> None:
 
     def write_once(folder: Path) -> None:
         if processes.world_size > 1:
-            write_index(folder, engine.part_of)
+            write_index(folder, engine.part_of, processes.world_size)
 
     with CheckpointWriter(out, CheckpointConfig(), processes) as writer:
         writer.save(TrainerState(1, 1, ""), write_once, write_part)

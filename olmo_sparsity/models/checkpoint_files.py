@@ -61,9 +61,9 @@ def part_name(number: int, count: int) -> str:
     return WEIGHTS if count == 1 else f"model-{number + 1:05d}-of-{count:05d}.safetensors"
 
 
-def write_index(folder: Path, part_of: Mapping[str, int]) -> None:
-    """Write the file that says in which part each weight is, as transformers does."""
-    count = max(part_of.values()) + 1
+def write_index(folder: Path, part_of: Mapping[str, int], count: int) -> None:
+    """Write the file that says in which of `count` parts each weight is, as transformers does.
+    With more parts than weights some parts hold none."""
     weight_map = {name: part_name(part, count) for name, part in part_of.items()}
     write_json(folder / INDEX, {"metadata": {}, "weight_map": weight_map})
 

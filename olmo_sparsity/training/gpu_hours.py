@@ -16,6 +16,7 @@ from pathlib import Path
 from olmo_sparsity.base.errors import UserError
 from olmo_sparsity.base.files import read_json, write_json
 from olmo_sparsity.base.locks import check_not_taken_over
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.training.distributed import Processes
 
 
@@ -46,6 +47,9 @@ class GpuHours:
         self.begun_s = begun_s
         self.earlier = 0.0
         """GPU-hours of earlier starts."""
+
+        self.was_written = True
+        """Whether the disk took the last file."""
 
         if processes.is_first and self.path.exists():
             remedy = "write the GPU-hours that the run has taken, or delete it to count from 0"
@@ -79,7 +83,15 @@ class GpuHours:
         )
 
     def write(self) -> None:
-        """Store the hours until now."""
-        if self.processes.is_first:
-            check_not_taken_over(self.run_folder)
+        """Store the hours until now. A disk that takes no file does not end the run: the next file
+        holds these hours, too."""
+        if not self.processes.is_first:
+            return
+        check_not_taken_over(self.run_folder)
+        try:
             write_json(self.path, asdict(StoredHours(self.total)))
+            self.was_written = True
+        except UserError as error:
+            if self.was_written:
+                say(f"{error}; training goes on, and GPU-hours are counted in memory")
+            self.was_written = False

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from olmo_sparsity.base.devices import peak_memory_gib
-from olmo_sparsity.base.errors import UserError
+from olmo_sparsity.base.errors import UnreadableNowError, UserError
 from olmo_sparsity.base.launch import EXIT_STOPPED, STOP_SIGNALS, handling
 from olmo_sparsity.base.locks import check_not_taken_over
 from olmo_sparsity.base.progress import Progress
@@ -39,7 +39,12 @@ from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.models.checkpoint_files import part_name, save_weights, write_index
 from olmo_sparsity.models.exchange import describe_angles, export
 from olmo_sparsity.training.attempts import counted_start
-from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, CheckpointWriter, TrainerState
+from olmo_sparsity.training.checkpoint import (
+    ENGINE_FOLDER,
+    EXIT_DISK,
+    CheckpointWriter,
+    TrainerState,
+)
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.evaluate import format_losses
@@ -73,7 +78,12 @@ def train(
     written."""
     processes = processes or Processes()
     while True:
-        outcome = train_from_checkpoint(config, processes, profile)
+        try:
+            outcome = train_from_checkpoint(config, processes, profile)
+        except UnreadableNowError as error:
+            # The file may be intact, and the disk back in an hour: a job is requeued.
+            error.exit_code = EXIT_DISK
+            raise
         if outcome is not Outcome.BATCH_SKIPPED:
             return outcome
         # All begins again as in a new process, which works with any engine. The old engine must be
@@ -365,7 +375,7 @@ def save_checkpoint(start: Start, step: int, metrics: Metrics, writer: Checkpoin
         (folder / "config.yaml").write_text(start.config_yaml, encoding="utf-8")
         start.shards.tokenizer.save(str(folder / "tokenizer.json"))
         if count > 1:
-            write_index(folder, engine.part_of)
+            write_index(folder, engine.part_of, count)
 
     writer.save(state, write_once, write_part, begun)
 

@@ -14,7 +14,15 @@ from safetensors.torch import load_file, save_file
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.build import build_model
-from olmo_sparsity.models.checkpoint_files import load_weights, save_weights, verified_checkpoints
+from olmo_sparsity.models.checkpoint_files import (
+    WEIGHTS,
+    StoredWeights,
+    load_weights,
+    part_name,
+    save_weights,
+    verified_checkpoints,
+    write_index,
+)
 from olmo_sparsity.models.file_fingerprint import fingerprint
 from olmo_sparsity.models.load import load_model
 from tests.support.models import FIELDS, steps
@@ -36,6 +44,19 @@ def test_weights_come_back_and_tied_ones_are_stored_once(
     load_weights(second, tmp_path / "w.safetensors")
     for name, tensor in first.state_dict().items():
         assert torch.equal(tensor, second.state_dict()[name])
+
+
+def test_parts_that_hold_no_weight_are_counted_in_the_names_of_the_others(tmp_path: Path) -> None:
+    """More processes than weights: each writes a part, and some have nothing to write."""
+    weights = {"a": torch.ones(2), "b": torch.zeros(3)}
+    part_of = {"a": 0, "b": 1}
+    for part in range(5):
+        own = {name: weights[name] for name in weights if part_of[name] == part}
+        save_weights(own, tmp_path / part_name(part, 5))
+    write_index(tmp_path, part_of, 5)
+    stored = StoredWeights(tmp_path / WEIGHTS)
+    assert set(stored) == set(weights)
+    assert all(stored[name].equal(weights[name]) for name in weights)
 
 
 @pytest.mark.parametrize(

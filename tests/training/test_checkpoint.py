@@ -251,8 +251,9 @@ def test_checkpoints_that_cannot_be_read_now_are_not_taken_for_damaged(
 
     monkeypatch.setattr(owner, what, fail)
     remedy = rf"cannot be read now \({os.strerror(number)}\).*restore access"
-    with pytest.raises(UnreadableNowError, match=remedy):
+    with pytest.raises(UnreadableNowError, match=remedy) as error:
         train(make_config(start_over=start_over))
+    assert error.value.exit_code == checkpoint.EXIT_DISK
     monkeypatch.undo()
     assert content(trained / "checkpoints", trained / "metrics.jsonl") == before
 

@@ -23,6 +23,7 @@ from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.models.exchange import config_of, export
 from olmo_sparsity.models.layers import first_query_scale
 from olmo_sparsity.models.load import load_model
+from olmo_sparsity.training import gpu_hours
 from olmo_sparsity.training.checkpoint import TrainerState
 from olmo_sparsity.training.curves import loss_table
 from olmo_sparsity.training.dry_run import dry_run
@@ -82,6 +83,18 @@ def test_a_run_ends_at_its_gpu_hours_counts_those_of_earlier_starts_and_goes_on_
     assert train(config) is Outcome.FINISHED
     assert [row["loss"] for row in rows(config) if "loss" in row] == expected
     assert 50 < json.loads(stored.read_text())["gpu_hours"] < 51
+
+
+def test_a_disk_that_takes_no_count_of_hours_does_not_end_a_run(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def fail(path: Path, content: object) -> None:
+        raise UserError(f"{path} cannot be written: Stale file handle")
+
+    monkeypatch.setattr(gpu_hours, "write_json", fail)
+    assert train(make_config(training__num_steps=4)) is Outcome.FINISHED
+    said = "gpu_hours.json cannot be written: Stale file handle; training goes on"
+    assert capsys.readouterr().err.count(said) == 1
 
 
 def test_a_finished_run_is_left_alone(
