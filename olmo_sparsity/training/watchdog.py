@@ -31,6 +31,10 @@ from olmo_sparsity.training.distributed import Processes
 GRACE_S = 8.0
 """Seconds within which all processes reach a time-out and write their stacks."""
 
+DISK_PATIENCE_S = 30.0
+"""Seconds after which a process ends whether its stacks are written or not: a network disk that
+hangs may be what the run waits for, and blocks whoever writes to it."""
+
 
 class Watchdog:
     """Watches the tasks of this process. With several processes, a thread ends it at a time-out."""
@@ -79,23 +83,30 @@ class Watchdog:
                 self._end()
 
     def _end(self) -> None:
-        """Write the stacks, let one process report which ones are missing or behind, and end this
-        process."""
+        """Report the time-out, and end this process."""
         task = self.task  # the main thread may go on meanwhile
-        rank = self.processes.rank
+        late = f"olmo-sparsity: {task} took more than engine.{self.setting}={self.limit_s}"
         try:
-            self._write_stacks(task)
-            present = self._wait_for_stacks()
-            # The first process may be the one that hangs.
-            if rank == min(present, default=rank):
-                say(
-                    f"olmo-sparsity: {task} took more than engine.{self.setting}={self.limit_s}: "
-                    f"{self._describe(present)} are in {self.folder}; the same command goes on"
-                )
-            self.release()
+            reporting = threading.Thread(target=self._report, args=(task, late), daemon=True)
+            reporting.start()
+            reporting.join(DISK_PATIENCE_S)
+            if reporting.is_alive() and self.processes.is_first:
+                say(f"{late}: the disk of {self.folder} takes no stacks; the same command goes on")
         finally:
             # Other threads wait in collectives that cannot be interrupted.
             os._exit(EXIT_LOST_PROCESS)
+
+    def _report(self, task: str, late: str) -> None:
+        """Write the stacks, let one process say which ones are missing or behind, and unlock the
+        run folder. `late`: which task took too long, in words."""
+        rank = self.processes.rank
+        self._write_stacks(task)
+        present = self._wait_for_stacks()
+        # The first process may be the one that hangs.
+        if rank == min(present, default=rank):
+            stacks = f"{self._describe(present)} are in {self.folder}"
+            say(f"{late}: {stacks}; the same command goes on")
+        self.release()
 
     def _describe(self, present: list[int]) -> str:
         """Return words that name the processes for which the others waited. `present`: the ranks of
