@@ -96,6 +96,12 @@ def _rules_of_schedule(config: RunConfig) -> Rules:
             f"optimizer.name=muon needs whole matrices, which engine.name={config.engine.name} "
             "never gathers for an update; pass --engine.name=fsdp, or --optimizer.name=adamw"
         )
+    if config.logging.layer_gradient_norms and config.engine.name.startswith("zero"):
+        yield (
+            "logging.layer_gradient_norms=true needs the gradients of each layer, which "
+            f"engine.name={config.engine.name} does not keep; pass --engine.name=fsdp, or "
+            "--logging.layer_gradient_norms=false"
+        )
     if training.activation_checkpointing and training.activation_memory_budget is not None:
         yield (
             f"{training.activation_memory_budget=} and training.activation_checkpointing=true both "

@@ -369,6 +369,10 @@ class LoggingConfig:
     interval_steps: int = option(10, least=1)
     """Steps between lines of the log and speeds in the metrics."""
 
+    layer_gradient_norms: bool = False
+    """Also log the gradient norm of each block, of the embeddings and of the unembedding, before
+    clipping, every `logging.interval_steps` steps. Not with zero1, zero2 and zero3."""
+
     tensorboard: bool = False
     """Also write TensorBoard files to the run folder."""
 

@@ -124,6 +124,13 @@ class Engine:
 
     optimizer: Any
 
+    logs_layer_norms = False
+    """Whether the next steps compute `layer_norms`, as `logging.layer_gradient_norms` asks for."""
+
+    layer_norms: dict[str, Tensor]
+    """Gradient norms of the parts of the model before clipping, of the last step with
+    `logs_layer_norms`, on the device."""
+
     def __init__(
         self,
         model: Any,
@@ -207,6 +214,16 @@ class Engine:
     def update(self, learning_rate: float, is_skipped: Callable[[Tensor], bool]) -> Tensor:
         """Clip gradients and update the weights, unless `is_skipped(gradient norm)`. Return the
         norm before clipping."""
+        if self.logs_layer_norms:
+            gradients_of_part = {
+                part: [weight.grad for weight in weights if weight.grad is not None]
+                for part, weights in parts_of(self.model).items()
+            }
+            self.layer_norms = {
+                part: self.gradient_norm(gradients)
+                for part, gradients in gradients_of_part.items()
+                if gradients
+            }
         limit = self.training.max_grad_norm
         norm = self.clip_gradients(float("inf") if limit is None else limit)
         for group in self.optimizer.param_groups:
@@ -215,6 +232,10 @@ class Engine:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
+
+    def gradient_norm(self, gradients: list[Tensor]) -> Tensor:
+        """Return the common norm of gradients. Every process must call it."""
+        return nn.utils.get_total_norm(gradients)
 
     def clip_gradients(self, limit: float) -> Tensor:
         """Scale all gradients such that their common norm is at most `limit`. Return the norm that
@@ -334,6 +355,25 @@ def count_processes(number: int) -> str:
 def layers_of(model: Any) -> list[nn.Module]:
     """Return the layers of the model, in order."""
     return model.layers if isinstance(model, HuggingFaceLM) else model.blocks
+
+
+def parts_of(model: Any) -> dict[str, list[nn.Parameter]]:
+    """Return the weights of each block, of the embeddings and of the unembedding, by name of the
+    part. Tied weights are those of the embeddings. All others, such as the last norm, are
+    `other`."""
+    part_of_weight = {}
+    for number, layer in enumerate(layers_of(model)):
+        for weight in layer.parameters():
+            part_of_weight[id(weight)] = f"block_{number}"
+    for weight in model.unembedding:
+        part_of_weight[id(weight)] = "unembedding"
+    is_ours = not isinstance(model, HuggingFaceLM)
+    embedding = model.transformer.wte if is_ours else model.embedding
+    part_of_weight[id(embedding.weight)] = "embedding"
+    parts: dict[str, list[nn.Parameter]] = {}
+    for weight in model.parameters():
+        parts.setdefault(part_of_weight.get(id(weight), "other"), []).append(weight)
+    return parts
 
 
 def compile_model(

@@ -118,10 +118,13 @@ class FSDPEngine(Engine):
             root.set_requires_gradient_sync(is_last)
         return super().backward(part, num_labels, is_last)
 
+    def gradient_norm(self, gradients: list[Tensor]) -> Tensor:
+        return cast(DTensor, super().gradient_norm(gradients)).full_tensor()
+
     def clip_gradients(self, limit: float) -> Tensor:
         parameters = list(self.model.parameters())
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        norm = cast(DTensor, nn.utils.get_total_norm(gradients)).full_tensor()
+        norm = self.gradient_norm(gradients)
         nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         return norm
 

@@ -188,16 +188,25 @@ def run_steps(
             seed_step(config.seed, step, processes.rank, engine.device)
             rate = learning_rate(config.optimizer, step, num_steps)
             profile.before(step)
+            is_logged = step % config.logging.interval_steps == 0 or step == num_steps
+            engine.logs_layer_norms = is_logged and config.logging.layer_gradient_norms
             loss, norm = engine.step(batch, rate, start.jump_detector)
+            layer_norms = {}
+            if engine.logs_layer_norms:
+                layer_norms = {
+                    f"gradient_norm/{part}": part_norm
+                    for part, part_norm in engine.layer_norms.items()
+                }
             metrics.add(
                 step,
                 loss=loss,
                 gradient_norm=norm,
                 learning_rate=rate,
+                **layer_norms,
                 **count_left_out(start, writer),
             )
 
-            if step % config.logging.interval_steps == 0 or step == num_steps:
+            if is_logged:
                 log_step(start, step, rate, clock, metrics, progress, hours)
             with clock.paused():
                 if is_due(step, config.evaluation.interval_steps, num_steps):

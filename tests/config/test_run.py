@@ -88,6 +88,10 @@ YARN = {"scaling": "yarn", "factor": 4, "original_length": 64}
         ({"optimizer": {"learning_rate": float("nan")}}, "optimizer.learning_rate=nan"),
         ({"model": {"n_kv_heads": 5}}, "not a multiple of model.n_kv_heads=5"),
         ({"engine": {"name": "zero3"}, "training": {"compile": True}}, "training.compile=true"),
+        (
+            {"engine": {"name": "zero2"}, "logging": {"layer_gradient_norms": True}},
+            "engine.name=zero2 does not keep; pass --engine.name=fsdp",
+        ),
         ({"training": {"length": [{"tokens": 16}, {"tokens": 32}]}}, "training.length"),
         (
             {"training": {"length": [{"tokens": 16, "until": 9}, {"tokens": 32, "until": 12}]}},

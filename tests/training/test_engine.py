@@ -71,6 +71,40 @@ def engine_for(config: RunConfig) -> Engine:
     return Engine(build_model(config.model), config.training, config.optimizer)
 
 
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_layer_gradient_norms_are_those_of_autograd(
+    make_config: MakeConfig, batch: Batch, is_tied: bool
+) -> None:
+    """Before clipping, over all micro-batches."""
+    engine = engine_for(
+        make_config(
+            model__weight_tying=is_tied,
+            model__layer_norm_with_affine=True,
+            training__batch_size=6,
+            training__micro_batch_size=3,
+            training__max_grad_norm=0.01,
+        )
+    )
+    model = engine.model
+    num_labels = int((batch.labels_BL != IGNORED).sum())
+    named = dict(model.named_parameters())
+    gradients = torch.autograd.grad(engine.losses(batch, num_labels), list(named.values()))
+    squares_of_part: dict[str, float] = {}
+    for name, gradient in zip(named, gradients, strict=True):
+        block = re.search(r"blocks\.(\d+)\.", name)
+        tables = {"transformer.wte.weight": "embedding", "transformer.ff_out.weight": "unembedding"}
+        part = f"block_{block[1]}" if block else tables.get(name, "other")
+        square = float(gradient.double().square().sum())
+        squares_of_part[part] = squares_of_part.get(part, 0.0) + square
+    engine.logs_layer_norms = True
+    _, norm = engine.step(batch, 1e-3)
+    expected = {part: square**0.5 for part, square in squares_of_part.items()}
+    found = {part: float(part_norm) for part, part_norm in engine.layer_norms.items()}
+    assert ("unembedding" in found) == (not is_tied)
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert sum(square for square in squares_of_part.values()) ** 0.5 == pytest.approx(float(norm))
+
+
 def test_gradient_accumulation_equals_one_batch(make_config: MakeConfig, batch: Batch) -> None:
     engines = [
         engine_for(make_config(training__batch_size=6, training__micro_batch_size=micro))

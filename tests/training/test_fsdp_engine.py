@@ -94,6 +94,7 @@ def steps_of(work: Work, processes: Processes) -> dict[str, Any]:
     share = slice(processes.rank, None, processes.world_size)
     born = digest(engine.copy_weights(whole=True))
     calls = Counter[int]() if training.compile else count_calls(engine)  # would be compiled, too
+    engine.logs_layer_norms = True
     with orthogonal_in_fp32():
         steps = [engine.step(batch_of(step).rows(share), 3e-3) for step in range(NUM_STEPS)]
     calls_in_training = dict(calls)
@@ -105,6 +106,7 @@ def steps_of(work: Work, processes: Processes) -> dict[str, Any]:
         "calls": [calls_in_training[layer] for layer in sorted(calls)],
         "losses": [float(loss) for loss, _ in steps],
         "norms": [float(norm) for _, norm in steps],
+        "layer_norms": {part: float(norm) for part, norm in engine.layer_norms.items()},
         "heldout": float(heldout.mean()),
         "weights": {name: float(weight.double().norm()) for name, weight in weights.items()},
         "mesh": engine.describe().get("mesh"),
@@ -160,6 +162,15 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
     ours = run(work, 2)
     assert ours["mesh"] == [2]
     check_difference(ours, alone(work))
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_two_processes_have_the_layer_gradient_norms_of_one(tmp_path: Path, engine: str) -> None:
+    work = Work(tmp_path / "norms.json", engine=engine, model=OLMO | {"weight_tying": False})
+    ours = run(work, 2)
+    parts = {"embedding", "block_0", "block_1", "block_2", "unembedding", "other"}
+    assert ours["layer_norms"].keys() == parts
+    assert ours["layer_norms"] == pytest.approx(alone(work)["layer_norms"], rel=1e-5)
 
 
 def test_muon_takes_the_steps_of_one_process(tmp_path: Path) -> None:

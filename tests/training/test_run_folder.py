@@ -186,6 +186,17 @@ def test_waits_are_logged_with_the_next_speed(
     assert long_waits == {(logged_at, key)}
 
 
+@pytest.mark.parametrize("is_on", [False, True])
+def test_layer_gradient_norms_are_in_the_rows_of_logging_intervals(
+    make_config: MakeConfig, is_on: bool
+) -> None:
+    config = make_config(logging__layer_gradient_norms=is_on, logging__interval_steps=2)
+    train(config)
+    rows = list(read_metrics(Path(config.run_folder) / "metrics.jsonl"))
+    steps = [row["step"] for row in rows if any("gradient_norm/" in name for name in row)]
+    assert steps == ([2, 4, 6] if is_on else [])
+
+
 def slow_down(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, step: int, seconds: float
 ) -> None:
