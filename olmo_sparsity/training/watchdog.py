@@ -31,6 +31,9 @@ from olmo_sparsity.training.distributed import Processes
 GRACE_S = 8.0
 """Seconds within which all processes reach a time-out and write their stacks."""
 
+REPORT_S = 3.0
+"""Seconds that the others leave to the process that reports."""
+
 DISK_PATIENCE_S = 30.0
 """Seconds after which a process ends whether its stacks are written or not: a network disk that
 hangs may be what the run waits for, and blocks whoever writes to it."""
@@ -106,6 +109,10 @@ class Watchdog:
         if rank == min(present, default=rank):
             stacks = f"{self._describe(present)} are in {self.folder}"
             say(f"{late}: {stacks}; the same command goes on")
+        else:
+            # The end of this process closes its connections. Then the work of the reporting process
+            # fails, and may end it before it has reported.
+            time.sleep(REPORT_S)
         self.release()
 
     def _describe(self, present: list[int]) -> str:
