@@ -361,7 +361,7 @@ def test_a_row_keeps_what_a_layer_can_reach_from_a_later_place(seen: bool) -> No
             kept = row.within(reach)
             if seen:
                 near = [place for place in range(places[0]) if places[0] - place < reach]
-                assert ([] if kept.distant is None else kept.distant.tolist()) == near
+                assert ([] if kept.attended is None else kept.attended.tolist()) == near
             else:
                 assert kept.places.tolist() == reached
 

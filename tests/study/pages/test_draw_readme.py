@@ -54,7 +54,7 @@ def test_the_caption_says_where_the_placebo_of_rope_is_the_higher_line() -> None
     placebo = read_placebo_recovery(ROPE, TRAINED_LENGTH)
     higher = [k for k in placebo.index if placebo[k] > own[k]]
     assert higher == [8, 16]
-    assert "with RoPE alone the dotted line is the higher one from eight tokens on" in README
+    assert "with RoPE alone it is negative from eight tokens on" in README
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.key)
