@@ -136,9 +136,11 @@ def _rules_of_positions(config: RunConfig) -> Rules:
                 f"{place}{positions.per_document=} must be {config.positions.per_document}, as in "
                 "the run's positions, by which held-out text is evaluated"
             )
-    is_unused = all(stage.positions is not None for stage in config.training.lengths)
-    unused = replace(config.positions, per_document=False)
-    if config.training.lengths and is_unused and unused != PositionsConfig():
+    stages = config.training.lengths
+    each_has_own = bool(stages) and all(stage.positions is not None for stage in stages)
+    # `per_document` of the run may be set all the same, as evaluations read it.
+    others = replace(config.positions, per_document=False)
+    if each_has_own and others != PositionsConfig():
         yield (
             "positions is set, but each stage of training.length has positions of its own; leave "
             "them out of the stages that have the run's"

@@ -47,6 +47,8 @@ class WholePrompts(PromptModel, nn.Module):
         arguments = inspect.signature(model.forward).parameters
         self._keeps_last_logits = "logits_to_keep" in arguments
         self._cache_name = next((name for name in _CACHES if name in arguments), None)
+        # Nats by which two computations of one log-probability may differ: sums of about 1,000
+        # rounded products. In bf16 that would be 8 nats, which would hide any real difference.
         self._rounding = min(0.1, 1024 * torch.finfo(model.dtype).eps)
         self._check_causal()
         self.shares = self._continues_from_states()
@@ -56,7 +58,7 @@ class WholePrompts(PromptModel, nn.Module):
         after it."""
         ids = np.arange(3, 8) % self.vocab_size
         # Two continuations that differ in their second token.
-        prompts = [Prompt(ids, ids[[0, second, 0]]) for second in (1, 2)]
+        prompts = [Prompt(ids, np.array([ids[0], ids[second], ids[0]])) for second in (1, 2)]
         first_W, second_W = self.score(prompts)
         if abs(first_W[0] - second_W[0]) > self._rounding:
             raise ConfigError(

@@ -2,8 +2,10 @@
 
     prepare ─> check_possible     rejects what would fail in the first step, or only at the end
             ─> resolve            what hardware and tokenizer determine (resolve.py)
-            ─> build_…            batches, evaluation, model
+            ─> build_…            evaluation and batches
             ─> open_run_folder    locks the folder, or finds another run in it (run_folder.py)
+            ─> build_weights      a new model, or its shapes alone and where its weights come from
+            ─> check_…            whether all processes see one config and one disk (preflight.py)
             ─> restore            weights, moments and the first step (restore.py)
 
 The given config is not changed: what hardware and tokenizer determine is set in a copy,
@@ -132,7 +134,8 @@ def prepare(
             if not list_checkpoints(run_folder):
                 check_epochs(config, epochs)
             held.enter_context(open_run_folder(run_folder, settings, config_yaml))
-            # Before anything heavy: a start that hangs or is killed from here on is one that died.
+            # Counted before the model is built: a start that hangs or is killed from here on counts
+            # as one that died.
             count.begin(config.checkpoint.max_starts)
         # The first weights are those of the seed, whatever was drawn before.
         torch.manual_seed(config.seed)

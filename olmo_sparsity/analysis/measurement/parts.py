@@ -149,7 +149,7 @@ class UnfinishedDocument:
 
     @property
     def is_due(self) -> bool:
-        """Return whether rows have not been stored for so long that they should be now."""
+        """Return whether rows were last stored so long ago that they should be stored now."""
         return time.monotonic() - self._stored_at >= self._store_every_s
 
     def store(self, texts: Sequence[str], tables: Mapping[str, pd.DataFrame]) -> None:

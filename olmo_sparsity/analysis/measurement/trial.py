@@ -117,7 +117,7 @@ class Trial:
             induction = repetition_drop(scorer, documents, length, num_passages)
             seconds = time.perf_counter() - began
         speed = 2 * length * max(induction["num_passages"], 1) / seconds
-        # If it takes seconds, the check of the measurement itself.
+        # If the measurement's own check fits into the time of a trial, it replaces this one.
         passages = passages_of(*plan.induction_texts())
         if sum(2 * len(passage) for passage in passages) <= TRIED_S * speed:
             induction = repetition_drop(scorer, *plan.induction_texts())
@@ -137,8 +137,8 @@ class Trial:
         for number in sorted(plan.measured):  # neighbours are of different halves
             document = plan.documents[number]
             blocks = list(windows.blocks(document.tokens[: windows.first_target + TRIED_TOKENS]))
-            # About what the first block costs, the first two, and so on.
-            num_forwards = losses_forwards(plan, number, blocks)
+            # The cost of the first block, of the first two, and so on, with blocks taken as equal.
+            num_forwards = count_forwards_of_losses(plan, number, blocks)
             forwards_of_blocks = num_forwards * np.arange(1, len(blocks) + 1) / len(blocks)
             if not tables and forwards_of_blocks[0] > max_forwards:
                 return  # even one block takes too long
@@ -165,7 +165,7 @@ class Trial:
         num_losses = {
             number: sum(block.num_targets for block in blocks[number]) for number in numbers
         }
-        loss_forwards = _forwards_of_losses(plan, blocks)
+        loss_forwards = _forwards_of_first_phase(plan, blocks)
 
         # `places`: where targets may be. `expected`: how many of them are evaluated.
         if plan.fits_threshold:
@@ -262,19 +262,19 @@ def _fixed_places(plan: Plan, numbers: Sequence[int]) -> dict[int, np.ndarray]:
     return {int(number): places.to_numpy() for number, places in by_document}
 
 
-def _forwards_of_losses(plan: Plan, blocks: dict[int, list[Block]]) -> float:
+def _forwards_of_first_phase(plan: Plan, blocks: dict[int, list[Block]]) -> float:
     """Return the token-forwards of the first phase: of the losses of these blocks, by document,
     that are not reused, and of the induction check."""
     forwards = 0.0
     for number, blocks_of_document in blocks.items():
         if number not in plan.reused_losses.by_document:
-            forwards += losses_forwards(plan, number, blocks_of_document)
+            forwards += count_forwards_of_losses(plan, number, blocks_of_document)
     for passage in passages_of(*plan.induction_texts()):
         forwards += 2 * len(passage)  # the passage and its repetition
     return forwards
 
 
-def losses_forwards(plan: Plan, number: int, blocks: Sequence[Block]) -> int:
+def count_forwards_of_losses(plan: Plan, number: int, blocks: Sequence[Block]) -> int:
     """Return the token-forwards of the losses of these blocks of a document. There are three losses
     of each target: with the local window, with the long one, and with the long one of the
     placebo."""

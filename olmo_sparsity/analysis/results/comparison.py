@@ -45,7 +45,10 @@ def describe_comparison(
     lines = [title]
     differing = differing_conditions(first, second)
     if differing:
-        differences = [f"{name} {ours} and {theirs}" for name, (ours, theirs) in differing.items()]
+        differences = [
+            f"{name} {of_first} and {of_second}"
+            for name, (of_first, of_second) in differing.items()
+        ]
         lines.append(f"measured with different {'; '.join(differences)}")
     lines += _format_comparison(table, columns)
     lines += _describe_intervals_of_comparison(table, transfers)
@@ -53,8 +56,8 @@ def describe_comparison(
 
 
 def _describe_intervals_of_comparison(table: pd.DataFrame, transfers: bool) -> list[str]:
-    """Return how the intervals of a comparison are made, and what makes those of the marked rows
-    doubtful, or why these have none."""
+    """Return lines below the table: why the intervals of marked rows are doubtful or missing, and
+    how intervals are computed."""
     remarks = dict.fromkeys(remark for remark in table.remark if remark)
     lines = [f"  *: {remark}" for remark in remarks]
     has_few = has_few_targets(table) | has_few_targets(table, "placebo")
@@ -63,8 +66,12 @@ def _describe_intervals_of_comparison(table: pd.DataFrame, transfers: bool) -> l
     if has_few.all():
         return lines
     intervals = f"intervals: {BOOTSTRAP}"
-    counts = _counts_of_documents(table)
-    if not transfers and table[counts][table.net_nats.notna()].min(axis=None) < FEW_FOR_BOOTSTRAP:
+    has_students_t = False
+    if not transfers:
+        with_net = table.net_nats.notna()
+        fewest_documents = table.loc[with_net, _counts_of_documents(table)].min(axis=None)
+        has_students_t = fewest_documents < FEW_FOR_BOOTSTRAP
+    if has_students_t:
         intervals += (
             f"; by Student's t in rows of fewer than {FEW_FOR_BOOTSTRAP} documents (own / placebo)"
         )

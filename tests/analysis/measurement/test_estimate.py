@@ -18,7 +18,7 @@ from olmo_sparsity.analysis.measurement.measurement import run
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.target_costs import counting_plan
 from olmo_sparsity.analysis.measurement.targets import sampled_blocks
-from olmo_sparsity.analysis.measurement.trial import losses_forwards
+from olmo_sparsity.analysis.measurement.trial import count_forwards_of_losses
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.text.documents import Documents
@@ -56,7 +56,7 @@ def test_token_forwards_are_counted_exactly(model: Any, settings: Settings) -> N
         plan.scorer._known_text = None
         plan.losses(number)
         blocks = sampled_blocks(plan.documents[number], plan.settings)
-        assert losses_forwards(plan, number, blocks) == plan.scorer.token_forwards - before
+        assert count_forwards_of_losses(plan, number, blocks) == plan.scorer.token_forwards - before
     counting, before = counting_plan(plan), plan.scorer.token_forwards
     plan.scorer._known_text = None
     plan.recovery(1, targets)
