@@ -69,6 +69,7 @@ def estimates_of(engine: str, layers: int, count: int) -> dict[str, float]:
         count,
         gathered=gathered_at_once(model, sizes),
         sums_whole_gradients=TRAINING.batch_size // count > 1,
+        largest_weight=largest_weight,
     )
     in_bytes = {
         "build": start_bytes("bf16", parameters, engine, count, largest_weight),

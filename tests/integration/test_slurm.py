@@ -86,9 +86,20 @@ class Job:
         return self
 
     def go_on(self, start: int) -> None:
-        """Until it has been started so often, and a step is done."""
+        """Until it has been started so often, and steps are done."""
         self.wait_for(lambda: len(self.starts()) == start, f"start {start}")
+        # The rows beyond the checkpoint are those of the start before, until they are cut off.
+        self.wait_for(lambda: bool(self.losses_since_start()), f"a step of start {start}")
         self.reach(self.starts()[-1]["resumed_at_step"] + 5)
+
+    def losses_since_start(self) -> dict[int, float]:
+        """The losses that were logged after the last start wrote its entry."""
+        began = datetime.fromisoformat(self.starts()[-1]["started"])
+        return {
+            row["step"]: row["loss"]
+            for row in read_metrics(self.run_folder / "metrics.jsonl")
+            if "loss" in row and datetime.fromisoformat(row["timestamp"]) >= began
+        }
 
 
 Scenario = Callable[["Bench"], Job]
@@ -554,8 +565,8 @@ def test_the_commands_of_the_pages(
     monkeypatch.chdir(ROOT)
     cluster = jobs[undisturbed].result().cluster
     if words[0] == "olmo-sparsity":
-        options = build_parser().parse_args(words[1:])
-        array = ("--array=0", "slurm/train.sbatch", options.config)
+        options, overrides = build_parser().parse_known_args(words[1:])
+        array = ("--array=0", "slurm/train.sbatch", options.config, *overrides)
         words = ["sbatch", *shlex.split(options.slurm), *array]
     if words[0] == "sbatch":
         cluster.run("sbatch", "--test-only", *words[1:], SBATCH_PARTITION="pair")

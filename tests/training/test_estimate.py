@@ -22,6 +22,7 @@ from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.training.choose_engine import check_engine
+from olmo_sparsity.training.deepspeed_engine import deepspeed_settings, with_live_weights
 from olmo_sparsity.training.dry_run import cost_of
 from olmo_sparsity.training.estimate.compute import flops_per_token, share_of_peak
 from olmo_sparsity.training.estimate.cost import cost_with, gpu_hours, with_engine
@@ -374,10 +375,11 @@ def test_zero_3_is_not_ranked_ahead_of_a_compiled_engine() -> None:
 
 def test_zero_3_prefetches_weights_although_a_layer_is_larger_than_its_bucket() -> None:
     """DeepSpeed fetches nothing ahead while the weights in use exceed max_live_parameters."""
-    path = CONFIGS / "deepspeed/zero3.json"
-    settings = DeepSpeedZeroConfig(**json.loads(path.read_text())["zero_optimization"])
-    model = without_memory(seven_billion(*ZERO_3).model)
+    config = seven_billion(*ZERO_3)
+    model = without_memory(config.model)
     largest_weight = max(weight.numel() for weight in model.parameters())
+    given = deepspeed_settings(config.engine, config.training, 64)
+    settings = DeepSpeedZeroConfig(**with_live_weights(given, largest_weight)["zero_optimization"])
     assert largest_weight > settings.prefetch_bucket_size
     assert largest_weight + settings.prefetch_bucket_size <= settings.max_live_parameters
 
