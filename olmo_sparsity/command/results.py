@@ -101,7 +101,9 @@ def _compare_experiment(folder: str, transfers: bool) -> list[pd.DataFrame]:
 
     experiment = saved_experiment(folder)
     if experiment is None:
-        raise ConfigError(f"{folder} is no experiment's folder: pass two results to compare")
+        raise ConfigError(
+            f"{folder} is not the folder of an experiment; pass two results to compare"
+        )
     if transfers:
         raise ConfigError(
             f"--transfer with the experiment {folder}: pass two folders of {folder}/measured that "

@@ -42,8 +42,8 @@ def _shard_of_array_task() -> Shard:
         return Shard(0, 1)
     if not os.environ.get("SLURM_ARRAY_TASK_COUNT"):
         raise ConfigError(
-            f"SLURM_ARRAY_TASK_ID={task} is set without SLURM_ARRAY_TASK_COUNT, so this is no task "
-            "of a SLURM array; unset it, or pass --shard"
+            f"SLURM_ARRAY_TASK_ID={task} is set without SLURM_ARRAY_TASK_COUNT, so this process "
+            "does not belong to a SLURM array; unset it, or pass --shard"
         )
     first_task = int(os.environ.get("SLURM_ARRAY_TASK_MIN") or -1)
     last_task = int(os.environ.get("SLURM_ARRAY_TASK_MAX") or -1)

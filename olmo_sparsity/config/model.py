@@ -25,7 +25,7 @@ ROUNDING = "rounding"
 """The same computation, rounded in another way."""
 
 TRAINING = "training"
-"""What happens in training only, such as dropout."""
+"""The field has an effect in training alone, as dropout has."""
 
 START = "start"
 """How weights are drawn."""
@@ -183,7 +183,7 @@ class ModelConfig:
     fields."""
 
     sliding_window: int | None = option(None, changes=COMPUTATION, least=1, most=10**9)
-    """Of olmo3: three of four layers attend to position IDs that differ by less than this."""
+    """Three of four layers of olmo3 attend only to position IDs that differ by less than this."""
 
     nope_every: int | None = option(None, changes=COMPUTATION, least=2, most=10**5)
     """Every so many layers, one has no positions (NoPE), as in SmolLM3: 4 leaves layers 4, 8, …

@@ -249,7 +249,7 @@ class TrainingConfig:
 
 @dataclass
 class EngineConfig:
-    """What runs a step on one process or several, and how long it may take."""
+    """The engine that runs a step on one process or several, and its time limits."""
 
     name: Literal["auto", "single", "ddp", "fsdp", "zero1", "zero2", "zero3"] = "auto"
     """single: one process; ddp: PyTorch's DistributedDataParallel; fsdp: PyTorch's fully_shard;

@@ -154,16 +154,16 @@ SHOWN_PLACES = 5
 
 def _note_of_unchecked(places: Sequence[StatementPlace]) -> str:
     """Return a note of the statements that neither `expect` nor the baseline checks."""
-    shown = [
+    shown_places = [
         f"question {place.question}, statement {place.statement}" for place in places[:SHOWN_PLACES]
     ]
     if len(places) > SHOWN_PLACES:
-        shown.append("…")
+        shown_places.append("…")
     subject = "1 statement" if len(places) == 1 else f"{len(places)} statements"
     verb = "is" if len(places) == 1 else "are"
     return (
         f"{subject} of the baseline {verb} undecided, so that any verdict passes; "
-        f"write `expect` for {'; '.join(shown)}"
+        f"write `expect` for {'; '.join(shown_places)}"
     )
 
 

@@ -82,7 +82,7 @@ def doubts_about(texts: Sequence[str], parts: Sequence[Part], passages: str) -> 
 
     texts: The texts of the message, of which `split_at_passages` made the parts.
     """
-    found = [part for part in parts if part.name]
+    sources = [part for part in parts if part.name]
     place = f"passages={passages!r:.40}"
     doubts = list[str]()
     last_line = texts[-1].rstrip().rpartition("\n")[2].strip()
@@ -91,23 +91,23 @@ def doubts_about(texts: Sequence[str], parts: Sequence[Part], passages: str) -> 
     ends_in_question = last_line.endswith(QUESTION_MARKS) and bool(parts[-1].name)
     if ends_in_question or not stays_in_view:
         doubts.append(
-            f"{place}: the source '{printable(found[-1].name)}' holds the last line of the user's "
-            f"message, '{shown_line}'; if that is the question, let passages end before it"
+            f"{place}: the source '{printable(sources[-1].name)}' holds the last line of the "
+            f"user's message, '{shown_line}'; if that is the question, let passages end before it"
         )
-    if len(found) == 1:
-        text = next(text for text in texts if found[0].text in text)
-        first = text.index(found[0].text)
-        line_starts = re.compile(r"(?<=\n)\S").finditer(text, first, first + len(found[0].text))
+    if len(sources) == 1:
+        text = next(text for text in texts if sources[0].text in text)
+        first = text.index(sources[0].text)
+        line_starts = re.compile(r"(?<=\n)\S").finditer(text, first, first + len(sources[0].text))
         pattern = _compile(passages)
         # Such as a second mark `[2]` at the beginning of a line.
         if any(pattern.match(text, line.start()) for line in line_starts):
             doubts.append(
-                f"{place}: the only source, '{printable(found[0].name)}', holds further matches; "
+                f"{place}: the only source, '{printable(sources[0].name)}', holds further matches; "
                 "let each passage end before the next begins"
             )
             return doubts
     if "attributes" in _compile(passages).groupindex:
-        for part in found:
+        for part in sources:
             if re.search(rf"<{passages}\b", part.text):
                 doubts.append(
                     f"{place}: another <{passages}> begins within the source "

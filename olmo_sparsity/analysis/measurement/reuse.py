@@ -1,7 +1,8 @@
 """Reuse another measurement: its losses, its targets, or the settings of its choices.
 
     losses_of                  the losses, if model, text and windows are the same
-    targets_of                 the targets, and if asked for the ranked units, of the same text
+    targets_of                 the targets of a measurement of the same text; on request also its
+                               ranked units
     with_settings_of_targets   settings under which targets keep their placebo
     settings_of                the settings under which units were ranked
 

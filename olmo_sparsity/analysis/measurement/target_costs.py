@@ -62,8 +62,9 @@ class TargetCosts:
         for number in [numbers[index] for index in np.unique(spread)]:
             drawn = stream(0, "trial", number).permutation(places[number])[:TRIED_TARGETS]
             num_third = -(-len(drawn) // 3)  # rounded up
-            # Own targets, a third of them, and as many of the placebo: so that the number of
-            # targets differs at an equal number of tokens, and the rates can be told apart.
+            # Three parts: own targets, a third of them, and as many targets of the placebo. The
+            # first two differ in the number of targets alone, which separates what the tokens of a
+            # document cost from what its targets cost.
             parts = [(DOCUMENT, drawn), (DOCUMENT, drawn[:num_third])]
             if plan.fits_threshold:
                 parts.append((PLACEBO, drawn))

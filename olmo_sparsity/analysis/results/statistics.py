@@ -211,8 +211,8 @@ def quantities_with_intervals(target_rows: TargetRows) -> dict[str, float]:
 
 
 def ratios_of_sums(sums: TargetSums) -> dict[str, Bootstrapped]:
-    """Compute what is a ratio of sums over targets. A statistic over targets that is no such ratio,
-    such as a median, belongs in `quantities_with_intervals`."""
+    """Compute the ratios of sums over targets. Other statistics over targets, such as a median,
+    belong in `quantities_with_intervals`."""
     gap = known_gap(sums.gap, sums.weight)
     excess_nats = sums.own_reduction - sums.unrelated_reduction
     return {

@@ -39,7 +39,7 @@ class RowGroup(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    """What rows must have in common to share forwards."""
+    """The properties of a row. Rows of equal properties can be computed in one forward."""
 
     num_places: int
     num_targets: int

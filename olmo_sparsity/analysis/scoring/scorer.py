@@ -260,7 +260,7 @@ class Scorer:
     def _hidden_in_one_pass(self, blocks: list[Block]) -> list[Tensor]:
         """Return hidden_WD at the targets of blocks whose tokens are all beginnings of those of the
         last block, as in a document with its own distant text."""
-        # The last target predicts nothing here, so it is no input.
+        # The tokens before a target predict it, so the last target itself is not an input.
         hidden_BFD = self.states(blocks[-1].tokens[:-1]).hidden_BFD
         assert hidden_BFD is not None
         hidden = []
