@@ -120,23 +120,28 @@ AGREEMENT = "net_equal"
 """The column whose sign seeds are to share: net excess at equal gaps, the strictest test of one
 measurement."""
 
+GAP = "mean_gap"
+"""The column with the difference of L_short − L_long, which is the same in each row of a pair."""
+
 
 def describe_agreement(comparison: Comparison, tables: Sequence[pd.DataFrame]) -> list[str]:
-    """Return lines that say, for each k, whether all seeds have the same sign, and how many
-    intervals exclude 0. `tables`: of the pairs that are compared. Only the rows that the figure
-    draws count: the first selector, and the main set of targets."""
+    """Return lines that say, for the mean gap and for each k, whether all seeds have the same sign,
+    and how many intervals exclude 0. `tables`: of the pairs that are compared. Only the rows that
+    the figure draws count: the first selector, and the main set of targets."""
     rows = pd.concat([_drawn_rows(table) for table in tables])
     rows = rows[rows[AGREEMENT].notna()]
     schemes = f"{comparison.first_scheme} minus {comparison.second_scheme}"
     seeds = f"{len(tables)} seeds"
     if len(tables) < len(comparison.pairs):
         seeds = f"{len(tables)} of {len(comparison.pairs)} seeds"
-    title = f"net at equal gaps of {seeds}: {schemes}, long={comparison.long}"
+    lines = [f"{seeds}: {schemes}, long={comparison.long}"]
+    gaps = pd.concat([table.head(1) for table in tables])
+    lines.append(f"  L_short - L_long: {_describe_signs(gaps, GAP)}")
     if not len(rows):
-        return [f"{title}: no value"]
-    lines = [title]
+        return [*lines, "  net at equal gaps: no value"]
     for (units, k), of_seeds in rows.groupby(["units", "k"], sort=False):
-        lines.append(f"  {units}, k={k}: {_describe_signs(of_seeds)}")
+        signs = _describe_signs(of_seeds, AGREEMENT)
+        lines.append(f"  net at equal gaps, {units}, k={k}: {signs}")
     return lines
 
 
@@ -146,11 +151,12 @@ def _drawn_rows(table: pd.DataFrame) -> pd.DataFrame:
     return rows[rows.selector == rows.selector.iloc[0]]
 
 
-def _describe_signs(of_seeds: pd.DataFrame) -> str:
-    """Return the signs of some seeds' values, and how many of their intervals exclude 0."""
-    values = of_seeds[AGREEMENT]
-    low = of_seeds[f"{AGREEMENT}_low"]
-    high = of_seeds[f"{AGREEMENT}_high"]
+def _describe_signs(of_seeds: pd.DataFrame, column: str) -> str:
+    """Return the signs of a column's values of some seeds, and how many of their intervals exclude
+    0."""
+    values = of_seeds[column]
+    low = of_seeds[f"{column}_low"]
+    high = of_seeds[f"{column}_high"]
     num_above = int((values > 0).sum())
     num_below = int((values < 0).sum())
     if num_above == len(values):

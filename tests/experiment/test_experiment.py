@@ -726,8 +726,8 @@ def test_compare_of_an_experiment_names_each_pair_and_sums_up_its_seeds(
         "net excess: PoSE (tiny_pose_seed1) minus RoPE (tiny_rope_seed1), long=24, last step",
     ]
     assert "RoPE (tiny_rope_seed2), long=24, last step: not compared: " in said
-    assert "net at equal gaps of 2 seeds: tiny_pose minus tiny_rope, long=12\n" in printed
-    assert "net at equal gaps of 1 of 2 seeds: tiny_pose minus tiny_rope, long=24\n" in printed
+    assert "2 seeds: tiny_pose minus tiny_rope, long=12\n  L_short - L_long: " in printed
+    assert "1 of 2 seeds: tiny_pose minus tiny_rope, long=24\n" in printed
     assert len(pd.read_csv(f"{folder}/pairs.csv")["first"].unique()) == 3
 
     assert main(["compare", folder, "--transfer"]) == EXIT_BAD_INPUT
@@ -760,9 +760,14 @@ def test_seeds_agree_if_all_have_one_sign(
             "net_equal": value,
             "net_equal_low": value - 0.25,
             "net_equal_high": value + 0.25,
+            "mean_gap": -value,
+            "mean_gap_low": -value - 0.01,
+            "mean_gap_high": -value + 0.01,
         }
         others = [row | {"selector": "random", "net_equal": -9.0}, row | {"target_set": "every"}]
         tables.append(pd.DataFrame([row, *others]))
-    title, line = describe_agreement(comparison, tables)
-    assert title == "net at equal gaps of 3 seeds: tiny_pose minus tiny_rope, long=12"
-    assert line.startswith(f"  tokens, k=1: {expected}")
+    title, gap, net = describe_agreement(comparison, tables)
+    assert title == "3 seeds: tiny_pose minus tiny_rope, long=12"
+    assert net.startswith(f"  net at equal gaps, tokens, k=1: {expected}")
+    assert gap.startswith("  L_short - L_long: ")
+    assert gap.endswith("3 of 3 intervals exclude 0")

@@ -50,9 +50,19 @@ def describe_comparison(
             for name, (of_first, of_second) in differing.items()
         ]
         lines.append(f"measured with different {'; '.join(differences)}")
+    if not transfers:
+        lines.append(_describe_gap_difference(table))
     lines += _format_comparison(table, columns)
     lines += _describe_intervals_of_comparison(table, transfers)
     return table, "\n".join(lines)
+
+
+def _describe_gap_difference(table: pd.DataFrame) -> str:
+    """Return a line with the difference of the mean gap, which is the same in each row."""
+    row = table.iloc[0]
+    ends = (row.mean_gap_low, row.mean_gap_high)
+    difference = with_interval(row.mean_gap, *ends, digits=3)
+    return f"L_short - L_long, mean of all measured tokens: {difference} nats a token"
 
 
 def _describe_intervals_of_comparison(table: pd.DataFrame, transfers: bool) -> list[str]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.results.intervals import Interval, resample
+from olmo_sparsity.analysis.results.intervals import NO_INTERVAL, Interval, resample, width_ratio
+from olmo_sparsity.analysis.results.reported import MIN_DOCUMENTS
 from olmo_sparsity.analysis.results.target_rows import Parts, whole_documents
 
 INDUCTION_SHARE = 0.15
@@ -34,6 +35,44 @@ def mean_gap(losses: pd.DataFrame, parts: Parts | None = None) -> Interval:
     sums_by_document = values.groupby(whole_documents(losses.document, parts).to_numpy()).sum()
     gap, num_tokens = resample(sums_by_document)
     return (gap / num_tokens).interval()
+
+
+def gap_difference(
+    first: pd.DataFrame, second: pd.DataFrame, parts: Parts | None = None
+) -> Interval:
+    """Return the mean gap of a first model minus that of a second one, in nats a token, over the
+    tokens that both measured, and its interval.
+
+    The interval is paired: each resample of documents draws the same ones for both models. With
+    fewer than `MIN_DOCUMENTS` documents there is none, and its ends are NaN.
+
+    Args:
+        first: Losses of the first model: columns document, target, loss_short and loss_long.
+        second: Losses of the second one, of the same text in the same tokens.
+        parts: Of documents that were split, which are resampled whole.
+    """
+    token = ["document", "target"]
+    both = first.merge(second, on=token, suffixes=("_of_first", "_of_second"))
+    if both.empty:
+        return NO_INTERVAL
+    gaps = {
+        model: (both[f"loss_short_{model}"] - both[f"loss_long_{model}"]).astype(float)
+        for model in ("of_first", "of_second")
+    }
+    values = pd.DataFrame({"difference": gaps["of_first"] - gaps["of_second"], "num_tokens": 1.0})
+    sums_by_document = values.groupby(whole_documents(both.document, parts).to_numpy()).sum()
+    difference, num_tokens = resample(sums_by_document)
+    mean = (difference / num_tokens).interval()
+    num_documents = len(sums_by_document)
+    if num_documents < MIN_DOCUMENTS:
+        return mean._replace(low=float("nan"), high=float("nan"))
+    # A bootstrap over few documents is too narrow.
+    stretch = width_ratio(num_documents)
+    return Interval(
+        mean.value,
+        mean.value + stretch * (mean.low - mean.value),
+        mean.value + stretch * (mean.high - mean.value),
+    )
 
 
 def longppl(losses: pd.DataFrame) -> dict[str, float | int | None]:

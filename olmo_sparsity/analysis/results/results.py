@@ -19,6 +19,7 @@ import pandas as pd
 
 from olmo_sparsity.analysis.results.chosen_units import median_distances, shares_of_all
 from olmo_sparsity.analysis.results.columns import later_columns
+from olmo_sparsity.analysis.results.loss_statistics import gap_difference
 from olmo_sparsity.analysis.results.meta import SETS, Meta
 from olmo_sparsity.analysis.results.reported import STUDENT, as_reported, without_few_intervals
 from olmo_sparsity.analysis.results.statistics import (
@@ -104,7 +105,10 @@ ResultsOrFolder = Results | str | Path
 def compare(first: ResultsOrFolder, second: ResultsOrFolder) -> pd.DataFrame:
     """Return net excess of the first measurement minus net excess of the second: a row for each
     target set, units, selector and k. Both must be of the same text in the same tokens. Intervals
-    are paired, and by Student's t if documents are few."""
+    are paired, and by Student's t if documents are few.
+
+    The columns `mean_gap`, `mean_gap_low` and `mean_gap_high` are the difference of the mean gap
+    over all tokens that both measured; they are the same in each row."""
     first = _read_if_folder("first", first)
     second = _read_if_folder("second", second)
     for results in (first, second):
@@ -114,7 +118,9 @@ def compare(first: ResultsOrFolder, second: ResultsOrFolder) -> pd.DataFrame:
                 remedy = "pass --transfer"
             name = results.meta.model.get("name")
             raise DataError(f"{name} has no placebo to compare; {remedy}")
-    return as_reported(net_differences(*_pairs(first, second)))
+    table = as_reported(net_differences(*_pairs(first, second)))
+    gap = gap_difference(first.reported, second.reported, first.parts)
+    return table.assign(mean_gap=gap.value, mean_gap_low=gap.low, mean_gap_high=gap.high)
 
 
 def transfer(first: ResultsOrFolder, second: ResultsOrFolder) -> pd.DataFrame:

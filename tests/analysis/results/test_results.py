@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from numpy.typing import ArrayLike
 
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.results import reported
@@ -31,6 +32,7 @@ from olmo_sparsity.analysis.results.columns import (
 )
 from olmo_sparsity.analysis.results.comparison import describe_comparison
 from olmo_sparsity.analysis.results.conclusion import quoted_row_of
+from olmo_sparsity.analysis.results.loss_statistics import gap_difference, mean_gap
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.reported import with_t_intervals
 from olmo_sparsity.analysis.results.results import FILES, Results, compare, read_results
@@ -72,6 +74,47 @@ def test_measurements_of_other_texts_are_not_compared(results: Results) -> None:
 
 
 ROOT = Path(__file__).parents[3]
+
+
+def test_the_difference_of_mean_gaps_is_of_the_tokens_that_both_measured() -> None:
+    """A token or a document that one model alone measured does not count."""
+    first = losses_of({0: [1.0, 3.0], 1: [2.0], 2: [50.0]})
+    second = losses_of({0: [0.5, 1.0], 1: [4.0, 90.0]})
+    gap = gap_difference(first, second)
+    assert gap.value == pytest.approx((0.5 + 2.0 - 2.0) / 3)
+    assert np.isnan([gap.low, gap.high]).all()  # of two documents
+
+
+def test_the_interval_of_a_difference_of_mean_gaps_is_paired_over_documents() -> None:
+    """Documents differ much and models little, so that intervals of each model overlap."""
+    generator = np.random.default_rng(0)
+    gaps = {document: generator.normal(document, 0.1, 20) for document in range(40)}
+    first = losses_of(gaps)
+    second = losses_of({document: gap - 0.2 for document, gap in gaps.items()})
+    gap = gap_difference(first, second)
+    assert gap == pytest.approx((0.2, 0.2, 0.2))
+    assert mean_gap(first).low < mean_gap(second).high
+    exchanged = gap_difference(second, first)
+    assert exchanged == pytest.approx((-gap.value, -gap.high, -gap.low))
+
+
+def losses_of(gaps: Mapping[int, ArrayLike]) -> pd.DataFrame:
+    """Return losses of tokens with these gaps: document → the gaps of its tokens."""
+    rows = [
+        {"document": document, "target": target, "loss_short": 1 + gap, "loss_long": 1.0}
+        for document, of_tokens in gaps.items()
+        for target, gap in enumerate(np.asarray(of_tokens))
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_a_comparison_has_the_difference_of_mean_gaps(results: Results) -> None:
+    lower = results.losses.assign(loss_long=results.losses.loss_long - 0.25)
+    better = replace(results, losses=lower)
+    table = compare(better, results)
+    assert table.mean_gap.to_numpy() == pytest.approx(0.25)
+    _, printed = describe_comparison(better, results, False)
+    assert "L_short - L_long, mean of all measured tokens: +0.250 [+0.250, +0.250]" in printed
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -318,7 +318,8 @@ def test_a_comparison_has_the_rows_of_its_table(results: Results, transfers: boo
     assert intervals.endswith(
         "by Student's t in rows of fewer than 25 documents (own / placebo)"
     ) == (not transfers)
-    for line, row in zip(rows[2:], table.to_dict("records"), strict=True):
+    shown = rows[-len(table) :]
+    for line, row in zip(shown, table.to_dict("records"), strict=True):
         for name, digits in ((first, 2), (last, 3)):
             ends = row[f"{name}_low"], row[f"{name}_high"]
             assert f"  {with_interval(row[name], *ends, digits=digits)}" in line
