@@ -8,12 +8,14 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.command.share import parse_shard
+from olmo_sparsity.config.run import load_config
 from olmo_sparsity.training.checkpoint import PATIENCE_S
 from tests.conftest import until
 
@@ -154,17 +156,29 @@ SRUN_THAT_ENDS = """#!/bin/bash
 {command}
 """
 SCONTROL = """#!/bin/sh
-[ "$1" = show ] && echo "JobId=12345 JobState=COMPLETING Reason=$REASON Dependency=(null)"
-[ "$1" = requeue ] && echo "$2" >>"$REQUEUES"
+case "$1 $2" in
+  "show job")
+    excluded=$(cat "$REQUEUES.excluded" 2>/dev/null || echo "(null)")
+    echo "JobId=12345 Reason=$REASON Dependency=(null) ExcNodeList=$excluded NodeList=n[1-2]" ;;
+  "show hostnames") echo "$3" | tr , '\\n' ;;
+  requeue*) echo "$2" >>"$REQUEUES" ;;
+  update*) echo "${3#ExcNodeList=}" >"$REQUEUES.excluded" ;;
+esac
 exit 0
+"""
+SINFO = """#!/bin/sh
+for node in $NODES; do echo "$node (null) 64 500000 gpu:8"; done
+echo "small1 (null) 8 16000 (null)"
 """
 
 
 class Queue:
     """SLURM, as far as a job of one id sees it: each start runs train.sbatch with an srun that
-    does `command`."""
+    does `command`. `nodes`: of its partition, beside a node of another kind."""
 
-    def __init__(self, folder: Path, command: str, reason: str = "None") -> None:
+    def __init__(
+        self, folder: Path, command: str, reason: str = "None", nodes: str = "n1 n2 n3 n4"
+    ) -> None:
         clone = folder / "clone"
         (clone / "slurm/logs").mkdir(parents=True)
         for path in (ROOT / "slurm").glob("*.*"):
@@ -174,31 +188,43 @@ class Queue:
         for name, text in (
             ("srun", SRUN_THAT_ENDS.format(command=command)),
             ("scontrol", SCONTROL),
+            ("sinfo", SINFO),
         ):
             (tools / name).write_text(text)
             (tools / name).chmod(0o755)
         self.requeues = folder / "requeues"
+        self.errors = folder / "errors.log"
         self.environment = {
             "PATH": f"{tools}:/usr/bin:/bin",
             "SLURM_SUBMIT_DIR": str(clone),
             "SLURM_JOB_ID": "12345",
+            "SLURM_JOB_PARTITION": "any",
             "REQUEUES": str(self.requeues),
             "REASON": reason,
+            "NODES": nodes,
             **ONE_NODE,
         }
 
     def start(self, **variables: str) -> subprocess.Popen:
-        return subprocess.Popen(
-            ["bash", "slurm/train.sbatch", "any.yaml"],
-            cwd=self.environment["SLURM_SUBMIT_DIR"],
-            env=self.environment | variables,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        with self.errors.open("a") as errors:
+            return subprocess.Popen(
+                ["bash", "slurm/train.sbatch", "any.yaml"],
+                cwd=self.environment["SLURM_SUBMIT_DIR"],
+                env=self.environment | variables,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
 
     @property
     def num_requeues(self) -> int:
         return len(self.requeues.read_text().splitlines()) if self.requeues.exists() else 0
+
+    @property
+    def excluded(self) -> str:
+        """The nodes that SLURM does not give to the next start."""
+        path = self.requeues.with_name("requeues.excluded")
+        return path.read_text().strip() if path.exists() else ""
 
 
 def run_starts(queue: Queue, number: int, **variables: str) -> str:
@@ -244,6 +270,75 @@ def test_a_time_limit_that_comes_during_a_save_requeues_and_scancel_does_not(
     assert queue.num_requeues == num_requeues
     assert job.returncode == 75
     assert "ended by SLURM" in log
+
+
+@pytest.mark.parametrize(
+    ("lines", "excluded"),
+    [
+        (["n4: task 1: Killed", "n3: task 0: Exited with exit code 76"], "n4"),
+        (
+            [
+                "n4: tasks 4-7: Exited with exit code 1",
+                "n[2-3]: tasks 0-3: Exited with exit code 76",
+            ],
+            "n4",
+        ),
+        # A mistake of the program, or of its input.
+        (["n[3-4]: tasks 0-1: Exited with exit code 1"], ""),
+        (["n3: task 0: Segmentation fault", "n4: task 1: Segmentation fault"], ""),
+        (["n[3-4]: tasks 0-1: Exited with exit code 76"], ""),
+    ],
+)
+def test_a_node_whose_tasks_alone_crash_is_excluded_from_the_next_start(
+    tmp_path: Path, lines: list[str], excluded: str
+) -> None:
+    says = "".join(f"echo 'srun: error: {line}' >&2; " for line in lines)
+    queue = Queue(tmp_path, says + "exit 137")
+    log = run_starts(queue, 1)
+    assert queue.num_requeues == 1
+    assert queue.excluded == excluded
+    said = f"{excluded} failed: excluded from the next starts of this job (1 of at most 2 nodes)"
+    assert (said in log) == bool(excluded)
+
+
+NAMED_BY_THE_OTHERS = 'echo "$FAILED" >"$OLMO_SPARSITY_SUSPECT"; exit 76'
+
+
+def test_at_most_two_nodes_are_excluded_beside_those_of_the_user(tmp_path: Path) -> None:
+    queue = Queue(tmp_path, NAMED_BY_THE_OTHERS)
+    queue.requeues.with_name("requeues.excluded").write_text("n9")
+    log = "".join(run_starts(queue, 1, FAILED=node) for node in ("n1", "n2", "n3"))
+    assert queue.num_requeues == 3
+    assert queue.excluded == "n9,n1,n2"
+    assert "n3 failed, and is not excluded: at most 2 nodes are" in log
+
+
+def test_no_node_is_excluded_that_the_job_needs(tmp_path: Path) -> None:
+    """Else SLURM would hold the job for ever."""
+    queue = Queue(tmp_path, NAMED_BY_THE_OTHERS, nodes="n1 n2 n3")
+    log = run_starts(queue, 1, FAILED="n1", **THREE_NODES)
+    assert (queue.num_requeues, queue.excluded) == (1, "")
+    assert "n1 failed, and is not excluded: the partition has too few other nodes" in log
+
+
+def test_the_node_of_an_earlier_start_is_not_blamed_again(tmp_path: Path) -> None:
+    queue = Queue(tmp_path, NAMED_BY_THE_OTHERS)
+    run_starts(queue, 1, FAILED="n1")
+    (tmp_path / "tools/srun").write_text(SRUN_THAT_ENDS.format(command="exit 76"))
+    assert "failed" not in run_starts(queue, 1)
+    assert queue.excluded == "n1"
+
+
+def test_a_time_limit_that_comes_during_each_save_does_not_requeue_for_ever(
+    tmp_path: Path,
+) -> None:
+    queue = Queue(tmp_path, SAVES_TOO_LONG, "TimeLimit")
+    job = queue.start(OLMO_SPARSITY_MAX_RESTARTS="0")
+    until((tmp_path / "requeues.srun").exists, lambda: job.poll() is None)
+    job.terminate()
+    log, _ = job.communicate(timeout=60)
+    assert queue.num_requeues == 0
+    assert "time limit while saving: not requeued after 0 restarts" in log
 
 
 def test_srun_waits_for_the_first_process_which_waits_for_parts_of_checkpoints(
@@ -306,7 +401,9 @@ def test_acceptance_refuses_a_folder_that_is_not_empty_and_deletes_nothing(tmp_p
 
 
 SRUN_THAT_TRAINS = """#!/bin/sh
-# Notes the checkpoints that are there, then leaves those of a training with its metrics.
+# Notes what it is given and the checkpoints that are there, then leaves those of a training with
+# its metrics.
+echo "$@" >>"$GIVEN"
 ls -d "$SLURM_SUBMIT_DIR"/results/accept/*/checkpoints 2>/dev/null | tr '\\n' ' ' >>"$SEEN"
 echo >>"$SEEN"
 for word; do case $word in --run_folder=*) run=${word#*=};; esac; done
@@ -316,26 +413,101 @@ for step in $(seq 50); do echo "{\\"step\\": $step, \\"loss\\": 3.0}"; done >"$r
 """
 
 
+@dataclass
+class Acceptance:
+    """What slurm/accept.sbatch did with an srun that only pretends to train."""
+
+    out: Path
+    given: list[list[str]]
+    """The words of each call of srun."""
+
+    checkpoints: list[list[str]]
+    """The runs that had checkpoints at each call."""
+
+    @property
+    def trainings(self) -> dict[str, list[str]]:
+        """The words of each run, by the name of its folder; of one that is resumed the last."""
+        trainings = {}
+        for words in self.given:
+            for word in words:
+                if word.startswith("--run_folder="):
+                    trainings[Path(word).name] = words
+        return trainings
+
+
+def pretend_to_accept(folder: Path, *configs: str, **variables: str) -> Acceptance:
+    tools = folder / "tools"
+    tools.mkdir()
+    (tools / "srun").write_text(SRUN_THAT_TRAINS)
+    (tools / "srun").chmod(0o755)
+    files = {"GIVEN": str(folder / "given"), "SEEN": str(folder / "seen")}
+    accept(folder, *configs, PATH=f"{tools}:/usr/bin:/bin", **files, **variables)
+    given = [line.split() for line in (folder / "given").read_text().splitlines()]
+    seen = [line.split() for line in (folder / "seen").read_text().splitlines()]
+    checkpoints = [[Path(path).parent.name for path in paths] for paths in seen]
+    return Acceptance(folder / "clone/results/accept", given, checkpoints)
+
+
 def test_acceptance_keeps_the_checkpoints_of_one_small_run_and_of_the_current_one(
     tmp_path: Path,
 ) -> None:
     """Those of all engines of a 1B model would fill 200 GB."""
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    (tools / "srun").write_text(SRUN_THAT_TRAINS)
-    (tools / "srun").chmod(0o755)
-    seen = tmp_path / "seen"
-    accept(tmp_path, "small.yaml", "large.yaml", PATH=f"{tools}:/usr/bin:/bin", SEEN=str(seen))
-    out = tmp_path / "clone/results/accept"
-    exported = f"{out}/small-ddp/checkpoints"
-    of_calls = [line.split() for line in seen.read_text().splitlines()]
-    assert len(of_calls) > 2 * 6
-    for checkpoints in of_calls:
-        # Before a start: none of a run that was judged; of `killed` and `preempted`, their own.
-        others = {Path(path).parent.name for path in checkpoints} - {"small-ddp"}
-        assert others <= {"killed"} or others <= {"preempted"}
-    assert [str(path) for path in out.glob("*/checkpoints")] == [exported]
-    assert len([*out.glob("*/metrics.jsonl")]) == 2 * 6 + 2
+    accepted = pretend_to_accept(tmp_path, "small.yaml", "large.yaml")
+    assert len(accepted.checkpoints) > 2 * 8
+    for names in accepted.checkpoints:
+        # Before a start: none of a run that was judged; of one that goes on, its own.
+        others = {*names} - {"small"}
+        assert len(others) <= 1
+        assert all(name.endswith(("-killed", "-preempted")) for name in others)
+    kept = [str(path) for path in accepted.out.glob("*/checkpoints")]
+    assert kept == [f"{accepted.out}/small/checkpoints"]
+    assert len([*accepted.out.glob("*/metrics.jsonl")]) == 2 * 8 + 3
+
+
+def test_acceptance_compares_engines_on_two_layers_and_tries_the_config_itself(
+    tmp_path: Path,
+) -> None:
+    """One process does not hold a model of 7B."""
+    two_nodes = {"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "4"}
+    trainings = pretend_to_accept(tmp_path, "7b.yaml", **two_nodes).trainings
+    on_two_layers = {"single", "ddp", "fsdp", "fsdp_by_node", "zero1", "zero2", "zero3"}
+    on_two_layers |= {"ddp-killed", "fsdp-killed", "preempted"}
+    assert {*trainings} == {"7b", "7b-killed"} | {f"7b-2-{name}" for name in on_two_layers}
+    for name, words in trainings.items():
+        is_whole = name in ("7b", "7b-killed")
+        assert ("--model.n_layers=2" in words) == (not is_whole)
+        assert any(word.startswith("--engine.name=") for word in words) == (not is_whole)
+    by_node = ["--engine.shard_over=null", "--engine.shard_over=node"]
+    words = trainings["7b-2-fsdp_by_node"]
+    assert [word for word in words if "shard_over" in word] == by_node
+    assert "--engine.name=fsdp" in trainings["7b-2-fsdp-killed"]
+
+
+def test_the_options_of_the_acceptance_are_valid_with_those_of_any_engine(tmp_path: Path) -> None:
+    """A config's own options of an engine must not be refused by another one."""
+    two_nodes = {"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "4"}
+    own = ("--engine.name=fsdp", "--engine.shard_over=node", "--logging.layer_gradient_norms=true")
+    trainings = pretend_to_accept(tmp_path, "c4_1b_pose.yaml", *own, **two_nodes).trainings
+    for name, words in trainings.items():
+        overrides = [word for word in words if word.startswith("--") and "." in word]
+        config = load_config(ROOT / "configs/c4_1b_pose.yaml", overrides)
+        has_two_layers = name not in ("c4_1b_pose", "c4_1b_pose-killed")
+        assert (config.model.n_layers == 2) == has_two_layers
+        assert (config.engine.shard_over == "node") == (not has_two_layers or "by_node" in name)
+
+
+def test_no_hsdp_is_tried_on_one_node(tmp_path: Path) -> None:
+    trainings = pretend_to_accept(tmp_path, "7b.yaml").trainings
+    assert "7b-2-fsdp" in trainings
+    assert "7b-2-fsdp_by_node" not in trainings
+
+
+def test_the_acceptance_loses_no_exit_code_of_a_task_that_waits_for_parts(tmp_path: Path) -> None:
+    given = pretend_to_accept(tmp_path, "any.yaml").given
+    waits = [word for words in given for word in words if word.startswith("--wait=")]
+    seconds = [int(wait.removeprefix("--wait=")) for wait in waits]
+    assert seconds.count(0) == 1, "of the measurement, whose tasks do not need each other"
+    assert all(number == 0 or number > PATIENCE_S for number in seconds)
 
 
 def test_no_script_deletes_a_folder_or_takes_a_plain_variable() -> None:
@@ -348,4 +520,4 @@ def test_no_script_deletes_a_folder_or_takes_a_plain_variable() -> None:
         own = ['rm -rf -- "${out:?}/${1:?}/checkpoints"'] if path.name == "accept.sbatch" else []
         assert deletions == own, path
         for name in re.findall(r"\$\{?!?([A-Z][A-Z_]+)", text):
-            assert name.startswith((*known, "SECONDS")), f"{path}: {name}"
+            assert name.startswith((*known, "SECONDS", "BASH_REMATCH")), f"{path}: {name}"

@@ -13,8 +13,10 @@ import contextlib
 import os
 import re
 import signal
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.base.errors import ConfigError
@@ -27,6 +29,9 @@ EXIT_LOST_PROCESS = 76
 
 DEATHS_FILE = "OLMO_SPARSITY_DEATHS"
 """Variable by which slurm/job.sh names the file in which it counts the deaths of a job."""
+
+SUSPECT_FILE = "OLMO_SPARSITY_SUSPECT"
+"""Variable by which slurm/job.sh names the file for the node that kept the others waiting."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
@@ -123,6 +128,19 @@ def forget_deaths() -> None:
     if path:
         with contextlib.suppress(OSError):  # there may be none, or it is not to be seen from here
             os.unlink(path)
+
+
+def node_name() -> str:
+    """Return the name of this machine; within SLURM that by which SLURM knows it."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def suspect(node: str) -> None:
+    """Tell the job which node kept the others waiting, so that the next start can leave it out."""
+    path = os.environ.get(SUSPECT_FILE)
+    if path:
+        with contextlib.suppress(OSError):  # the next start then takes the node again
+            Path(path).write_text(f"{node}\n")
 
 
 @contextlib.contextmanager

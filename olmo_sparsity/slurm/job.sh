@@ -6,14 +6,17 @@
 #   0  finished                         nothing
 #   2  something you can mend           nothing; the log says what
 #   75 saved and left when asked        requeued: the same command goes on where it stopped
-#   anything else: crash, lost task     requeued
+#   anything else: crash, lost task     requeued, without the node at which it failed if that is known
 #
 # A job that dies more than OLMO_SPARSITY_MAX_RESTARTS times (5), or is stopped four times as often,
 # stays. A command that gets on (a training that saves 100 steps or 10 minutes beyond the beginning
 # of its start, a measurement that finishes a document) removes slurm/logs/.deaths-JOB, in which
-# both are counted, so a long job may die more often.
+# both are counted, so a long job may die more often. (A training that dies again and again without
+# getting on refuses to start, which is a 2.)
 #
-# (A training that dies again and again without getting on refuses to start, which is a 2.)
+# Which node failed is known if the processes that waited for another one have named it (then it is
+# in slurm/logs/.suspect-JOB: watchdog.py), or if tasks of one node alone crashed and the others say
+# that they lost a process. At most OLMO_SPARSITY_MAX_EXCLUDED nodes (2) are excluded.
 #
 # SLURM itself requeues a job that it preempts or that loses a node, and never one that you cancel.
 #
@@ -28,13 +31,19 @@ fi
 cd "$SLURM_SUBMIT_DIR" || exit 2
 [[ -d .venv/bin ]] && PATH="$PWD/.venv/bin:$PATH"
 
+# Seconds after the exit of the first task at which srun ends the others. When a training loses a
+# task, the others leave with 76; not at once, or a task about to leave with 2 or 75 would be killed
+# and look like a crash. The first task waits 30 s for the parts of others (PATIENCE_S of
+# checkpoint.py), and a time-out is reported within 30 s (DISK_PATIENCE_S of watchdog.py).
+seconds_after_first_exit=60
+
 # Sent to the shell only when SLURM itself ends the job (scancel, preemption, requeue, time limit):
 # the processes get it too and save. SLURM decides where the job goes next, but a time limit ends it
 # for good. That is so if a save took longer than the time that --signal leaves for it.
 ended_by_slurm() {
   ended=yes interrupted=yes
   if [[ $(scontrol show job --oneliner "$SLURM_JOB_ID") == *" Reason=TimeLimit "* ]]; then
-    requeue "time limit while saving"
+    requeue_unless stopped $((4 * max_restarts)) "time limit while saving"
   fi
 }
 trap ended_by_slurm TERM
@@ -44,11 +53,10 @@ run() {
     "code $(git describe --always --dirty --abbrev=40 2>/dev/null || echo unknown)"
   log "olmo-sparsity ${*@Q}"
   environment
-  # When a training loses a task, the others leave with 76, or are taken down 60 s later; not at
-  # once, or a task about to leave with 2 or 75 would be killed and look like a crash. The first task
-  # waits 30 s for the parts of others (PATIENCE_S of checkpoint.py). The tasks of a measurement do
-  # not need each other.
-  local status=0 wait=60
+  rm -f "$OLMO_SPARSITY_SUSPECT"
+  log_bytes=$(wc -c <"$log_file")
+  # The tasks of a measurement do not need each other.
+  local status=0 wait=$seconds_after_first_exit
   [[ $1 == measure || "$*" == experiment\ *--only=*[!0-9]* ]] && wait=0
   # In the background, as bash handles TERM only between commands: SLURM kills it soon after.
   # shellcheck disable=SC2086 # it holds several words
@@ -70,7 +78,7 @@ run() {
   elif [[ $status == 75 || $status == 140 ]]; then # 140: USR2 came before anything could be saved
     requeue_unless stopped $((4 * max_restarts)) "stopped when asked"
   else
-    requeue_unless dead "$max_restarts" "exit code $status"
+    requeue_unless dead "$max_restarts" "exit code $status" && exclude_failed_node
   fi
   return "$status"
 }
@@ -78,6 +86,7 @@ run() {
 # For the processes of the job.
 environment() {
   export OLMO_SPARSITY_DEATHS="$PWD/slurm/logs/.deaths-$SLURM_JOB_ID"
+  export OLMO_SPARSITY_SUSPECT="$PWD/slurm/logs/.suspect-$SLURM_JOB_ID"
   # This shell runs on the job's first node, and so does rank 0. The rest of what a process must know
   # (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE) it takes from srun's variables: launch.py.
   export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
@@ -107,12 +116,73 @@ requeue_unless() {
     requeue "$3"
   else
     log "$3: not requeued after $2 restarts without getting on; find the cause above"
+    return 1
   fi
 }
 
 requeue() {
   log "$1: requeued"
   scontrol requeue "$SLURM_JOB_ID" || log "… but not here: submit the same command again to go on"
+}
+
+# --- nodes that failed ----------------------------------------------------------------------------
+
+max_excluded=${OLMO_SPARSITY_MAX_EXCLUDED:-2}
+
+# What this shell and srun print to, if it is a file.
+log_file=/proc/$$/fd/2
+[[ -f $log_file ]] || log_file=/dev/null
+
+# Lets the next starts of this job leave out the node at which it failed, if it is known. Called when
+# the job is requeued, as SLURM does not change the nodes of a job that runs.
+exclude_failed_node() {
+  trap '' TERM # SLURM sends it to this shell and its commands, as the job is requeued
+  local node number job earlier='' excluded_file=slurm/logs/.excluded-$SLURM_JOB_ID
+  node=$(failed_node)
+  [[ -n $node ]] || return 0
+  number=$(($(cat "$excluded_file" 2>/dev/null | wc -l) + 1))
+  if ((number > max_excluded)); then
+    log "$node failed, and is not excluded: at most $max_excluded nodes are (OLMO_SPARSITY_MAX_EXCLUDED)"
+    return 0
+  fi
+  job=$(scontrol show job --oneliner "$SLURM_JOB_ID") || return 0
+  [[ $job =~ \ ExcNodeList=([^ ]+) && ${BASH_REMATCH[1]} != "(null)" ]] && earlier=${BASH_REMATCH[1]}
+  if ! has_spare_nodes "$node" "${earlier:+$earlier,}$node"; then
+    log "$node failed, and is not excluded: the partition has too few other nodes of its kind"
+  elif scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="${earlier:+$earlier,}$node"; then
+    echo "$node" >>"$excluded_file"
+    log "$node failed: excluded from the next starts of this job ($number of at most $max_excluded nodes)"
+  fi
+}
+
+# Prints the node that the last start has named as the one that others waited for, or the only one
+# with tasks that crashed while others left because they lost a process (76).
+failed_node() {
+  if [[ -s $OLMO_SPARSITY_SUSPECT ]]; then
+    head -n 1 "$OLMO_SPARSITY_SUSPECT"
+    return
+  fi
+  # srun: error: n4: task 1: Killed
+  # srun: error: n[3,5]: tasks 0,2-3: Exited with exit code 76
+  local ends crashed
+  ends=$(tail -c +$((log_bytes + 1)) "$log_file" | grep -E '^srun: error: \S+: tasks? [0-9,-]+: ')
+  crashed=$(grep -vE 'Exited with exit code (2|74|75|76)$' <<<"$ends" | cut -d : -f 3 | sort -u)
+  if [[ $ends == *"exit code 76"* && $crashed =~ ^\ [^[:space:],[]+$ ]]; then
+    echo "${crashed# }"
+  fi
+}
+
+# has_spare_nodes NODE EXCLUDED: whether nodes enough for this job are left without the excluded ones.
+# Otherwise SLURM would hold it for ever (BadConstraints). Only nodes with the features, cores, memory
+# and GPUs of NODE count, as the job may ask for these.
+has_spare_nodes() {
+  local nodes kind excluded
+  excluded=$(scontrol show hostnames "$2") || return
+  nodes=$(sinfo --noheader --Node --partition="$SLURM_JOB_PARTITION" --responding \
+    --states=idle,alloc,mix,comp --format='%N %f %c %m %G') || return
+  kind=$(grep -m 1 "^$1 " <<<"$nodes") || return
+  nodes=$(grep -vE "^(${excluded//$'\n'/|}) " <<<"$nodes")
+  (($(grep -cF " ${kind#* }" <<<"$nodes") >= SLURM_JOB_NUM_NODES))
 }
 
 log() {

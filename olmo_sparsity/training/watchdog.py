@@ -5,10 +5,11 @@ time-out each process writes its stacks into `stacks/` of the run folder, and ho
 it has begun. Two kinds of processes keep the others waiting:
 
     no file         it is stopped as a whole, or its machine is gone
-    fewer begun     its thread still runs, but its work hangs before the collective in which the
+    fewest begun    its thread still runs, but its work hangs before the collective in which the
                     others wait: in a read, a sleep, a computation
 
-A GPU that hangs inside a collective holds up all alike. Then PyTorch's flight recorder tells more.
+If these are on one node, slurm/job.sh is told which, and excludes it from the next start. A GPU
+that hangs inside a collective holds up all alike. Then PyTorch's flight recorder tells more.
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from olmo_sparsity.base.launch import EXIT_LOST_PROCESS
+from olmo_sparsity.base.launch import EXIT_LOST_PROCESS, node_name, suspect
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.sections import EngineConfig
 from olmo_sparsity.training.distributed import Processes
@@ -37,6 +37,16 @@ REPORT_S = 3.0
 DISK_PATIENCE_S = 30.0
 """Seconds after which a process ends whether its stacks are written or not: a network disk that
 hangs may be what the run waits for, and blocks whoever writes to it."""
+
+
+class LateProcesses(NamedTuple):
+    """The processes for which the others waited."""
+
+    ranks: list[int]
+    """Empty if no process is behind the others."""
+
+    description: str
+    """Names them, and says whose stacks there are."""
 
 
 class Watchdog:
@@ -58,9 +68,11 @@ class Watchdog:
         if processes.world_size == 1 and "WORLD_SIZE" not in os.environ:
             return
         # All write into one folder, named by the clock of the first.
-        starts = processes.gather((time.strftime("%Y%m%d-%H%M%S"), socket.gethostname()))
+        starts = processes.gather((time.strftime("%Y%m%d-%H%M%S"), node_name()))
         self.folder = run_folder / "stacks" / starts[0][0]
-        self.hosts = [host for _, host in starts]
+        self.nodes = [node for _, node in starts]
+        """The name of the node of each process."""
+
         threading.Thread(target=self._watch, daemon=True).start()
 
     def expect(self, task: str, setting: str) -> None:
@@ -107,45 +119,53 @@ class Watchdog:
         present = self._wait_for_stacks()
         # The first process may be the one that hangs.
         if rank == min(present, default=rank):
-            stacks = f"{self._describe(present)} are in {self.folder}"
+            late_processes = self._find_late(present)
+            stacks = f"{late_processes.description} are in {self.folder}"
             say(f"{late}: {stacks}; the same command goes on")
+            nodes = {self.nodes[late_rank] for late_rank in late_processes.ranks}
+            if len(nodes) == 1:
+                suspect(nodes.pop())
         else:
             # The end of this process closes its connections. Then the work of the reporting process
             # fails, and may end it before it has reported.
             time.sleep(REPORT_S)
         self.release()
 
-    def _describe(self, present: list[int]) -> str:
-        """Return words that name the processes for which the others waited. `present`: the ranks of
-        those that wrote their stacks."""
+    def _find_late(self, present: list[int]) -> LateProcesses:
+        """Return the processes for which the others waited. `present`: the ranks of those that
+        wrote their stacks."""
         missing = [rank for rank in range(self.processes.world_size) if rank not in present]
         if missing:
-            return f"{self._name(missing)} did not come, stacks of the others"
+            names = self._name(missing)
+            return LateProcesses(missing, f"{names} did not come, stacks of the others")
         num_begun = {}
         for rank in present:
             with contextlib.suppress(OSError, ValueError):  # cannot be read now
                 num_begun[rank] = self._read_num_begun(rank)
-        most = max(num_begun.values(), default=0)
-        behind = [rank for rank, number in num_begun.items() if number < most]
-        if not behind:
-            return "all processes wait in the same collective, all stacks"
-        return f"{self._name(behind)} did not get to where the others wait, all stacks"
+        fewest = min(num_begun.values(), default=0)
+        behind = [rank for rank, number in num_begun.items() if number == fewest]
+        if len(behind) == len(num_begun):
+            return LateProcesses([], "all processes wait in the same collective, all stacks")
+        # Processes that share weights with a late one may be behind others, too, for which it is
+        # not their turn to wait yet. They have begun one collective more than the late one.
+        names = self._name(behind)
+        return LateProcesses(behind, f"{names} did not get to where the others wait, all stacks")
 
     def _name(self, ranks: list[int]) -> str:
         """Return the names of processes and their nodes."""
-        return ", ".join(f"process {rank} on {self.hosts[rank]}" for rank in ranks)
+        return ", ".join(f"process {rank} on {self.nodes[rank]}" for rank in ranks)
 
     def _num_begun(self) -> int:
-        """Return how many collectives this process has begun: messages, and sums of gradients."""
+        """Return how many collectives this process has begun, in all of its groups: messages, sums
+        of gradients, and weights that the processes of a node share."""
         import torch.distributed as dist
 
-        # The second is the first where gradients are sent by gloo, too.
-        both: list[Any] = [dist.group.WORLD, self.processes.group]
-        groups = {id(group): group for group in both}
         num_begun = 0
-        for group in groups.values():
-            with contextlib.suppress(RuntimeError, AttributeError):  # none, or one that cannot tell
-                num_begun += group._get_sequence_number_for_group()
+        with contextlib.suppress(AttributeError):  # another PyTorch
+            groups: list[Any] = [*dist.distributed_c10d._world.pg_map]
+            for group in groups:
+                with contextlib.suppress(RuntimeError):  # one that cannot tell
+                    num_begun += group._get_sequence_number_for_group()
         return num_begun
 
     def _read_num_begun(self, rank: int) -> int:
@@ -164,7 +184,7 @@ class Watchdog:
         path = self._path(self.processes.rank)
         partial = path.with_suffix(".tmp")
         with partial.open("w") as file:
-            process = f"process {os.getpid()} on {socket.gethostname()}"
+            process = f"process {os.getpid()} on {node_name()}"
             # Flushed, as faulthandler writes to the descriptor itself.
             begun = f"collectives begun: {self._num_begun()}"
             print(f"{task}, {process}, {begun}", file=file, flush=True)

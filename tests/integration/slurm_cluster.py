@@ -26,9 +26,10 @@ PartitionName=pair Nodes=n[1-2] Default=YES
 PartitionName=doomed Nodes=n[3-4]
 PartitionName=low Nodes=n5 PriorityTier=1
 PartitionName=high Nodes=n5 PriorityTier=2
+PartitionName=spare Nodes=n[1-2,6]
 """
 ROOT = Path(__file__).parents[2]
-NODES = [f"n{number}" for number in range(1, 6)]
+NODES = [f"n{number}" for number in range(1, 7)]
 
 # Requeued jobs wait for their old credential to expire, and a lost node for its time-out: both are
 # minutes by default and seconds here. Nodes claim more cores than there are: tests wait, not race.

@@ -16,7 +16,7 @@ import pytest
 
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.checkpoint import CheckpointWriter
-from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.training.engine import Engine, Losses
 from olmo_sparsity.training.evaluate import Evaluation
 from olmo_sparsity.training.metrics import read_metrics
 from tests.conftest import data_section, small_run, until
@@ -93,6 +93,39 @@ def test_a_process_whose_work_alone_hangs_is_named(
     assert line.startswith(f"olmo-sparsity: {task} took more than")
     assert re.search(r": process 1 on \S+ did not get to where the others wait", line)
     assert len([*(tmp_path / "run/stacks").rglob("*.txt")]) == 2
+
+
+def do_nothing() -> None:
+    pass
+
+
+def be_on_a_node_of_two(rank: int, suspect: Path, act: Callable[[], None]) -> None:
+    """Disturbs: this process is one of two on its node, in a job that is told of a suspect."""
+    os.environ |= {"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": str(rank % 2)}
+    os.environ |= {"SLURMD_NODENAME": f"n{rank // 2}", "OLMO_SPARSITY_SUSPECT": str(suspect)}
+    act()
+
+
+def test_a_process_that_holds_up_its_node_is_named_where_nodes_share_weights(
+    data_folder: Path, tmp_path: Path
+) -> None:
+    """Process 2 waits for the weights of process 3, processes 0 and 1 for the gradients of both."""
+    suspect = tmp_path / "suspect"
+    given = small_run(tmp_path / "run", data_section(data_folder))
+    given["training"] |= {"num_steps": 8, "batch_size": 4}
+    given["engine"] = {"name": "fsdp", "shard_over": "node", **LIMITS}
+    given["evaluation"] |= {"interval_steps": None}
+    hang = partial(sleep_within, Losses, "forward", 6)
+    disturb = {
+        rank: partial(be_on_a_node_of_two, rank, suspect, hang if rank == 3 else do_nothing)
+        for rank in range(4)
+    }
+    job = children.start(given, 4, disturb=disturb)
+    assert job.wait() == [76] * 4
+    (line,) = [line for line in job.texts()[0].splitlines() if "took more than" in line]
+    assert "step 6 took more than" in line
+    assert ": process 3 on n1 did not get to where the others wait, all stacks" in line
+    assert suspect.read_text() == "n1\n"
 
 
 CASES = [

@@ -254,9 +254,9 @@ def losing(bench: Bench) -> Job:
 
 
 def stuck(bench: Bench) -> Job:
-    """A task that hangs: the other one names it, and the job begins again."""
+    """A task that hangs: the other one names it, and the job begins again without its node."""
     limits = ("--engine.step_timeout_s=10", "--engine.work_timeout_s=120")
-    job = bench.train("stuck", *FOREVER, *limits, flags=TWO_NODES)
+    job = bench.train("stuck", *FOREVER, *limits, flags=(*TWO_NODES, "--partition=spare"))
     job.reach(35)
     (pid,) = tasks_of(job, rank=1)
     os.kill(pid, signal.SIGSTOP)
@@ -318,6 +318,20 @@ def crashing(bench: Bench) -> Job:
     """A job that crashes at once is not tried for ever. A restart that it asked for is no crash."""
     script = "((SLURM_RESTART_COUNT == 0)) && exit 75; exit 9"
     return bench.pretend("crashing", script, OLMO_SPARSITY_MAX_RESTARTS="1").end()
+
+
+def leaving(bench: Bench) -> Job:
+    """A task that crashes on one node, while the other says that it has lost it."""
+    crash = '((SLURM_PROCID == 1)) && { echo "bad $SLURMD_NODENAME"; kill -SEGV $$; }'
+    script = f"((SLURM_RESTART_COUNT > 0)) && exit 0; {crash}; sleep 1; exit 76"
+    flags = (*TWO_NODES, "--partition=spare", "--exclude=n5")
+    return bench.pretend("leaving", script, *flags).end()
+
+
+def staying(bench: Bench) -> Job:
+    """The same, on a partition that has no other node."""
+    script = "((SLURM_RESTART_COUNT > 0)) && exit 0; ((SLURM_PROCID)) && exit 9; sleep 1; exit 76"
+    return bench.pretend("staying", script, *TWO_NODES).end()
 
 
 def refusing(bench: Bench) -> Job:
@@ -435,7 +449,7 @@ def test_the_acceptance_job_has_a_row_for_each_check(job: Job) -> None:
     page = (job.run_folder / "accept.md").read_text()
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
     assert [row[0].strip("| ") for row in rows if row[1] != "yes"] == [], page + job.log
-    assert len(rows) == 21
+    assert len(rows) == 30
     assert job.fact("JobState") == "COMPLETED"
 
 
@@ -445,12 +459,30 @@ def test_a_job_of_which_a_task_hangs_names_it_and_goes_on(
     job: Job, expected: dict[int, float]
 ) -> None:
     assert job.fact("Restarts") == "1"
-    assert "engine.step_timeout_s=10: process 1 on " in job.log
-    assert "requeued" in job.log
+    named = re.search(r"engine\.step_timeout_s=10: process 1 on (n\d) did not come", job.log)
+    assert named is not None
+    assert f"{named[1]} failed: excluded from the next starts of this job" in job.log
+    assert job.fact("ExcNodeList") == named[1]
     assert [path.name for path in (job.run_folder / "stacks").rglob("*.txt")] == [
         "process00000.txt"
     ]
     assert job.losses() == pytest.approx(as_far_as(job, expected), rel=1e-4)
+
+
+@asks(leaving)
+def test_a_requeued_job_leaves_the_node_at_which_it_crashed(job: Job) -> None:
+    assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "1")
+    bad = re.search(r"bad (n\d)", job.log)
+    assert bad is not None
+    assert f"{bad[1]} failed: excluded from the next starts" in job.log
+    assert job.fact("ExcNodeList") == f"n5,{bad[1]}" or job.fact("ExcNodeList") == f"{bad[1]},n5"
+
+
+@asks(staying)
+def test_a_job_that_needs_all_nodes_leaves_none(job: Job) -> None:
+    assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "1")
+    assert job.fact("ExcNodeList") == "(null)"
+    assert "and is not excluded: the partition has too few other nodes" in job.log
 
 
 @asks(stopped)
