@@ -82,21 +82,31 @@ def find_damage(
     `only` names the files to check. `skip` is the beginning of the names of files that are not
     checked: analysis needs no optimizer state, which is most of the bytes."""
     folder = Path(folder)
+    listed = read_entries(folder)
+    if isinstance(listed, str):
+        return listed
+    if only is not None:
+        names = sorted(only)
+    else:
+        names = sorted(name for name in listed if not skip or not name.startswith(skip))
+    for name in names:
+        if name not in listed:
+            return f"{MANIFEST} does not list {name}"
+    return find_damaged_file(folder, {name: listed[name] for name in names})
+
+
+def read_entries(folder: Path) -> dict[str, FileEntry] | str:
+    """Return what the manifest of a folder says of its files, by name, or a description of what is
+    damaged in it. Raise UnreadableNowError if that cannot be found out now."""
     try:
         entries = parse_json(read_bounded(folder / MANIFEST), _Manifest).files
     except (OSError, ValueError) as error:
         check_readable_now(folder / MANIFEST, error)
         return f"{MANIFEST} is not a readable list of files"
-    if only is not None:
-        names = sorted(only)
-    else:
-        names = sorted(name for name in entries if not skip or not name.startswith(skip))
-    for name in names:
-        if name not in entries:
-            return f"{MANIFEST} does not list {name}"
+    for name in entries:
         if not stays_inside(name):
             return f"{MANIFEST} names '{name}', which is outside of the folder"
-    return find_damaged_file(folder, {name: entries[name] for name in names})
+    return entries
 
 
 def find_damaged_file(

@@ -19,8 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from olmo_sparsity.base.conform import parse_json
-from olmo_sparsity.base.errors import DataError, UserError
+from olmo_sparsity.base.errors import DataError, UnreadableNowError, UserError
 from olmo_sparsity.base.files import read_bounded, write_json
+from olmo_sparsity.base.progress import say
+from olmo_sparsity.base.retry import may_pass, retry
 from olmo_sparsity.base.share import Share
 
 SAMPLED_BLOCKS = 8
@@ -135,28 +137,39 @@ class TokenFile:
     """An open file of tokens, which must stay as it was at the start of the run.
 
     Reads are system calls, not memory maps: if a mapped file is cut short, the process ends with
-    SIGBUS and no message."""
+    SIGBUS and no message. A read that a network disk refuses is tried again."""
 
     def __init__(self, path: Path, dtype: np.dtype, state: FileState) -> None:
         self.path = path
         self.dtype = dtype
         self.state = state
-        self._descriptor = -1
-        try:
-            self._descriptor = os.open(path, os.O_RDONLY)
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}; restore it") from None
+        self._descriptor: int | None = None
 
     def __del__(self) -> None:
-        if self._descriptor >= 0:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file, until the next read."""
+        if self._descriptor is not None:
             os.close(self._descriptor)
+            self._descriptor = None
 
     def read(self, first: int, count: int) -> np.ndarray:
         """Return `count` tokens from the `first` on, as 64-bit integers."""
         size = self.dtype.itemsize
-        content = os.pread(self._descriptor, count * size, first * size)
-        # After the read. Otherwise what is written between check and read would be trained on.
-        state = FileState.of_status(os.fstat(self._descriptor))
+
+        def report(line: str) -> None:
+            say(f"{self.path}: {line}")
+            self.close()  # the handle that the disk no longer knows, if that is the error
+
+        try:
+            content, state = retry(
+                lambda: self._read_bytes(count * size, first * size), may_pass, report
+            )
+        except OSError as error:
+            if may_pass(error):
+                raise UnreadableNowError(self.path, error.strerror) from None
+            raise DataError(f"{self.path} cannot be read: {error.strerror}; restore it") from None
         if state != self.state or len(content) != count * size:
             raise DataError(
                 f"{self.path} changed after this run started (it had {self.state.size:,} bytes and "
@@ -164,6 +177,14 @@ class TokenFile:
                 "checkpoint"
             )
         return np.frombuffer(content, self.dtype).astype(np.int64)
+
+    def _read_bytes(self, count: int, first: int) -> tuple[bytes, FileState]:
+        """Return `count` bytes from the `first` on, and the state of the file after the read.
+        Before it, what is written between check and read would be trained on. Raises OSError."""
+        if self._descriptor is None:
+            self._descriptor = os.open(self.path, os.O_RDONLY)
+        content = os.pread(self._descriptor, count, first)
+        return content, FileState.of_status(os.fstat(self._descriptor))
 
 
 def states_of(folder: Path, names: Iterable[str]) -> dict[str, FileState]:

@@ -1,4 +1,4 @@
-"""Write checkpoints atomically in a thread, and find the newest intact one.
+"""Write checkpoints atomically in a thread.
 
     each process    writes its weights and moments into step000300.tmp/, then RANK.written
     first process   waits for RANK.written of all, writes the other files and manifest.json with
@@ -6,14 +6,13 @@
 
 An error of the disk makes both try again, and costs this checkpoint at most.
 
-So a folder without `.tmp` is complete, whenever a process is killed. `resume_point` returns the
-newest one whose files have the SHA-256 of its manifest.
+So a folder without `.tmp` is complete, whenever a process is killed. resume.py finds the newest one
+whose files have the SHA-256 of its manifest.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import socket
@@ -25,14 +24,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from olmo_sparsity.base.errors import ConfigError, DataError, ReportedElsewhere, UserError
+from olmo_sparsity.base.errors import ReportedElsewhere, UserError
 from olmo_sparsity.base.files import naming_written_file, publish, read_json, sync, write_json
 from olmo_sparsity.base.locks import check_not_taken_over
-from olmo_sparsity.base.manifest import FileEntry, find_damage, make_entry, write_manifest
+from olmo_sparsity.base.manifest import FileEntry, make_entry, write_manifest
 from olmo_sparsity.base.progress import say
+from olmo_sparsity.base.retry import may_pass, retry
 from olmo_sparsity.config.sections import CheckpointConfig
-from olmo_sparsity.models.checkpoint_files import list_checkpoints, verified_checkpoints
-from olmo_sparsity.training.attempts import Attempts, note_saved
+from olmo_sparsity.models.checkpoint_files import list_checkpoints
+from olmo_sparsity.training.attempts import note_saved
 
 if TYPE_CHECKING:
     from olmo_sparsity.training.distributed import Processes
@@ -73,34 +73,12 @@ SLOW_S = 25.0
 PATIENCE_S = 30.0
 """Seconds that the first process waits for the parts of others when it ends with an error."""
 
-RETRY_AFTER_S = (2.0, 10.0, 30.0)
-"""Seconds after which a process tries again to write, after each error of the disk. A network disk
-may be away for so long."""
-
 MAX_FAILED_SAVES = 3
 """Number of saves in a row at which a run ends if all of them fail."""
 
 EXIT_DISK = 74
 """The disk took no checkpoint, for a reason that may pass; the same command resumes. `EX_IOERR` of
 sysexits.h."""
-
-MAY_PASS = {
-    errno.EAGAIN,
-    errno.EBUSY,
-    errno.ECONNRESET,
-    errno.EHOSTDOWN,
-    errno.EHOSTUNREACH,
-    errno.EIO,
-    errno.ENETDOWN,
-    errno.ENETUNREACH,
-    errno.ENOLCK,
-    errno.ENOTCONN,
-    errno.EREMOTEIO,
-    errno.ESHUTDOWN,
-    errno.ESTALE,
-    errno.ETIMEDOUT,
-}
-"""Numbers of errors of a network disk that pass by themselves; a full disk is none of them."""
 
 
 @dataclass(frozen=True)
@@ -118,17 +96,17 @@ class SaveFailure:
         if processes.world_size > 1:
             where = f"process {processes.rank} of {processes.world_size} on {socket.gethostname()}"
             message = f"{where}: {message}"
-        return SaveFailure(message, getattr(error, "errno", None) in MAY_PASS)
+        return SaveFailure(message, may_pass(error))
 
 
 class CheckpointWriter:
     """Writes checkpoints, one at a time, in a thread of each process while training continues.
 
-    An error of the disk does not end training. The threads try again after RETRY_AFTER_S seconds;
-    then the checkpoint is given up, those before it stay, and training goes on to the next save.
-    `wait` raises only if MAX_FAILED_SAVES saves in a row have failed. As a context manager the
-    writer waits at the end: `train` does not return while a checkpoint is being written, not even
-    with an error."""
+    An error of the disk does not end training. Processes try again (base/retry.py); then the
+    checkpoint is given up, those before it stay, and training goes on to the next save. `wait`
+    raises only if MAX_FAILED_SAVES saves in a row have failed. As a context manager the writer
+    waits at the end: `train` does not return while a checkpoint is being written, not even with an
+    error."""
 
     def __init__(
         self,
@@ -220,38 +198,30 @@ class CheckpointWriter:
         The first process creates it; return the same on all."""
         created: Path | SaveFailure | None = None
         if self.processes.is_first:
-            partial = final.with_suffix(".tmp")
             try:
-                # A start that was killed may have left a part of the same step. On NFS a file of it
-                # that some process still has open cannot be removed: then another name is taken.
-                shutil.rmtree(partial, ignore_errors=True)
-                number = 1
-                while partial.exists():
-                    partial = final.with_name(f"{final.name}.{number}.tmp")
-                    number += 1
-                with naming_written_file(final, partial):
-                    (partial / ENGINE_FOLDER).mkdir(parents=True)
-                created = partial
+                # Training waits for the folder, as all processes must know its name before they
+                # write. The wait also keeps the tries of the last save apart.
+                partial = final.with_suffix(".tmp")
+                created = self._retry(lambda: _new_folder(final), final, partial)
             except (OSError, UserError) as error:
                 created = SaveFailure.of(error, self.processes)
         of_first: Path | SaveFailure = self.processes.gather(created)[0]
         return of_first
 
     def _retry(self, action: Callable[[], T], final: Path, partial: Path) -> T:
-        """Return the result of an action on the disk, which is tried again after an error."""
-        for pause_s in RETRY_AFTER_S:
-            try:
-                with naming_written_file(final, partial):
-                    return action()
-            except (OSError, UserError) as error:
-                if self._is_ending.is_set():
-                    raise
-                # The others would say the same of a full disk; `wait` names the one that gave up.
-                if self.processes.is_first:
-                    say(f"{error}; trying again in {pause_s:.0f} s")
-            self._is_ending.wait(pause_s)
-        with naming_written_file(final, partial):
-            return action()
+        """Return the result of an action on the disk, which is tried again after an error, unless
+        training has ended. Any error is worth it: also a full disk may have space later."""
+
+        def act() -> T:
+            with naming_written_file(final, partial):
+                return action()
+
+        def report(line: str) -> None:
+            # The others would say the same of a full disk; `wait` names the one that gave up.
+            if self.processes.is_first:
+                say(line)
+
+        return retry(act, lambda error: not self._is_ending.is_set(), report, self._is_ending.wait)
 
     def _after_publishing(self, step: int) -> None:
         """Note that the checkpoint of a step is complete, and delete those that are not kept. It is
@@ -373,6 +343,20 @@ class CheckpointWriter:
             say(failure.message)
 
 
+def _new_folder(final: Path) -> Path:
+    """Create the folder in which a checkpoint is written, and return it."""
+    # A start that was killed may have left a part of the same step. On NFS a file of it that some
+    # process still has open cannot be removed: then another name is taken.
+    partial = final.with_suffix(".tmp")
+    shutil.rmtree(partial, ignore_errors=True)
+    number = 1
+    while partial.exists():
+        partial = final.with_name(f"{final.name}.{number}.tmp")
+        number += 1
+    (partial / ENGINE_FOLDER).mkdir(parents=True)
+    return partial
+
+
 def step_of(checkpoint: Path) -> int:
     """Return the step in the name of a checkpoint folder."""
     return int(checkpoint.name.removeprefix("step"))
@@ -386,71 +370,3 @@ def _delete(checkpoints: list[Path]) -> None:
         checkpoint.rename(renamed)
         # On NFS an open file leaves another one behind, until the next start.
         shutil.rmtree(renamed, ignore_errors=True)
-
-
-RESTORE = "restore one, or begin at step 0 and keep what is left with --start_over=true"
-"""What to do if no checkpoint is intact."""
-
-
-def resume_point(run_folder: Path, say: Callable[[str], None]) -> Path | None:
-    """Return the newest intact checkpoint, or None for a run that has saved none.
-
-    Damaged ones are reported and skipped. Partial folders of killed runs are removed. Raise
-    DataError if all checkpoints are damaged or gone, as training from step 0 would replace them,
-    and UnreadableNowError if one that cannot be read now may be intact.
-    """
-    all_damaged = ""
-    for folder, problem in verified_checkpoints(run_folder):
-        if problem is None:
-            _remove_partial(run_folder)
-            return folder
-        say(f"checkpoint {folder} is damaged ({problem}); trying the one before")
-        if not all_damaged:
-            all_damaged = f"no checkpoint of {run_folder} is intact, the latest: {problem}"
-    if all_damaged:
-        raise DataError(f"{all_damaged}; {RESTORE}")
-    saved_step = last_saved_step(run_folder)
-    if saved_step:
-        gone = f"{run_folder} has saved step {saved_step}, and no checkpoint is there now"
-        raise DataError(f"{gone}; {RESTORE}")
-    _remove_partial(run_folder)
-    return None
-
-
-def _remove_partial(run_folder: Path) -> None:
-    for leftover in (run_folder / "checkpoints").glob("*.tmp"):
-        shutil.rmtree(leftover, ignore_errors=True)
-
-
-def last_saved_step(run_folder: Path) -> int:
-    """Return the last step that a start has saved or resumed from; 0 if there is none."""
-    path = run_folder / "environment.json"
-    starts = []
-    if path.exists():
-        starts = read_json(path, list[dict], "delete it to go on without")
-    resumed_steps = [int(start.get("resumed_at_step", 0)) for start in starts]
-    return max(Attempts.read(run_folder).saved_step, *resumed_steps, 0)
-
-
-def set_aside(run_folder: Path) -> Path:
-    """Move everything that a run has written into a new folder inside its run folder, so that it
-    can begin again at step 0. Return that folder."""
-    number = 1
-    while (run_folder / f"set_aside_{number}").exists():
-        number += 1
-    new_folder = run_folder / f"set_aside_{number}"
-    new_folder.mkdir()
-    written = ("checkpoints", "metrics.jsonl", "environment.json", "skipped_batches.json")
-    for name in (*written, Attempts.path(run_folder).name):
-        if (run_folder / name).exists():
-            (run_folder / name).rename(new_folder / name)
-    (run_folder / "checkpoints").mkdir()
-    return new_folder
-
-
-def branch_point(folder: str) -> Path:
-    """Return the checkpoint folder that a branch starts from, after verifying it."""
-    problem = find_damage(folder)
-    if problem:
-        raise ConfigError(f"branch_from={folder} must be an intact checkpoint folder: {problem}")
-    return Path(folder)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,8 +22,9 @@ from olmo_sparsity.base.conform import conform, parse_json, with_crc
 from olmo_sparsity.base.errors import DataError, UserError
 from olmo_sparsity.base.files import read_bounded, writing
 from olmo_sparsity.base.progress import say
+from olmo_sparsity.base.retry import retry
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
-from olmo_sparsity.training.checkpoint import RETRY_AFTER_S, TrainerState
+from olmo_sparsity.training.checkpoint import TrainerState
 from olmo_sparsity.training.metric_writers import MetricWriter
 
 if TYPE_CHECKING:
@@ -176,16 +176,12 @@ class Metrics:
     def finish(self) -> None:
         """Try for a last time to append what is not written yet, and report rows that are lost. No
         error: the checkpoint is saved, and the run may go on elsewhere."""
-        for pause_s in (*RETRY_AFTER_S, None):
-            try:
-                self._append()
-                return
-            except OSError as error:
-                reason = error.strerror
-            if pause_s is not None:
-                time.sleep(pause_s)
-        num_rows = self._unwritten.count(b"\n")
-        say(f"{self.path} cannot be written ({reason}): its last {num_rows} rows are lost")
+        try:
+            retry(self._append, lambda error: True, lambda line: None)
+        except OSError as error:
+            num_rows = self._unwritten.count(b"\n")
+            lost = f"its last {num_rows} rows are lost"
+            say(f"{self.path} cannot be written ({error.strerror}): {lost}")
 
     def last_heldout(self) -> list[dict] | None:
         """Return the losses of the last evaluation; None if its line is lost."""

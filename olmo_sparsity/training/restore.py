@@ -1,6 +1,11 @@
 """Fill a new model: from the newest intact checkpoint, else from `branch_from` or `init_from`.
 
-choose_checkpoint ─> find_origin: state, weights, moments ─> restore: model, engine, first step
+restore ─> choose_checkpoint       the newest intact one (resume.py)
+        ─> find_origin             the state, weights and moments to begin with
+        ─> fill_or_find_source     the model, or weights that the engine takes part by part
+        ─> build_engine
+        ─> load_moments            of the optimizer
+        ─> describe_start          the log, environment.json
 """
 
 from __future__ import annotations
@@ -11,10 +16,9 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from olmo_sparsity.base.errors import ConfigError, DataError, UnreadableNowError
-from olmo_sparsity.base.progress import say
+from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.config.model import ModelConfig
-from olmo_sparsity.config.sections import CheckpointConfig, RunConfig
+from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.checkpoint_files import (
     WEIGHTS,
     StoredWeights,
@@ -29,13 +33,12 @@ from olmo_sparsity.models.exchange import (
     import_weights,
 )
 from olmo_sparsity.models.transformers_folder import count_parameters
-from olmo_sparsity.training import checkpoint
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, TrainerState
 from olmo_sparsity.training.choose_engine import build_engine
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
-from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.preflight import check_room
+from olmo_sparsity.training.resume import choose_checkpoint
 from olmo_sparsity.training.run_folder import (
     Flat,
     check_same_branch,
@@ -77,51 +80,68 @@ def restore(
     """Fill the model and build its engine, from a checkpoint if there is one; return the state of
     the run, too. `meta_weights`: the weights of a model on the meta device, which has shapes and no
     memory; the engine loads them one by one. None: the model has memory."""
-    run_folder = Path(config.run_folder)
-    num_parameters = count_parameters(model)
-    num_steps = config.training.num_steps
     latest = choose_checkpoint(config, processes)
+    num_parameters = count_parameters(model)
     with processes.agree():
         origin = find_origin(config, settings, latest, data_fingerprint)
-        if origin.weights is not None and meta_weights is None:
-            fill(model, origin.weights, origin.name_of_weights)
-        elif origin.weights is not None:
-            # The model has no memory to fill. The engine takes these weights when it shards them.
-            check_fit(model.state_dict(keep_vars=True), origin.weights, origin.name_of_weights)
-            meta_weights = origin.weights
-        state = origin.state
+        source = fill_or_find_source(model, origin, meta_weights)
         if processes.is_first:
-            check_room(run_folder, config.checkpoint, num_parameters, state.step, num_steps)
+            check_room(
+                Path(config.run_folder),
+                config.checkpoint,
+                num_parameters,
+                origin.state.step,
+                config.training.num_steps,
+            )
     sections = config.engine, config.training, config.optimizer
-    engine = build_engine(model, *sections, processes, meta_weights)
+    engine = build_engine(model, *sections, processes, source)
+    with processes.agree():
+        load_moments(engine, origin)
+    describe_start(config, engine, origin, num_parameters, report)
+    return origin.state, engine
+
+
+def fill_or_find_source(
+    model: nn.Module, origin: Origin, meta_weights: Mapping[str, Tensor] | None
+) -> Mapping[str, Tensor] | None:
+    """Fill a model that has memory. Return the weights from which the engine of one without memory
+    takes its parts; None for a model that has memory."""
+    if origin.weights is None:
+        return meta_weights
+    if meta_weights is None:
+        fill(model, origin.weights, origin.name_of_weights)
+        return None
+    check_fit(model.state_dict(keep_vars=True), origin.weights, origin.name_of_weights)
+    return origin.weights
+
+
+def load_moments(engine: Engine, origin: Origin) -> None:
+    """Load the state of the optimizer from a checkpoint, if the run goes on from one."""
     if origin.checkpoint is not None:
-        with processes.agree():
-            # Adam corrects its moments for the number of updates, not of steps.
-            num_updates = state.step - state.num_skipped
-            engine.load_moments(origin.checkpoint / ENGINE_FOLDER, num_updates)
+        # Adam corrects its moments for the number of updates, not of steps.
+        num_updates = origin.state.step - origin.state.num_skipped
+        engine.load_moments(origin.checkpoint / ENGINE_FOLDER, num_updates)
+
+
+def describe_start(
+    config: RunConfig,
+    engine: Engine,
+    origin: Origin,
+    num_parameters: int,
+    report: Callable[[str], None],
+) -> None:
+    """Report what is trained and where it goes on, and add this start to environment.json."""
+    run_folder = Path(config.run_folder)
+    step = origin.state.step
     report(f"{run_folder}: {num_parameters:,} parameters on {engine.device}, {engine.title}")
     if origin.log_line:
         report(origin.log_line)
-    if state.step == num_steps:
+    if step == config.training.num_steps:
         report(f"{run_folder} is finished: nothing is trained or evaluated again")
-    with processes.agree():
-        if processes.is_first:
+    with engine.processes.agree():
+        if engine.processes.is_first:
             described = engine.describe() | {"name": config.engine.name}
-            describe_environment(run_folder, described, engine.device, resumed_at=state.step)
-    return state, engine
-
-
-def choose_checkpoint(config: RunConfig, processes: Processes) -> Path | None:
-    """Return the checkpoint to go on from, of the run or of `branch_from`, on all processes the
-    same; None for a run that begins."""
-    latest = None
-    with processes.agree():
-        if processes.is_first:
-            run_folder = Path(config.run_folder)
-            latest = find_checkpoint(run_folder, config.checkpoint, config.start_over)
-            if latest is None and config.branch_from is not None:
-                latest = checkpoint.branch_point(config.branch_from)
-    return processes.gather(latest)[0]
+            describe_environment(run_folder, described, engine.device, resumed_at=step)
 
 
 def find_origin(
@@ -152,31 +172,6 @@ def find_origin(
         name_of_weights=config.init_from,
         log_line=f"starting from the weights of {config.init_from}{changes}",
     )
-
-
-def find_checkpoint(run_folder: Path, saving: CheckpointConfig, start_over: bool) -> Path | None:
-    """Return the checkpoint to resume; None for a run that begins. With `start_over` a run whose
-    checkpoints are damaged or gone begins, too, and what is left of them is set aside."""
-    logged = max((row["step"] for row in read_metrics(run_folder / "metrics.jsonl")), default=0)
-    try:
-        latest = checkpoint.resume_point(run_folder, say)
-        # A save may be under way when a run dies. The next one begins only when it is on the disk,
-        # so that after two intervals one checkpoint at least must be there.
-        if latest is None and saving.interval_steps and logged > 2 * saving.interval_steps:
-            gone = f"{run_folder} has logged {logged} steps, and no checkpoint is there now"
-            raise DataError(f"{gone}; {checkpoint.RESTORE}")
-    except UnreadableNowError:
-        # A disk error that passes must not start the run over: `start_over` may stand in a script.
-        raise
-    except DataError as error:
-        if not start_over:
-            raise
-        set_aside_to = checkpoint.set_aside(run_folder)
-        say(f"{error.problem}: beginning at step 0; what is left is in {set_aside_to}")
-        return None
-    if latest is None and logged:
-        say(f"{run_folder} has logged {logged} steps and saved none: beginning again at step 0")
-    return latest
 
 
 def check_checkpoint(

@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from olmo_sparsity.base import locks
+from olmo_sparsity.base import locks, retry
 from olmo_sparsity.base import manifest as io
 from olmo_sparsity.base.errors import ConfigError, DataError, UnreadableNowError, UserError
 from olmo_sparsity.base.locks import Owner
@@ -339,7 +339,7 @@ def test_a_checkpoint_holds_its_step_while_later_steps_are_taken(
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that could not write tries again at once."""
-    monkeypatch.setattr(checkpoint, "RETRY_AFTER_S", (0.0, 0.0))
+    monkeypatch.setattr(retry, "RETRY_AFTER_S", (0.0, 0.0))
 
 
 TRIES = 3
@@ -428,6 +428,30 @@ def test_a_save_that_fails_leaves_the_one_before_and_training_goes_on(
     rows = list(read_metrics(metrics_of(config)))
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 6], "no step is lost"
     assert rows[-2].get("failed_saves", 0) in (0, 1)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_folder_that_cannot_be_created_for_a_moment_costs_no_save(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Nor the run: its last save would fail three times in a row at once."""
+    new_folder = checkpoint._new_folder
+    num_tries = 0
+
+    def fail_twice(final: Path) -> Path:
+        nonlocal num_tries
+        if step_of(final) == 6:
+            num_tries += 1
+            if num_tries < TRIES:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return new_folder(final)
+
+    monkeypatch.setattr(checkpoint, "_new_folder", fail_twice)
+    config = make_config()
+    assert train(config) is Outcome.FINISHED
+    assert num_tries == TRIES
+    assert "NOT SAVED" not in capsys.readouterr().err
+    assert content_of_checkpoints(Path(config.run_folder)) == {"step000004", "step000006"}
 
 
 @pytest.mark.usefixtures("impatient")
