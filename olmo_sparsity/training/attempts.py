@@ -3,15 +3,17 @@
     attempts.json    {"saved_step": 1200, "starts": 1}
 
 A start is counted as soon as it has locked the run folder, before anything that takes time or
-memory. It is no longer counted when it ends in an orderly way (finished, stopped by a signal after
-saving, an error that the log explains). The count goes back to 0 when a start gets on: when it
-saves a checkpoint that is PROGRESS_STEPS steps or PROGRESS_S seconds of training beyond its
-beginning. A first checkpoint alone is no progress, as it may be 10 steps from the beginning.
+memory. It is no longer counted when it ends in an orderly way (finished, an error that the log
+explains), and when a signal asks it to stop: one that is killed while it still saves has not died.
+The count goes back to 0 when a start gets on: when it saves a checkpoint that is PROGRESS_STEPS
+steps or PROGRESS_S seconds of training beyond its beginning. A first checkpoint alone is no
+progress, as it may be 10 steps from the beginning.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -53,6 +55,11 @@ class Attempts:
         return run_folder / "attempts.json"
 
 
+_changing = threading.RLock()
+"""Held while this process changes the file: a thread may note a save while a signal asks training
+to stop."""
+
+
 class StartCount:
     """Counts the start of this process. `begin` is called when the run folder is locked, by the
     first process alone."""
@@ -75,13 +82,16 @@ class StartCount:
         self.is_counted = True
 
     def end(self) -> None:
-        """Take this start back, as it ends in an orderly way."""
-        if self.is_counted:
-            with contextlib.suppress(UserError):  # the count is that of another process now
-                check_not_taken_over(self.run_folder)
+        """Take this start back, as it ends in an orderly way, or was asked to end."""
+        if not self.is_counted:
+            return
+        self.is_counted = False  # before anything else: a signal may interrupt this, and call it
+        with contextlib.suppress(UserError, OSError):  # the count is that of another process now
+            check_not_taken_over(self.run_folder)
+            with _changing:
                 attempts = Attempts.read(self.run_folder)
-                Attempts(attempts.saved_step, max(attempts.starts - 1, 0)).write(self.run_folder)
-        self.is_counted = False
+                num_starts = max(attempts.starts - 1, 0)
+                Attempts(attempts.saved_step, num_starts).write(self.run_folder)
 
 
 @contextlib.contextmanager
@@ -103,9 +113,9 @@ def note_saved(run_folder: Path, step: int, first_step: int, trained_s: float) -
     first_step: The step from which this start resumed.
     trained_s: Seconds since its training began.
     """
-    attempts = Attempts.read(run_folder)
-    if step - first_step >= PROGRESS_STEPS or trained_s >= PROGRESS_S:
-        Attempts(step).write(run_folder)
-        forget_deaths()
-    else:
-        Attempts(step, attempts.starts).write(run_folder)
+    with _changing:
+        if step - first_step >= PROGRESS_STEPS or trained_s >= PROGRESS_S:
+            Attempts(step).write(run_folder)
+            forget_deaths()
+        else:
+            Attempts(step, Attempts.read(run_folder).starts).write(run_folder)

@@ -50,9 +50,10 @@ def check_engine(engine: EngineConfig, training: TrainingConfig, world_size: int
         raise ConfigError("engine.name=ddp, but this is one process; use torchrun, or set auto")
     if batch_size % world_size:
         below = batch_size - batch_size % world_size
+        nearest = f"pass {below} or {below + world_size}" if below else f"pass {world_size}"
         raise ConfigError(
             f"training.batch_size={batch_size} is not a multiple of the {world_size} processes; "
-            f"{below} and {below + world_size} are"
+            f"{nearest}"
         )
     if name.startswith("zero"):
         deepspeed_settings(engine, training, world_size)  # reads and checks the JSON file

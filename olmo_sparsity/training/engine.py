@@ -53,9 +53,10 @@ are computed."""
 
 
 class ForwardClock:
-    """Adds up the time of a process's forward passes. In these a process waits for no other one,
-    except with `zero3` and `fsdp`, where it waits for their weights. So a slow process shows. On a
-    GPU it is the time of the GPU."""
+    """Adds up the time of a process's forward passes. In these a process waits for no other one, so
+    a slow process shows; except with `zero3`, where it waits for weights. With `fsdp` it is the
+    time of the layers, without the waits for their weights before. On a GPU it is the time of the
+    GPU."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -76,6 +77,17 @@ class ForwardClock:
         yield
         ended_event.record()
         self.pending.append((began_event, ended_event))
+
+    def timing(self, forward: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+        """Return a forward function that adds the time of its calls in training."""
+
+        def timed(*inputs: Any, **named_inputs: Any) -> Any:
+            if not torch.is_grad_enabled():  # an evaluation
+                return forward(*inputs, **named_inputs)
+            with self.running(device):
+                return forward(*inputs, **named_inputs)
+
+        return timed
 
     def take(self) -> float:
         """Return the seconds since the last call. The host waits for the GPU."""
@@ -98,6 +110,8 @@ class Losses(nn.Module):
         self.model = model
         self.compiled = compile_losses() if compiled else None
         self.clock = ForwardClock()
+        self.times_layers = False
+        """Whether the engine lets the clock time layers, not the whole forward pass."""
 
     def forward(self, batch: Batch, num_labels: int | None = None) -> Tensor:
         """Return nll_BL without gradients. For training, with `num_labels`, the number of labels of
@@ -109,7 +123,8 @@ class Losses(nn.Module):
             documents = find_documents(batch.documents_BL, batch.tokens_BL.device)
         if num_labels is None:
             return token_losses(*inputs, documents)
-        with self.clock.running(batch.tokens_BL.device):
+        device = batch.tokens_BL.device
+        with contextlib.nullcontext() if self.times_layers else self.clock.running(device):
             return mean_loss(*inputs, num_labels, documents, self.compiled, self.z_loss)
 
 

@@ -79,7 +79,10 @@ class FSDPEngine(Engine):
             # Angles and biases stay in fp32, as on the other engines.
             cast_forward_inputs=False,
         )
+        self.losses.times_layers = True
         for layer in layers_of(self.model):
+            # The hooks of `fully_shard` wait for weights before they call it.
+            layer.forward = self.losses.clock.timing(layer.forward, self.device)
             fully_shard(layer, mesh=self.mesh, mp_policy=policy)
         # The rest is used before the first layer and after the last one: embeddings, last norm.
         fully_shard(self.losses, mesh=self.mesh, mp_policy=policy)

@@ -2,14 +2,18 @@
 
     gpu_hours.json    {"gpu_hours": 12.5}
 
-The file is in the run folder, so that a job that is requeued goes on counting. It is written at
-each logging interval: a killed process loses what came after the last one. On a CPU the hours are
-those of processes.
+The file is in the run folder, so that a job that is requeued goes on counting. A thread writes it
+each minute, from the time at which the start has locked the folder, and it is written once more
+when the folder is unlocked. So the hours of a start that hangs count, too, and a killed process
+loses a minute at most. On a CPU the hours are those of processes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,6 +22,9 @@ from olmo_sparsity.base.files import read_json, write_json
 from olmo_sparsity.base.locks import check_not_taken_over
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.training.distributed import Processes
+
+WRITE_EVERY_S = 60.0
+"""Seconds between two writes of the file."""
 
 
 @dataclass
@@ -33,27 +40,37 @@ class GpuHours:
     SPENT = "training.max_gpu_hours is reached"
     """The reason for which a run stops."""
 
-    def __init__(
-        self, run_folder: Path, limit: float | None, processes: Processes, begun_s: float
-    ) -> None:
-        """Go on with the hours of earlier starts.
-
-        limit: `training.max_gpu_hours`. None: no limit.
-        begun_s: When this start began, by `time.perf_counter`.
-        """
+    def __init__(self, run_folder: Path, limit: float | None, processes: Processes) -> None:
+        """Begin to count. `limit`: `training.max_gpu_hours`. None: no limit."""
         self.run_folder = run_folder
         self.limit = limit
         self.processes = processes
-        self.begun_s = begun_s
+        self.begun_s = time.perf_counter()
         self.earlier = 0.0
         """GPU-hours of earlier starts."""
 
         self.was_written = True
         """Whether the disk took the last file."""
 
-        if processes.is_first and self.path.exists():
+    @contextlib.contextmanager
+    def stored(self) -> Iterator[None]:
+        """Go on with the hours of earlier starts, and store them while the block runs. The first
+        process calls it while it holds the lock of the run folder."""
+        if self.path.exists():
             remedy = "write the GPU-hours that the run has taken, or delete it to count from 0"
             self.earlier = read_json(self.path, StoredHours, remedy).gpu_hours
+        ended = threading.Event()
+        threading.Thread(target=self._write_until, args=(ended,), daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+            self._write()
+
+    def _write_until(self, ended: threading.Event) -> None:
+        """Write the file again and again. Runs in a thread."""
+        while not ended.wait(WRITE_EVERY_S):
+            self._write()
 
     @property
     def path(self) -> Path:
@@ -82,12 +99,13 @@ class GpuHours:
             f"{saved_step} is saved; raise it to go on with the same command"
         )
 
-    def write(self) -> None:
+    def _write(self) -> None:
         """Store the hours until now. A disk that takes no file does not end the run: the next file
         holds these hours, too."""
-        if not self.processes.is_first:
+        try:
+            check_not_taken_over(self.run_folder)
+        except UserError:  # the file is that of another process now; the run ends on its own
             return
-        check_not_taken_over(self.run_folder)
         try:
             write_json(self.path, asdict(StoredHours(self.total)))
             self.was_written = True

@@ -1,7 +1,7 @@
 """Train a model: the loop over steps, its evaluations and its checkpoints.
 
     train ─> train_from_checkpoint ─> prepare (start.py): engine, batches, the step to begin at
-                                   ─> run_steps: for each step
+                                   ─> Steps.run: for each step
                                           engine.step(batch) ─> loss, norm ─> metrics.jsonl
                                           log_step, evaluate_step, save_checkpoint, if due
                                    ─> finish: export, last line
@@ -20,7 +20,7 @@ import gc
 import signal
 import statistics
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType
@@ -101,18 +101,17 @@ def train_from_checkpoint(
         contextlib.ExitStack() as held,  # which locks the run folder until all is written
         counted_start(Path(config.run_folder)) as count,
     ):
-        begun_s = time.perf_counter()
-        start = prepare(config, processes, held, count)
-        run_folder = Path(start.config.run_folder)
+        run_folder = Path(config.run_folder)
+        hours = GpuHours(run_folder, config.training.max_gpu_hours, processes)
+        start = prepare(config, processes, held, count, hours)
         num_steps = start.config.training.num_steps
         with processes.agree():
-            hours = GpuHours(run_folder, start.config.training.max_gpu_hours, processes, begun_s)
             if start.step < num_steps:
                 hours.check_earlier(start.step)
         try:
             with (
                 Progress("training", num_steps, "steps", enabled=processes.is_first) as progress,
-                stop_signals() as stop,
+                stop_signals(count.end) as stop,
                 CheckpointWriter(
                     run_folder, start.config.checkpoint, processes, start.step
                 ) as writer,
@@ -130,7 +129,8 @@ def train_from_checkpoint(
                         opened.callback(elsewhere.close)
                         writers = [elsewhere]
                     metrics = Metrics(run_folder, start.step, writers, writes=processes.is_first)
-                outcome = run_steps(start, metrics, writer, progress, stop, profiled, hours)
+                steps = Steps(start, metrics, writer, progress, stop, profiled, hours)
+                outcome = steps.run()
         except UserError as error:
             if error.diverged_at is None or start.config.training.on_nan == "stop":
                 raise
@@ -152,96 +152,127 @@ def skip_batch(start: Start, step: int, problem: str, processes: Processes) -> N
             start.report(f"{problem}: {skipped}")
 
 
-def run_steps(
-    start: Start,
-    metrics: Metrics,
-    writer: CheckpointWriter,
-    progress: Progress,
-    stop: StopRequest,
-    profile: Profile,
-    hours: GpuHours,
-) -> Outcome:
-    """Train step by step. Log, evaluate and save when these are due."""
-    config = start.config
-    engine = start.engine
-    processes = engine.processes
-    watchdog = start.watchdog
-    num_steps = config.training.num_steps
-    saves = SaveSteps(config.checkpoint, start.step, num_steps)
-    progress.resume_at(start.step)
-    clock = Clock(start.step)
-    first_step = start.step + 1
-    # A thread draws the next batch while a step computes.
-    drawn = draw(start.batches, first_step, num_steps, engine.device)
-    with contextlib.closing(in_background(drawn, depth=1)) as batches:
-        for step in range(first_step, num_steps + 1):
-            with clock.measuring("data_wait_s"):
-                batch = next(batches)
-            # Kernels may be compiled in the first step of the run, which belongs to the start, and
-            # in the first one of a stage.
-            begins_stage = step in config.training.first_steps
-            if step > first_step:
-                limit = "work_timeout_s" if begins_stage else "step_timeout_s"
-                watchdog.expect(f"step {step}", limit)
-            if step == first_step or begins_stage:
-                set_angles(start, step, progress)
-            seed_step(config.seed, step, processes.rank, engine.device)
-            rate = learning_rate(config.optimizer, step, num_steps)
-            profile.before(step)
-            is_logged = step % config.logging.interval_steps == 0 or step == num_steps
-            engine.logs_layer_norms = is_logged and config.logging.layer_gradient_norms
-            loss, norm = engine.step(batch, rate, start.jump_detector)
-            layer_norms = {}
-            if engine.logs_layer_norms:
-                layer_norms = {
-                    f"gradient_norm/{part}": part_norm
-                    for part, part_norm in engine.layer_norms.items()
-                }
-            metrics.add(
-                step,
-                loss=loss,
-                gradient_norm=norm,
-                learning_rate=rate,
-                **layer_norms,
-                **count_left_out(start, writer),
-            )
+class Steps:
+    """Trains step by step. Logs, evaluates and saves when these are due."""
 
-            if is_logged:
-                log_step(start, step, rate, clock, metrics, progress, hours)
-            with clock.paused():
-                if is_due(step, config.evaluation.interval_steps, num_steps):
-                    with clock.measuring("evaluation_s"):
-                        evaluate_step(start, step, metrics, writer, progress)
-                # If one process gets a signal, all stop at the same step.
-                stop_reason = processes.first_text(stop.signal_name or hours.reason_to_stop())
-                if stop_reason or saves.due(step):
-                    save_began = time.perf_counter()
-                    with clock.measuring("save_s"):
-                        save_checkpoint(start, step, metrics, writer)
-                    pause_s = time.perf_counter() - save_began
-                    next_save = saves.after_save(step, pause_s, processes)
-                    if next_save:
-                        progress.note(f"step {step}: {next_save}")
-                if stop_reason or step == num_steps:
-                    # There is no next save, so a failed one is begun again, until `wait` raises.
-                    while not writer.wait():
-                        save_checkpoint(start, step, metrics, writer)
-                    metrics.finish()
-                if stop_reason and step < num_steps:
-                    return stop_early(stop_reason, step, hours, processes, progress)
-    return Outcome.FINISHED
+    def __init__(
+        self,
+        start: Start,
+        metrics: Metrics,
+        writer: CheckpointWriter,
+        progress: Progress,
+        stop: StopRequest,
+        profile: Profile,
+        hours: GpuHours,
+    ) -> None:
+        self.start = start
+        self.config = start.config
+        self.engine = start.engine
+        self.processes = start.engine.processes
+        self.metrics = metrics
+        self.writer = writer
+        self.progress = progress
+        self.stop = stop
+        self.profile = profile
+        self.hours = hours
+        self.first_step = start.step + 1
+        self.num_steps = start.config.training.num_steps
+        self.clock = Clock(start.step)
+        self.saves = SaveSteps(start.config.checkpoint, start.step, self.num_steps)
 
+    def run(self) -> Outcome:
+        """Train until the last step, or until a signal or the GPU-hours ask to stop."""
+        self.progress.resume_at(self.start.step)
+        # A thread draws the next batch while a step computes.
+        drawn = draw(self.start.batches, self.first_step, self.num_steps, self.engine.device)
+        with contextlib.closing(in_background(drawn, depth=1)) as batches:
+            for step in range(self.first_step, self.num_steps + 1):
+                with self.clock.measuring("data_wait_s"):
+                    batch = next(batches)
+                rate = self.take(step, batch)
+                if self.is_logged(step):
+                    log_step(self.start, step, rate, self.clock, self.metrics, self.progress)
+                with self.clock.paused():
+                    self.evaluate_if_due(step)
+                    # If one process gets a signal, all stop at the same step.
+                    own_reason = self.stop.signal_name or self.hours.reason_to_stop()
+                    stop_reason = self.processes.first_text(own_reason)
+                    self.save_if_due(step, stop_reason)
+                    if stop_reason and step < self.num_steps:
+                        return self.stop_early(step, stop_reason)
+        return Outcome.FINISHED
 
-def stop_early(
-    reason: str, step: int, hours: GpuHours, processes: Processes, progress: Progress
-) -> Outcome:
-    """End a run after a step that is saved: on a signal, or with an error at its GPU-hours."""
-    with processes.agree():
-        hours.write()
-        if reason == GpuHours.SPENT and processes.is_first:
-            raise hours.error(step)
-    progress.note(f"{reason}: saved step {step}; the same command goes on")
-    return Outcome.STOPPED_BY_SIGNAL
+    def is_logged(self, step: int) -> bool:
+        """Return whether the row of a step has speeds, and is written at once."""
+        return step % self.config.logging.interval_steps == 0 or step == self.num_steps
+
+    def take(self, step: int, batch: Batch) -> float:
+        """Take a step, and add its numbers to the metrics. Return its learning rate."""
+        # Kernels may be compiled in the first step of the run, which belongs to the start, and in
+        # the first one of a stage.
+        begins_stage = step in self.config.training.first_steps
+        if step > self.first_step:
+            limit = "work_timeout_s" if begins_stage else "step_timeout_s"
+            self.start.watchdog.expect(f"step {step}", limit)
+        if step == self.first_step or begins_stage:
+            set_angles(self.start, step, self.progress)
+        seed_step(self.config.seed, step, self.processes.rank, self.engine.device)
+        rate = learning_rate(self.config.optimizer, step, self.num_steps)
+        self.profile.before(step)
+        logs_layer_norms = self.is_logged(step) and self.config.logging.layer_gradient_norms
+        self.engine.logs_layer_norms = logs_layer_norms
+        loss, norm = self.engine.step(batch, rate, self.start.jump_detector)
+        layer_norms = {}
+        if logs_layer_norms:
+            layer_norms = {
+                f"gradient_norm/{part}": part_norm
+                for part, part_norm in self.engine.layer_norms.items()
+            }
+        self.metrics.add(
+            step,
+            loss=loss,
+            gradient_norm=norm,
+            learning_rate=rate,
+            **layer_norms,
+            **count_left_out(self.start, self.writer),
+        )
+        return rate
+
+    def evaluate_if_due(self, step: int) -> None:
+        """Evaluate, if that is due after this step."""
+        if is_due(step, self.config.evaluation.interval_steps, self.num_steps):
+            with self.clock.measuring("evaluation_s"):
+                evaluate_step(self.start, step, self.metrics, self.writer, self.progress)
+
+    def save_if_due(self, step: int, stop_reason: str) -> None:
+        """Save, if that is due after this step or if the run stops there. Before the run ends, wait
+        until the checkpoint is complete."""
+        if stop_reason or self.saves.due(step):
+            save_began_s = time.perf_counter()
+            with self.clock.measuring("save_s"):
+                self.save(step)
+            pause_s = time.perf_counter() - save_began_s
+            next_save = self.saves.after_save(step, pause_s, self.processes)
+            if next_save:
+                self.progress.note(f"step {step}: {next_save}")
+        if stop_reason or step == self.num_steps:
+            # There is no next save, so a failed one is begun again, until `wait` raises.
+            while not self.writer.wait():
+                self.save(step)
+            self.metrics.finish()
+
+    def save(self, step: int) -> None:
+        """Begin to save this step."""
+        save_checkpoint(self.start, step, self.metrics, self.writer)
+
+    def stop_early(self, step: int, reason: str) -> Outcome:
+        """End the run after a step that is saved: on a signal, or with an error at its
+        GPU-hours."""
+        with self.processes.agree():
+            if reason == GpuHours.SPENT and self.processes.is_first:
+                raise self.hours.error(step)
+        self.progress.note(f"{reason}: saved step {step}; the same command goes on")
+        return Outcome.STOPPED_BY_SIGNAL
 
 
 def count_left_out(start: Start, writer: CheckpointWriter) -> dict[str, float]:
@@ -275,11 +306,9 @@ def log_step(
     clock: Clock,
     metrics: Metrics,
     progress: Progress,
-    hours: GpuHours,
 ) -> None:
-    """Write the rows of the steps since the last call, with speed, waits and memory, store the
-    GPU-hours, and show progress.
-    `rate`: the learning rate of this step."""
+    """Write the rows of the steps since the last call, with speed, waits and memory, and show
+    progress. `rate`: the learning rate of this step."""
     steps_per_s = clock.steps_per_s(step)
     speed = {"tokens_per_s": steps_per_s * start.tokens_per_step}
     reads = start.batches.order.count_reads(step)
@@ -296,7 +325,6 @@ def log_step(
     speed |= slowest_process(start.engine)
     with start.engine.processes.agree():
         shown = metrics.flush(**speed)
-        hours.write()
     progress.update(
         step,
         loss=f"{shown['loss']:.4f}",
@@ -471,15 +499,19 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[StopRequest]:
+def stop_signals(on_request: Callable[[], None]) -> Iterator[StopRequest]:
     """Inside, SIGTERM, SIGINT and SIGUSR2 ask the run to save and stop after the current step. A
-    second SIGINT interrupts at once, except while a checkpoint is being written."""
+    second SIGINT interrupts at once, except while a checkpoint is being written.
+
+    on_request: Called at each signal, at once: the process may be killed before it has saved.
+    """
     stop = StopRequest()
 
     def request(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and stop.signal_name:
             raise KeyboardInterrupt
         stop.signal_name = signal.Signals(number).name
+        on_request()
 
     with handling(STOP_SIGNALS, request):
         yield stop

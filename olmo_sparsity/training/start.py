@@ -50,6 +50,7 @@ from olmo_sparsity.training.epochs import check_epochs, describe_epochs
 from olmo_sparsity.training.estimate.compute import flops_per_token, stated_flops
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.evaluate import Evaluation
+from olmo_sparsity.training.gpu_hours import GpuHours
 from olmo_sparsity.training.optim import JumpDetector
 from olmo_sparsity.training.preflight import check_devices, check_same, check_shared
 from olmo_sparsity.training.resolve import resolve
@@ -104,10 +105,14 @@ class Start:
 
 
 def prepare(
-    config: RunConfig, processes: Processes, held: contextlib.ExitStack, count: StartCount
+    config: RunConfig,
+    processes: Processes,
+    held: contextlib.ExitStack,
+    count: StartCount,
+    hours: GpuHours,
 ) -> Start:
     """Build all that training needs, on all processes together. `held` keeps the run folder locked
-    until it is closed. `count` counts this start.
+    until it is closed. `count` counts this start, and `hours` its time.
 
     What a process can check by itself comes first, within `processes.agree()`: if one finds an
     error, all end. Collectives follow, in which a process would wait for one that has ended."""
@@ -137,6 +142,7 @@ def prepare(
             # Counted before the model is built: a start that hangs or is killed from here on counts
             # as one that died.
             count.begin(config.checkpoint.max_starts)
+            held.enter_context(hours.stored())
         # The first weights are those of the seed, whatever was drawn before.
         torch.manual_seed(config.seed)
         model, source = build_weights(config)

@@ -10,18 +10,20 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from olmo_sparsity.base import retry
 from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.models.checkpoint_files import StoredWeights, list_checkpoints
 from olmo_sparsity.models.exchange import export
-from olmo_sparsity.training import checkpoint
 from olmo_sparsity.training.checkpoint import step_of
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
@@ -417,7 +419,7 @@ def fill_the_disk() -> None:
     resource.setrlimit(
         resource.RLIMIT_FSIZE, (100_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
     )
-    checkpoint.RETRY_AFTER_S = (0.0,)
+    retry.RETRY_AFTER_S = (0.0,)
 
 
 @pytest.mark.parametrize("engine", ["ddp", "zero2"])
@@ -453,6 +455,33 @@ def test_the_metrics_name_the_slowest_process(
     assert all(row["slowest_to_median"] >= 1 for row in rows)
     alone = read_metrics(one_process / "metrics.jsonl")
     assert all("slowest_process" not in row for row in alone)
+
+
+def be_slow() -> None:
+    """Disturbs: each layer of this process takes longer."""
+    from olmo_sparsity.models.block import PositionedBlock
+
+    forward = PositionedBlock.forward
+
+    def slow(self: PositionedBlock, *given: Any, **named: Any) -> Any:
+        time.sleep(0.05)
+        return forward(self, *given, **named)
+
+    PositionedBlock.forward = slow  # type: ignore[method-assign] # as on a hot GPU
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_a_slow_process_is_the_slowest_although_the_others_wait_for_its_weights(
+    settings: dict, engine: str
+) -> None:
+    training = {"num_steps": 4}
+    given = on(settings, f"slow-{engine}", engine, training=training, logging={"interval_steps": 2})
+    job = children.start(given, disturb={1: be_slow})
+    assert job.wait() == [0, 0], "\n".join(job.texts())
+    rows = list(read_metrics(Path(given["run_folder"]) / "metrics.jsonl"))
+    logged = [row for row in rows if "slowest_process" in row]
+    assert [row["slowest_process"] for row in logged] == [1.0, 1.0]
+    assert all(row["slowest_to_median"] > 2 for row in logged)
 
 
 # --- launchers ------------------------------------------------------------------------------------

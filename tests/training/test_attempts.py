@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import time
 from functools import partial
 from pathlib import Path
@@ -118,6 +120,28 @@ def test_a_start_that_hangs_before_its_first_step_is_counted(
     job = children.start(settings, disturb={1: sleep_in_the_engine})
     assert job.wait() == [76, 76], job.texts()
     assert Attempts.read(tmp_path / "run").starts == 1
+    hours = json.loads((tmp_path / "run/gpu_hours.json").read_text())["gpu_hours"]
+    assert hours > 2 * 3 / 3600, "of both GPUs until the time-out"
+
+
+def killed_before_it_has_saved() -> None:
+    """Disturbs: this process is told to stop, and killed before its checkpoint is complete."""
+
+    def die(*given: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    CheckpointWriter.save = die  # type: ignore[method-assign] # as a grace time that is too short
+    children.signal_at_step(3, "SIGTERM")
+
+
+def test_a_preemption_that_leaves_no_time_to_save_is_no_death(
+    data_folder: Path, tmp_path: Path
+) -> None:
+    settings = small_run(tmp_path / "run", data_section(data_folder))
+    settings["checkpoint"] = {"interval_steps": None}
+    job = children.start(settings, 1, disturb={0: killed_before_it_has_saved})
+    assert job.wait() == [-signal.SIGKILL], job.texts()
+    assert Attempts.read(tmp_path / "run").starts == 0
 
 
 def crash_after_a_save(folder: Path) -> None:

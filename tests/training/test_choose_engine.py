@@ -16,7 +16,14 @@ from olmo_sparsity.training.choose_engine import check_engine
     [
         ("single", 4, None, 2, "engine.name=single"),
         ("ddp", 4, None, 1, "engine.name=ddp"),
-        ("auto", 5, None, 2, "training.batch_size=5"),
+        (
+            "auto",
+            5,
+            None,
+            2,
+            "training.batch_size=5 is not a multiple of the 2 processes; pass 4 or 6",
+        ),
+        ("auto", 4, None, 8, "training.batch_size=4 is not a multiple of the 8 processes; pass 8"),
         ("zero2", 4, None, 2, "/nowhere/zero.json"),
         ("auto", 12, 3, 2, ""),
         ("single", 4, 0, 1, ""),

@@ -29,7 +29,12 @@ from olmo_sparsity.training.estimate.cost import cost_with, gpu_hours, with_engi
 from olmo_sparsity.training.estimate.device_memory import bytes_of_state, peak_bytes
 from olmo_sparsity.training.estimate.fit import check_fits
 from olmo_sparsity.training.estimate.hardware import Hardware
-from olmo_sparsity.training.estimate.host import COPIED_BYTES_PER_S, save_time
+from olmo_sparsity.training.estimate.host import (
+    COPIED_BYTES_PER_S,
+    copied_for_save,
+    pinned_bytes,
+    save_time,
+)
 from olmo_sparsity.training.estimate.memory_formulas import (
     activation_bytes,
     start_bytes,
@@ -282,8 +287,28 @@ def test_tasks_of_lm_eval_need_a_whole_copy_of_the_model_on_each_device_and_in_m
     )
     lines = estimate(with_tasks, hardware)
     assert f", evaluation {cost.evaluation / 2**30:.1f}" in lines["memory of a process, fsdp"]
-    assert f", one for lm_eval {whole / 2**30:.1f})" in lines["main memory"]
+    copied = sum(pinned_bytes(4 * weight.numel()) for weight in weights_of(plain))
+    assert copied >= whole
+    assert f", one for lm_eval {copied / 2**30:.1f})" in lines["main memory"]
     assert "lm_eval" not in str(estimate(plain, hardware))
+
+
+def weights_of(config: RunConfig) -> list[torch.nn.Parameter]:
+    return list(without_memory(config.model).parameters())
+
+
+def test_copies_in_pinned_memory_are_counted_as_powers_of_two() -> None:
+    """As PyTorch's allocator rounds each of them up."""
+    assert [pinned_bytes(number) for number in (0, 1, 2**20, 2**20 + 1)] == [0, 1, 2**20, 2**21]
+    seven_billion = (*SEVEN_BILLION, "--model.mlp_hidden_size=22016", "--engine.name=fsdp")
+    config = c4("1b", *seven_billion)
+    on_gpus = Hardware.of("h100", 8, None)
+    num_parameters = count_parameters(without_memory(config.model))
+    copied = copied_for_save(config, on_gpus)
+    assert 1.3 < copied / (12 * num_parameters / 8) < 1.5
+    assert f"a copy for a save {copied / 2**30:.1f}" in estimate(config, on_gpus)["main memory"]
+    on_cpus = replace(on_gpus, gpu=None)
+    assert copied_for_save(config, on_cpus) == 12 * num_parameters / 8
 
 
 def test_each_engine_is_estimated_with_the_micro_batches_that_fit_it() -> None:

@@ -26,12 +26,14 @@ from olmo_sparsity.models.load import load_model
 from olmo_sparsity.training import gpu_hours
 from olmo_sparsity.training.checkpoint import TrainerState
 from olmo_sparsity.training.curves import loss_table
+from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.dry_run import dry_run
 from olmo_sparsity.training.engine import Engine, ForwardClock
+from olmo_sparsity.training.gpu_hours import GpuHours
 from olmo_sparsity.training.loop import Outcome, slowest_process, train
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.optim import learning_rate
-from tests.conftest import MakeConfig
+from tests.conftest import MakeConfig, until
 from tests.support import children
 from tests.support.metrics import repeatable_rows
 from tests.support.models import SIZES, tiny
@@ -83,6 +85,23 @@ def test_a_run_ends_at_its_gpu_hours_counts_those_of_earlier_starts_and_goes_on_
     assert train(config) is Outcome.FINISHED
     assert [row["loss"] for row in rows(config) if "loss" in row] == expected
     assert 50 < json.loads(stored.read_text())["gpu_hours"] < 51
+
+
+def test_hours_are_stored_while_a_start_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a process that is killed in its start loses a minute at most."""
+    monkeypatch.setattr(gpu_hours, "WRITE_EVERY_S", 0.01)
+    (tmp_path / "gpu_hours.json").write_text('{"gpu_hours": 7.0}')
+    hours = GpuHours(tmp_path, None, Processes(rank=0, world_size=8))
+
+    def read() -> float:
+        return float(json.loads((tmp_path / "gpu_hours.json").read_text())["gpu_hours"])
+
+    with hours.stored():
+        until(lambda: read() > 7.0)
+        seen = read()
+    assert 7.0 < seen < read() < 7.1
 
 
 def test_a_disk_that_takes_no_count_of_hours_does_not_end_a_run(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.transformers_folder import count_parameters
-from olmo_sparsity.training.estimate.device_memory import bytes_copied_for_tasks
+from olmo_sparsity.training.estimate.device_memory import bytes_copied_for_tasks, count_shards
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.estimate.memory_formulas import without_memory
 
@@ -94,8 +95,38 @@ def main_memory_of(config: RunConfig, hardware: Hardware) -> float:
     """Return the bytes of main memory that a process needs at its peak: the start, a save, or tasks
     of lm_eval."""
     libraries = LIBRARIES_BYTES if hardware.gpu else 0
-    copied = max(saved_by_process(config, hardware), bytes_copied_for_tasks(config))
+    copied = max(copied_for_save(config, hardware), copied_for_tasks(config, hardware))
     return max(main_memory_at_start(config), copied) + libraries
+
+
+def copied_for_save(config: RunConfig, hardware: Hardware) -> float:
+    """Return the bytes of main memory that the copy of a process's part of a checkpoint takes:
+    whole weights, and moments as the engine divides them."""
+    if not hardware.gpu:
+        return saved_by_process(config, hardware)
+    weights = list(without_memory(config.model).parameters())
+    is_sharded = config.engine.name in ("fsdp", "zero3")
+    num_parts = count_shards(config, hardware) if is_sharded else 1
+    total = 0
+    for weight in weights:
+        bytes_of_part = 4 * math.ceil(weight.numel() / num_parts)
+        total += pinned_bytes(4 * weight.numel()) + 2 * num_parts * pinned_bytes(bytes_of_part)
+    return total / hardware.num_processes
+
+
+def copied_for_tasks(config: RunConfig, hardware: Hardware) -> float:
+    """Return the bytes of main memory for the whole copy of the weights that tasks of lm_eval are
+    run on; 0 without tasks."""
+    if not hardware.gpu or not config.evaluation.lm_eval:
+        return bytes_copied_for_tasks(config)
+    weights = without_memory(config.model).parameters()
+    return sum(pinned_bytes(4 * weight.numel()) for weight in weights)
+
+
+def pinned_bytes(num_bytes: int) -> int:
+    """Return the bytes of pinned memory that PyTorch takes for a tensor: it rounds up to a power of
+    two (`CachingHostAllocator`), which is 1.4 times the bytes of a model of 7B."""
+    return 1 << (num_bytes - 1).bit_length() if num_bytes else 0
 
 
 def main_memory_at_start(config: RunConfig) -> float:

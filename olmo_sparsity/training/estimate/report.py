@@ -15,14 +15,14 @@ from olmo_sparsity.training.estimate.cost import (
     with_engine,
     with_micro_batches,
 )
-from olmo_sparsity.training.estimate.device_memory import bytes_copied_for_tasks
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.estimate.host import (
+    copied_for_save,
+    copied_for_tasks,
     disk_of,
     main_memory_at_start,
     main_memory_of,
     save_time,
-    saved_by_process,
 )
 from olmo_sparsity.training.estimate.memory_formulas import without_memory
 from olmo_sparsity.training.estimate.network import describe_speed
@@ -144,13 +144,13 @@ def _lines_of_host(config: RunConfig, hardware: Hardware) -> dict[str, str]:
     """Return lines about main memory, disks, and the duration of a save."""
     of_process = main_memory_of(config, hardware)
     of_node = of_process * hardware.num_processes / hardware.num_nodes
-    copied_for_tasks = bytes_copied_for_tasks(config)
+    for_tasks = copied_for_tasks(config, hardware)
     parts = (
         f"the start takes {main_memory_at_start(config) / 2**30:.1f}, a copy for a save "
-        f"{saved_by_process(config, hardware) / 2**30:.1f}"
+        f"{copied_for_save(config, hardware) / 2**30:.1f}"
     )
-    if copied_for_tasks:
-        parts += f", one for lm_eval {copied_for_tasks / 2**30:.1f}"
+    if for_tasks:
+        parts += f", one for lm_eval {for_tasks / 2**30:.1f}"
 
     disk = disk_of(config)
     return {
