@@ -9,8 +9,10 @@ import torch
 
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.config.text import PositionsConfig
+from olmo_sparsity.models import first_layer, layer_steps
 from olmo_sparsity.models.attention import causal_bias
 from olmo_sparsity.models.build import build_model
+from olmo_sparsity.models.projections import project
 from tests.support.models import FIELDS
 
 YARN = PositionsConfig(scaling="yarn", factor=8, original_length=8).rope_scaling
@@ -73,15 +75,16 @@ def test_last_places_are_those_of_the_whole_row(
 def test_equal_pairs_are_projected_once(
     rows: tuple[torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from olmo_sparsity.models import inference
-
-    seen, project = [], inference._project
+    projected_shapes = []
 
     def spy(block: Any, x: torch.Tensor, *rest: Any) -> Any:
-        seen.append(x.shape[:-1])
+        projected_shapes.append(x.shape[:-1])
         return project(block, x, *rest)
 
-    monkeypatch.setattr(inference, "_project", spy)
+    monkeypatch.setattr(first_layer, "project", spy)
+    monkeypatch.setattr(layer_steps, "project", spy)
     with torch.no_grad():
         model_of("quick").hidden(*rows, num_last=1)
-    assert seen == [(9 + 3,), (3, 10), (3, 10)]  # the first layer's, and those of the other two
+    first, *others = projected_shapes
+    assert first == (9 + 3,)  # nine pairs of the window, and three first tokens
+    assert others == [(3, 10), (3, 10)]
