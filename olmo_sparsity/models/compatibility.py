@@ -1,16 +1,22 @@
-"""Check that a transformers model gives correct numbers here, and up to which length.
+"""Try a model of transformers on eight tokens, and reject it if it would give wrong numbers here.
 
-`position_limit` and `windows_of` read the config. `try_model` runs the model on eight tokens,
-because no config says how a family treats position IDs. It compares
+No config says how a family treats position IDs, so `try_model` runs it, on rows such as
 
-- hidden states with and without a gap in the position IDs: do position IDs reach the attention, and
-  does a gap hide nothing?
-- hidden states behind kept keys and values with those of the whole row: can kept states replace
-  earlier places?
-- logits of this project with those of the model itself: how do logits follow from the last linear
+    tokens         0 1 2 3  4  5  6  7
+    counted IDs    0 1 2 3  4  5  6  7
+    gapped IDs     0 1 2 3  8  9 10 11       a gap in the middle
+
+and compares, in this order:
+
+- our logits with those of the model itself: by which `LogitMap` do they follow from the last linear
   map?
+- windows that are computed here by position IDs with the model's own: do both hide the same?
+- hidden states of counted and gapped IDs: do position IDs reach the attention, and does a gap hide
+  nothing?
+- hidden states of the last four tokens, after kept keys and values of the first four, with those of
+  the whole row: can kept states replace earlier tokens?
 
-A model that fails is rejected with the reason. What the others showed is returned as a `Fit`.
+A model that fails is rejected with the reason. For the others the answers are returned as a `Fit`.
 `HuggingFaceLM.fit` calls it once for each state of a model.
 
 Dimension key: B rows, L tokens of a row, D width, V vocabulary.
@@ -39,14 +45,14 @@ from olmo_sparsity.models.attention import USUAL, causal_bias
 from olmo_sparsity.models.position_limits import windows_of
 
 _REPLACED = "explain and measure take --distant-states replaced (load_model: whole_prompts=True)"
-"""What to do with a model that cannot be measured with position IDs."""
+"""The remedy for a model that cannot be measured with position IDs, for messages."""
 
 # --- scaled and capped logits ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LogitMap:
-    """The step from the output x of the last linear map to logits: cap · tanh(scale · x / cap), or
+    """A map from the output x of the last linear map to logits: cap · tanh(scale · x / cap), or
     scale · x without a cap."""
 
     scale: float = 1.0
@@ -57,17 +63,18 @@ class LogitMap:
         return x if self.cap is None else torch.tanh(x / self.cap) * self.cap
 
 
-def _logit_maps(config: Any) -> list[LogitMap]:
-    """Return the maps that a config may mean, of which the logits of eight tokens select one: some
-    families multiply by the scale, others divide by it."""
+def _possible_logit_maps(config: Any) -> list[LogitMap]:
+    """Return the maps that a config may mean. The logits of eight tokens select one of them: some
+    families multiply by the scale, others divide by it, under names that do not tell."""
     text = config.get_text_config()
 
-    def read(*names: str) -> list[float]:
+    def read_fields(*names: str) -> list[float]:
         values = [getattr(text, name, None) for name in names]
         return [value for value in values if value is not None]
 
-    caps: Sequence[float | None] = read("final_logit_softcapping", "logits_soft_cap") or [None]
-    scales = read("logit_scale", "logits_scaling", "lm_head_multiplier") or [1.0]
+    caps: Sequence[float | None]
+    caps = read_fields("final_logit_softcapping", "logits_soft_cap") or [None]
+    scales = read_fields("logit_scale", "logits_scaling", "lm_head_multiplier") or [1.0]
     maps = list[LogitMap]()
     for cap in caps:
         for scale in scales:
@@ -78,37 +85,42 @@ def _logit_maps(config: Any) -> list[LogitMap]:
 # --- the trial ------------------------------------------------------------------------------------
 
 NUM_TOKENS = 8
-"""Tokens of the row on which a model is tried: enough for a gap and for a window inside it."""
+"""The number of tokens on which a model is tried: enough for a gap and for a window inside it."""
 
 NUM_BEFORE_GAP = 4
-"""Tokens of this row before the gap in its position IDs; also the size of the windows that are
-tried."""
+"""The number of tokens before the gap in the position IDs. Windows that are tried have this size,
+too, so that they hide some of the eight tokens."""
+
+BEFORE_GAP = slice(NUM_BEFORE_GAP)
+AFTER_GAP = slice(NUM_BEFORE_GAP, None)
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
-"""Kinds of layers that are supported. Others, such as recurrent ones, count places."""
+"""Kinds of layers that are supported. Others, such as recurrent ones, count tokens and cannot see a
+gap."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How a supported model computes, as eight tokens have shown."""
+    """What the trial has shown of a model that is supported. The defaults hold for any model."""
 
     logit_map: LogitMap = LogitMap()
 
     can_share_distant: bool = False
-    """Whether rows that share kept states (`hidden_sharing`) compute the same as rows with copies
-    of them."""
+    """Whether rows that share kept states (`hidden_sharing`) get the same numbers as rows that have
+    copies of them."""
 
     batch_noise: float = 0.0
-    """The nats by which a loss changes with the other rows of its batch."""
+    """By how much a loss changes with the other rows of its batch, in nats."""
 
     knows_windows: bool = False
     """Whether the attention windows of the model are those that `windows_of` reads from its config.
-    Then they are computed here, by position IDs, where the model itself counts places."""
+    Then they are computed here, by position IDs, where the model itself counts tokens."""
 
 
 @torch.no_grad()
 def try_model(wrapped: Any, original: nn.Module) -> Fit:
-    """Return how a model computes; raise ConfigError if it does not fit (see the module).
+    """Return what a trial shows of a model. Raise ConfigError if the model would give wrong numbers
+    (see the module).
 
     wrapped: A `HuggingFaceLM`. Its `windows` are changed while it is tried.
     original: The model as it was passed, with its adapters, whose logits are compared.
@@ -128,8 +140,9 @@ def try_model(wrapped: Any, original: nn.Module) -> Fit:
 
 
 def reason_of(error: Exception) -> str:
-    """Return an error of a model's own code in one line. Raise if the model is not its cause, but a
-    full memory or a Python without docstrings, which transformers needs."""
+    """Return an error of a model's own code in one line. Raise it, or one that explains it, if its
+    cause is not the model, but a full memory or a Python without docstrings, which transformers
+    needs."""
     if is_out_of_memory(error):
         raise error
     if sys.flags.optimize > 1:
@@ -138,13 +151,13 @@ def reason_of(error: Exception) -> str:
 
 
 def _unfit(wrapped: Any, problem: str) -> ConfigError:
-    """Return the error of a model that does not fit; `problem` says why, and what to do."""
+    """Return the error with which a model is rejected. `problem`: why, and what to do."""
     family = f"{type(wrapped.model).__name__} (model_type {wrapped.model.config.model_type})"
     return ConfigError(f"{family} is not supported: {problem}")
 
 
 def _check_kind(wrapped: Any, original: nn.Module) -> None:
-    """Raise if the config or the signature shows that a model does not fit."""
+    """Raise ConfigError if the config or the signature shows that a model is not supported."""
     model = wrapped.model
     text = model.config.get_text_config()
     if any(weight.dtype == torch.float64 for weight in model.parameters()):
@@ -158,7 +171,7 @@ def _check_kind(wrapped: Any, original: nn.Module) -> None:
     if "position_ids" not in parameters or getattr(text, "alibi", False):
         raise _unfit(wrapped, f"it uses no position_ids; {_REPLACED}")
     other_kinds = set(getattr(text, "layer_types", None) or ()) - _ATTENTION_LAYERS
-    if other_kinds:  # such as recurrent ones
+    if other_kinds:
         kinds = ", ".join(sorted(other_kinds))
         raise _unfit(wrapped, f"its layers ({kinds}) count places; {_REPLACED}")
     adapter = getattr(original, "active_peft_config", None)
@@ -187,7 +200,8 @@ def _check_logits(wrapped: Any, original: nn.Module) -> tuple[LogitMap, float]:
     # Rounding adds up over layers, hence many times the precision of one number.
     rounding = min(0.1, 1024 * torch.finfo(logits.dtype).eps)
     logit_map = min(
-        _logit_maps(wrapped.model.config), key=lambda candidate: _distance(candidate(raw), logits)
+        _possible_logit_maps(wrapped.model.config),
+        key=lambda candidate: _distance(candidate(raw), logits),
     )
     if _distance(logit_map(raw), logits) > rounding * _distance(logits):
         raise _unfit(wrapped, "its logits do not follow from the last linear map and its config")
@@ -196,26 +210,28 @@ def _check_logits(wrapped: Any, original: nn.Module) -> tuple[LogitMap, float]:
 
 @dataclass(frozen=True)
 class _Tolerance:
-    """Differences between hidden states that say nothing about a model."""
+    """How much two hidden states may differ that should be equal, as root mean squares."""
 
     rounding: float
     """The relative difference that rounding in their dtype may cause."""
 
     noise: float
-    """Absolute: as large as the effect of a tiny change of the input. Kernels round differently,
+    """The absolute difference that a tiny change of the input causes. Kernels round differently,
     and layers that round to 8 bits sometimes amplify this."""
 
     def are_alike(self, a: Tensor, b: Tensor) -> bool:
+        """Return whether two hidden states are equal up to rounding and noise."""
         return _distance(a, b) <= self.rounding * _distance(b) + self.noise
 
     def is_small(self, error: float, effect: float) -> bool:
-        """Return whether an error is much smaller than the effect of what a check looks for."""
+        """Return whether an error is much smaller than the effect that a check looks for, such as
+        that of hiding tokens: a quarter of it at most."""
         return error <= max(self.noise, effect / 4)
 
 
 def _check_positions(wrapped: Any, rounding: float) -> bool:
-    """Check hidden states of eight tokens with a gap in the middle of their position IDs. Return
-    whether rows can share kept states (`Fit.can_share_distant`)."""
+    """Raise ConfigError if a gap in position IDs, or kept states before it, give wrong hidden
+    states. Return whether rows can share kept states (`Fit.can_share_distant`)."""
     tokens_BL, counted_BL = _eight_tokens(wrapped)
     gapped_BL = counted_BL + 4 * (counted_BL >= NUM_BEFORE_GAP)  # 0 … 3 and 8 … 11
     causal = causal_bias(NUM_TOKENS, wrapped.device)
@@ -223,17 +239,19 @@ def _check_positions(wrapped: Any, rounding: float) -> bool:
     def hidden(positions_BL: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
         return wrapped.hidden(tokens_BL, positions_BL, bias, **options).float()
 
+    # The right result, as an explicit causal bias hides nothing across the gap.
+    expected = hidden(gapped_BL, causal)
+
     # How much a tiny change of the input changes the result: a ten-thousandth of the embeddings, or
     # what their dtype resolves, with every second coordinate turned round.
-    seen = hidden(gapped_BL, causal)
     nudge_BLD = wrapped.embedding(tokens_BL)
     nudge_BLD[..., ::2] *= -1
     nudge_BLD *= max(1e-4, torch.finfo(nudge_BLD.dtype).eps)
-    noise = 2 * _distance(hidden(gapped_BL, causal, added_BLD=nudge_BLD), seen)
+    noise = 2 * _distance(hidden(gapped_BL, causal, added_BLD=nudge_BLD), expected)
     tolerance = _Tolerance(rounding, noise)
 
-    _check_gap(wrapped, hidden, counted_BL, gapped_BL, seen, tolerance)
-    return _check_kept_states(wrapped, tokens_BL, gapped_BL, seen, tolerance)
+    _check_gap(wrapped, hidden, counted_BL, gapped_BL, expected, tolerance)
+    return _check_kept_states(wrapped, tokens_BL, gapped_BL, expected, tolerance)
 
 
 def _check_gap(
@@ -241,66 +259,64 @@ def _check_gap(
     hidden: Callable[..., Tensor],
     counted_BL: Tensor,
     gapped_BL: Tensor,
-    seen: Tensor,
+    expected: Tensor,
     tolerance: _Tolerance,
 ) -> None:
-    """Check that position IDs reach the attention, and that a gap after four of the eight places
-    hides nothing.
+    """Raise ConfigError unless position IDs reach the attention, and a gap after four of the eight
+    tokens hides nothing.
 
     hidden: Function (positions_BL, bias) that returns hidden states.
-    seen: Those with the gap and an explicit causal bias, which hides nothing.
+    expected: Hidden states with the gap and an explicit causal bias, which hides nothing.
     """
     causal = causal_bias(NUM_TOKENS, wrapped.device)
     # How transformers interprets a gap unless it is told otherwise: as the start of another text,
-    # which does not see the first four places.
+    # which does not see the first four tokens.
     packed = causal.clone()
-    hidden_bias = causal[..., 0, 1]  # of the second place from the first, which is hidden
-    packed[..., NUM_BEFORE_GAP:, :NUM_BEFORE_GAP] = hidden_bias
+    hiding_bias = causal[..., 0, 1]  # the first token does not see the second
+    packed[..., AFTER_GAP, BEFORE_GAP] = hiding_bias
 
     counted = hidden(counted_BL)
     counted_again = hidden(counted_BL)
     gapped = hidden(gapped_BL)
-    hiding = hidden(gapped_BL, packed)
+    cut_at_gap = hidden(gapped_BL, packed)
 
-    # A forward that is repeated may differ from itself, so the effect of a gap must be larger.
-    after = slice(NUM_BEFORE_GAP, None)
-    if _distance(gapped[:, after], counted[:, after]) <= _distance(counted_again, counted):
+    # A forward pass that is repeated may differ from itself, so the effect of a gap must be larger.
+    effect_of_gap = _distance(gapped[:, AFTER_GAP], counted[:, AFTER_GAP])
+    if effect_of_gap <= _distance(counted_again, counted):
         raise _unfit(wrapped, "position IDs do not reach its attention")
-    error = _distance(gapped[:, after], seen[:, after])
-    effect = _distance(hiding[:, after], seen[:, after])
-    if not (tolerance.are_alike(gapped, seen) and tolerance.is_small(error, effect)):
+    error = _distance(gapped[:, AFTER_GAP], expected[:, AFTER_GAP])
+    effect_of_cut = _distance(cut_at_gap[:, AFTER_GAP], expected[:, AFTER_GAP])
+    if not (tolerance.are_alike(gapped, expected) and tolerance.is_small(error, effect_of_cut)):
         raise _unfit(wrapped, "its attention is not causal, or a gap in position IDs changes it")
-    before = slice(NUM_BEFORE_GAP)
-    if not tolerance.are_alike(gapped[:, before], counted[:, before]):
+    if not tolerance.are_alike(gapped[:, BEFORE_GAP], counted[:, BEFORE_GAP]):
         raise _unfit(wrapped, "a gap in its position IDs changes the places before it")
 
 
 def _check_kept_states(
-    wrapped: Any, tokens_BL: Tensor, gapped_BL: Tensor, seen: Tensor, tolerance: _Tolerance
+    wrapped: Any, tokens_BL: Tensor, gapped_BL: Tensor, expected: Tensor, tolerance: _Tolerance
 ) -> bool:
-    """Check that the last four places have the states `seen` if they attend to kept states of the
-    first four. Return whether they also have them if rows share the kept states."""
-    before = slice(NUM_BEFORE_GAP)
-    after = slice(NUM_BEFORE_GAP, None)
-    earlier = wrapped.distant_states(tokens_BL[:, before], gapped_BL[:, before])
-    later = (tokens_BL[:, after], gapped_BL[:, after])
-    looked_back = wrapped.hidden(*later, distant=earlier).float()
-    if not tolerance.are_alike(looked_back, seen[:, after]):
+    """Raise ConfigError unless the last four tokens have the hidden states `expected` when they
+    attend to kept states of the first four. Return whether they have them, too, when rows share the
+    kept states."""
+    earlier = wrapped.distant_states(tokens_BL[:, BEFORE_GAP], gapped_BL[:, BEFORE_GAP])
+    later = (tokens_BL[:, AFTER_GAP], gapped_BL[:, AFTER_GAP])
+    with_copies = wrapped.hidden(*later, distant=earlier).float()
+    if not tolerance.are_alike(with_copies, expected[:, AFTER_GAP]):
         raise _unfit(wrapped, "keys and values that it keeps of earlier places do not replace them")
 
     try:
         shared = wrapped.hidden_sharing(*later, earlier).float()
     except Exception:  # of the model's own code, which may use its attention in any way
         return False
-    alone = wrapped.hidden(*later).float()
-    error = _distance(shared, looked_back)
-    effect = _distance(alone, looked_back)
-    return tolerance.are_alike(shared, looked_back) and tolerance.is_small(error, effect)
+    without_earlier = wrapped.hidden(*later).float()
+    error = _distance(shared, with_copies)
+    effect = _distance(without_earlier, with_copies)
+    return tolerance.are_alike(shared, with_copies) and tolerance.is_small(error, effect)
 
 
 def _knows_windows(wrapped: Any, rounding: float) -> bool:
-    """Return whether windows that are computed here give the same as the model's own windows. Both
-    are set to four places, so that they hide some of the eight tokens."""
+    """Return whether windows that are computed here give the same hidden states as the model's own
+    windows. Both are set to four tokens, so that they hide some of the eight."""
     if not windows_of(wrapped.model.config):
         return False
     # A shallow copy with another config: other threads may use the model with its own.
@@ -334,12 +350,14 @@ def _knows_windows(wrapped: Any, rounding: float) -> bool:
 
 def _eight_tokens(wrapped: Any) -> tuple[Tensor, Tensor]:
     """Return tokens_BL of one row, and their position IDs without a gap."""
+    # Token IDs count up, too, unless the vocabulary is smaller than eight.
     counted_BL = torch.arange(NUM_TOKENS, device=wrapped.device)[None]
     return counted_BL % wrapped.embedding.weight.shape[0], counted_BL
 
 
 def _not_finite(model: nn.Module) -> str:
-    """Return the end of a message: why a model may give no numbers, and what to do."""
+    """Return the end of a message that says why a model may give NaN or infinity, and what to
+    do."""
     for name, weight in model.named_parameters():
         if not weight.is_meta and not bool(weight.isfinite().all()):
             return f": its weight {name} holds NaN or infinity; take other weights"
@@ -347,8 +365,10 @@ def _not_finite(model: nn.Module) -> str:
 
 
 def _batch_noise(wrapped: Any, logit_map: LogitMap) -> float:
-    """Return the nats by which a loss changes with the other rows of its batch: the largest change
-    of seven losses. Some quantized models round all rows of a batch by their largest number."""
+    """Return by how much a loss changes with the other rows of its batch, in nats: the largest
+    change of the first row's seven losses if three more rows are computed with it. Some quantized
+    models round all rows of a batch by their largest number."""
+    # Multiples of 7, so that rows have different tokens in a small vocabulary, too.
     tokens_BL = torch.arange(32, device=wrapped.device).view(4, 8) * 7
     tokens_BL %= wrapped.embedding.weight.shape[0]
     positions_BL = torch.arange(8, device=wrapped.device)[None]
@@ -362,6 +382,6 @@ def _batch_noise(wrapped: Any, logit_map: LogitMap) -> float:
 
 
 def _distance(a: Tensor, b: Tensor | float = 0.0) -> float:
-    """Return the root mean square of a difference. Unlike a maximum, it changes little if a mixture
-    of experts routes one place differently."""
+    """Return the root mean square of a − b. Unlike a maximum, it changes little if a mixture of
+    experts routes one token differently."""
     return float((a.float() - b).square().mean().sqrt())

@@ -1,19 +1,20 @@
 """Wrap causal LMs of transformers as a `LanguageModel`: position IDs may have gaps, and kept states
 of distant tokens replace these tokens.
 
-    HuggingFaceLM(model).hidden(tokens_BL, positions_BL, distant=states)
+    model = HuggingFaceLM(AutoModelForCausalLM.from_pretrained(name))
+    states = model.distant_states(tokens_BL, positions_BL)          # of a long text, once
+    hidden_BLD = model.hidden(window_BL, window_positions_BL, distant=states)
 
-The model is tried when it is first used (compatibility.py). Three things of transformers stand in
-the way of gaps and kept states, and `hidden` works around them:
+The model is tried when it is first used (compatibility.py). Three habits of transformers would give
+wrong numbers here, and `hidden` works around them:
 
 - Without a mask, transformers takes a gap in the position IDs for the start of another text, and
-  hides what is before it. So each call passes a mask (`_masks`).
-- Its windows count places. Here they go by position IDs, so masks are computed from these.
-- A cache of keys and values grows with each call. Kept states must stay as they are, and be shared
-  by rows, so they are passed as a cache that keeps nothing, or by our own attention
-  (shared_states.py).
+  hides what is before it. So each call passes a mask (transformers_masks.py).
+- Its attention windows count tokens. Here they go by position IDs, as the masks do.
+- A cache of keys and values grows with each call. Kept states must stay as they are, so they are
+  passed as a cache that keeps nothing (caches.py), or by our own attention (shared_states.py).
 
-Dimension key: B rows, L tokens of a row, K places that they may attend to, F distant places,
+Dimension key: B rows, L tokens of a row, K keys that they may attend to, F distant tokens,
 D width, H heads, V vocabulary.
 """
 
@@ -43,18 +44,22 @@ from olmo_sparsity.models.compatibility import Fit, try_model
 from olmo_sparsity.models.distant_attention import can_share_distant
 from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.identity import State
-from olmo_sparsity.models.position_limits import position_limit, windows_of
+from olmo_sparsity.models.position_limits import PositionLimit, position_limit, windows_of
+from olmo_sparsity.models.transformers_masks import Masks, build_masks, window_hides_some
 from olmo_sparsity.models.use import in_this_thread, in_use, state_of
 
 if TYPE_CHECKING:  # importing transformers takes two seconds, so only its models do
     from peft import PeftModel
+    from torch.utils.hooks import RemovableHandle
     from transformers import Cache, PreTrainedModel
+
+    from olmo_sparsity.models.shared_states import LayerView
 
 
 MAX_MASK_ENTRIES = 2**27
-"""Entries of an attention mask (tokens × places that they attend to), which transformers builds
-whole where tokens follow others: 0.6 GiB with its copy in fp32. From 32,768 tokens of context,
-fewer than 4,096 are computed at once."""
+"""Entries (queries × keys) of the largest attention mask that is built. transformers builds a mask
+whole where tokens follow others: one of this size takes 0.6 GiB with its copy in fp32. A longer row
+is computed in chunks; from 32,768 tokens of context, these have fewer than 4,096 tokens."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +67,6 @@ class _Trial:
     """The outcome of trying a model in one state, on one device."""
 
     state: State | None
-    """None while the model is being tried."""
-
     device: torch.device
     """Kernels of another device round differently, and `Fit.batch_noise` depends on rounding."""
 
@@ -92,6 +95,9 @@ class HuggingFaceLM(nn.Module):
         self._original = (model,)
         self.has_own_attention = False
         self.fitted: State | None = None
+        """The state in which the model was tried; None before the first trial."""
+        self.wrong_beyond: PositionLimit | None = None
+        """The number of positions beyond which the model computes wrong numbers, if any."""
         if not is_tried:
             return
         with in_use(self):
@@ -99,7 +105,7 @@ class HuggingFaceLM(nn.Module):
 
     def keep_own_attention(self) -> None:
         """Set our attention permanently. Training needs it, because compiled code cannot enter the
-        context that sets it for one forward."""
+        context that sets it for one forward pass."""
         from olmo_sparsity.models import shared_states  # noqa: F401 (which registers it)
 
         self.has_own_attention = True
@@ -107,33 +113,35 @@ class HuggingFaceLM(nn.Module):
             config._attn_implementation_internal = OWN_ATTENTION
 
     def fit(self) -> None:
-        """Read and try the model as it is now, unless another wrapper of it has. Called in use."""
+        """Try the model as it is now, unless another wrapper of it has done so, and compute from
+        now on as the trial has shown to be right. Called in use (`in_use`)."""
         (original,) = self._original
         state = state_of(self)
         trial = _trials.get(original)
         if trial is None or trial.state is not state or trial.device != self.device:
             # While it is tried, the model computes what any model can, and shares nothing.
-            self._adopt(_Trial(None, self.device, Fit()))
+            self._compute_as(Fit())
+            self.fitted = None
+            self.wrong_beyond = None  # the eight tokens of a trial reach no limit
             trial = _Trial(state, self.device, try_model(self, original=original))
             _trials[original] = trial
-        self._adopt(trial)
+        self._compute_as(trial.fit)
+        self.fitted = trial.state
+        self.wrong_beyond = position_limit(
+            self.model.config, trial.fit.knows_windows, only_wrong_beyond=True
+        )
 
-    def _adopt(self, trial: _Trial) -> None:
-        """Compute from now on as a trial has shown to be right."""
-        fit = trial.fit
+    def _compute_as(self, fit: Fit) -> None:
+        """Set what `hidden` depends on: windows, logits, and whether rows share states."""
         config = self.model.config
         self.windows = windows_of(config) if fit.knows_windows else {}
         self.limit = position_limit(config, fit.knows_windows)
-        self.wrong_beyond = None
-        if trial.state is not None:  # the eight tokens of a trial reach no limit
-            self.wrong_beyond = position_limit(config, fit.knows_windows, only_wrong_beyond=True)
         # Each once: most layers have the configuration of the model.
         configs = [getattr(module, "config", None) for module in self.model.modules()]
         self._configs = list({id(config): config for config in configs if config}.values())
         self.logit_map = fit.logit_map
         self.can_share_distant = fit.can_share_distant
         self.batch_noise = fit.batch_noise
-        self.fitted = trial.state
 
     @property
     def _usual_configs(self) -> list[Any]:
@@ -147,8 +155,8 @@ class HuggingFaceLM(nn.Module):
 
     @property
     def reach(self) -> int | None:
-        """Return the size of the largest window: beyond it, no layer sees a token directly. None if
-        some layers have no window."""
+        """Return the size of the largest window, beyond which no layer sees a token directly; None
+        if some layers have no window."""
         sizes = [window.size for window in self.windows.values() if window is not None]
         all_have_windows = len(sizes) == len(self.windows)
         return max(sizes, default=None) if all_have_windows else None
@@ -218,7 +226,7 @@ class HuggingFaceLM(nn.Module):
         """Return hidden_BLD after the last norm, as `LanguageModel.hidden` describes it.
 
         There are three ways to the same numbers, for what fits into memory: rows that share distant
-        states, a long row in parts, and one forward of all places, which all else takes."""
+        states, a long row in chunks, and one forward pass, which computes all other cases."""
         positions_BL = positions_BL.expand_as(tokens_BL)
         length = tokens_BL.shape[1]
         if distant is not None and self.shares_distant(distant.num_places, length):
@@ -226,96 +234,71 @@ class HuggingFaceLM(nn.Module):
 
         options = (distant, attention_bias, documents, added_BLD)
         is_plain = all(option is None for option in options)
-        if is_plain and self._needs_parts(positions_BL):
+        if is_plain and self._needs_chunks(positions_BL):
             hidden_BLD = self.distant_states(tokens_BL, positions_BL).hidden_BFD
             assert hidden_BLD is not None
             return hidden_BLD if num_last is None else hidden_BLD[:, -num_last:]
 
-        # Kept states come before the row's own keys and values, as a cache does.
         cache: Cache | None = None
         keys_BK = positions_BL
+        num_kept_keys = 0
         if distant is not None:
             assert attention_bias is None
-            from olmo_sparsity.models.shared_states import DistantCache
+            from olmo_sparsity.models.caches import DistantCache
 
             cache = DistantCache(distant)
             attention_bias = distant.window_bias(length)
-            keys_BK = _after_distant(distant, positions_BL)
+            keys_BK = _with_distant(distant, positions_BL)
+            # Only with distant states does attention keep its scores for a backward pass: without
+            # them a fused kernel computes it.
+            num_kept_keys = keys_BK.shape[1]
         masks = self._masks(positions_BL, keys_BK, attention_bias)
 
-        arguments: dict[str, Any] = {}
         with ExitStack() as stack:
+            arguments: dict[str, Any] = {}
             if documents is not None:
-                from olmo_sparsity.models.shared_states import own_attention
-
                 # Only our attention keeps documents apart, and takes them by this argument.
                 arguments["documents"] = documents
                 if not self.has_own_attention:
+                    from olmo_sparsity.models.shared_states import own_attention
+
                     stack.enter_context(own_attention(self._usual_configs))
             if added_BLD is not None:
-                # Not `inputs_embeds`: some families look up more than an embedding by token. A hook
-                # sees calls of all threads, and only this thread's get the addition.
-                add = in_this_thread(lambda *called: called[-1] + added_BLD)
-                stack.enter_context(self.embedding.register_forward_hook(add))
-            # Without distant states a fused kernel keeps no scores, so their number does not count.
-            num_keys = 0 if distant is None else keys_BK.shape[1]
-            if torch.is_grad_enabled() and self.recomputes(tokens_BL.numel(), num_keys):
+                stack.enter_context(self._adding(added_BLD))
+            if torch.is_grad_enabled() and self.recomputes(tokens_BL.numel(), num_kept_keys):
                 stack.enter_context(_recomputing(self.body))
             return self._last_hidden(tokens_BL, positions_BL, masks, cache, num_last, **arguments)
 
-    def _needs_parts(self, positions_BL: Tensor) -> bool:
-        """Return whether a row is computed a part at a time, as a mask of the whole row would not
-        fit into memory. Rows without windows need no mask, and a backward pass needs all places in
-        one graph."""
+    def _adding(self, added_BLD: Tensor) -> RemovableHandle:
+        """Add a tensor to the embeddings of tokens, until the context of the result is left."""
+        # Not by `inputs_embeds`: some families look up more than an embedding by token. A hook sees
+        # calls of all threads, and only this thread's get the addition.
+        add = in_this_thread(lambda *called: called[-1] + added_BLD)
+        return self.embedding.register_forward_hook(add)
+
+    def _needs_chunks(self, positions_BL: Tensor) -> bool:
+        """Return whether a row must be computed in chunks, because a mask of the whole row would
+        not fit into memory. Rows without windows need no mask, and a backward pass needs all tokens
+        in one graph."""
         length = positions_BL.shape[1]
         is_long = length**2 > MAX_MASK_ENTRIES and not torch.is_grad_enabled()
-        return is_long and self._is_windowed(positions_BL)
+        return is_long and window_hides_some(self.windows, positions_BL)
 
-    def _masks(
-        self, queries_BL: Tensor, keys_BK: Tensor, bias: Tensor | None = None
-    ) -> Tensor | dict[str, Tensor | None]:
-        """Return the attention mask in the form that transformers takes: one, or one for each kind
-        of layer if some have windows. `queries_BL`, `keys_BK`: position IDs. `bias`: bias_B1LK of
-        attention scores; None for causal attention."""
-        num_rows, length = queries_BL.shape
-        num_keys = keys_BK.shape[1]
+    def _masks(self, queries_BL: Tensor, keys_BK: Tensor, bias: Tensor | None = None) -> Masks:
+        """Return attention masks as transformers takes them, after a check that the model computes
+        right numbers for these position IDs. `bias`: bias_B1LK of attention scores; None for causal
+        attention."""
         if self.wrong_beyond is not None:
-            num_positions = max(int(keys_BK.max()) + 1, num_keys)
+            num_positions = max(int(keys_BK.max()) + 1, keys_BK.shape[1])
             self.wrong_beyond.check(num_positions, type(self.model).__name__)
-        if not self._is_windowed(keys_BK):
-            if bias is not None:
-                return _additive(bias, self.model.dtype).expand(num_rows, -1, -1, -1)
-            # Without a mask, transformers takes a gap in the position IDs for the start of another
-            # packed sequence. A mask of ones means one sequence, and transformers drops it again,
-            # so that attention still runs the fused causal kernel.
-            return queries_BL.new_ones(num_rows, num_keys)
-
-        # None means causal attention, for which the fused kernel needs no mask.
-        is_causal = bias is None and num_keys == length
-        is_fused = self.text_config._attn_implementation in ("sdpa", OWN_ATTENTION)
-        if bias is None:
-            bias = causal_bias(num_keys, keys_BK.device, length)
-        masks: dict[str, Tensor | None] = {}
-        for kind, window in self.windows.items():
-            if window is None and is_causal and is_fused:
-                masks[kind] = None
-                continue
-            bias_of_kind = bias
-            if window is not None:
-                hides_B1LK = window.hides(queries_BL, keys_BK)[:, None]
-                bias_of_kind = bias.masked_fill(hides_B1LK, torch.finfo(bias.dtype).min)
-            mask = _additive(bias_of_kind, self.model.dtype)
-            masks[kind] = mask.expand(num_rows, -1, -1, -1)
-        # The kind is "" in a model whose layers are all alike, which takes one mask.
-        return masks if "" not in masks else cast(Tensor, masks[""])
-
-    def _is_windowed(self, keys_BK: Tensor) -> bool:
-        """Return whether a window hides one of these places from another."""
-        windows = [window for window in self.windows.values() if window is not None]
-        if not windows:
-            return False
-        smallest_id, largest_id = (int(edge) for edge in keys_BK.aminmax())
-        return not all(window.holds(smallest_id, largest_id) for window in windows)
+        return build_masks(
+            self.windows,
+            queries_BL,
+            keys_BK,
+            bias,
+            dtype=self.model.dtype,
+            is_fused=self.text_config._attn_implementation in ("sdpa", OWN_ATTENTION),
+        )
 
     def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
         """Return whether layers are computed again in a backward pass, to save memory."""
@@ -344,16 +327,24 @@ class HuggingFaceLM(nn.Module):
         distant: DistantStates,
         num_last: int | None = None,
     ) -> Tensor:
-        """Return what `hidden` returns, with distant states that all rows share. The model must be
-        one that `can_share_distant`."""
-        from olmo_sparsity.models.shared_states import LayerView, SharedCache, attending_to
+        """Return what `hidden` returns for rows that share distant states. Only models that
+        `can_share_distant` compute right numbers here."""
+        from olmo_sparsity.models.caches import SharedCache
+        from olmo_sparsity.models.shared_states import attending_to
 
-        keys_BK = _after_distant(distant, positions_BL)
+        # Masks cover the row's own tokens only; the view of each layer adds the distant ones.
         causal = causal_bias(tokens_BL.shape[1], self.device)
-        # Masks cover the row's own places only; a view of each layer adds the distant ones.
         masks = self._masks(positions_BL, positions_BL, causal)
+        views = self._views(masks, positions_BL, distant)
+        with attending_to(distant, views, self._usual_configs):
+            return self._last_hidden(tokens_BL, positions_BL, masks, SharedCache(distant), num_last)
+
+    def _views(self, masks: Masks, positions_BL: Tensor, distant: DistantStates) -> list[LayerView]:
+        """Return what each layer sees of the row and of distant tokens."""
+        from olmo_sparsity.models.shared_states import LayerView
+
         kinds = [""] * self.text_config.num_hidden_layers
-        if self._is_windowed(keys_BK):
+        if window_hides_some(self.windows, _with_distant(distant, positions_BL)):
             kinds = getattr(self.text_config, "layer_types", None) or kinds
         views = {}
         for kind in set(kinds):
@@ -364,8 +355,7 @@ class HuggingFaceLM(nn.Module):
                 views[kind] = LayerView(mask, distant.bias_BF)
             else:
                 views[kind] = LayerView.through(window, mask, distant, positions_BL)
-        with attending_to(distant, [views[kind] for kind in kinds], self._usual_configs):
-            return self._last_hidden(tokens_BL, positions_BL, masks, SharedCache(distant), num_last)
+        return [views[kind] for kind in kinds]
 
     @cached_property
     def _cache_name(self) -> str:
@@ -377,16 +367,17 @@ class HuggingFaceLM(nn.Module):
         self,
         tokens_BL: Tensor,
         positions_BL: Tensor,
-        mask: Tensor | dict[str, Tensor | None],
+        masks: Masks,
         cache: Cache | None,
         num_last: int | None,
         **arguments: Any,
     ) -> Tensor:
-        """Return the hidden states of the last tokens after the last norm, all by default."""
+        """Return the hidden states of the last `num_last` tokens after the last norm; of all tokens
+        if it is None. `arguments`: passed on to all layers."""
         hidden_BLD = self.body(
             input_ids=tokens_BL,
             position_ids=positions_BL.expand_as(tokens_BL),
-            attention_mask=mask,
+            attention_mask=masks,
             use_cache=cache is not None,
             return_dict=True,
             **{self._cache_name: cache},
@@ -405,41 +396,34 @@ class HuggingFaceLM(nn.Module):
         earlier: DistantStates | None = None,
     ) -> DistantStates:
         """Return the states of `earlier` and of these tokens. `places_at_once`: how many tokens a
-        forward computes at most."""
-        from transformers import DynamicCache
+        forward pass computes at most."""
+        from olmo_sparsity.models.caches import growing_cache, layers_of
 
         positions_BL = positions_BL.expand_as(tokens_BL)
         length = tokens_BL.shape[1]
-        cache: Cache
-        if earlier is None:
-            cache = DynamicCache()
-            keys_BK = positions_BL[:, :0]
-        else:
-            cache = _as_cache(earlier)
-            keys_BK = earlier.positions_BF
-        max_at_once = max(1, MAX_MASK_ENTRIES // (keys_BK.shape[1] + length))
-        part_length = min(places_at_once or length, max_at_once)
+        cache = growing_cache(earlier)
+        keys_BK = positions_BL[:, :0] if earlier is None else earlier.positions_BF
+        largest_chunk = max(1, MAX_MASK_ENTRIES // (keys_BK.shape[1] + length))
+        chunk_length = min(places_at_once or length, largest_chunk)
 
         hidden = []
-        parts = zip(
-            tokens_BL.split(part_length, 1), positions_BL.split(part_length, 1), strict=True
-        )
-        for part_BL, part_positions_BL in parts:
-            keys_BK = torch.cat((keys_BK, part_positions_BL), 1)
-            masks = self._masks(part_positions_BL, keys_BK)
-            hidden.append(self._last_hidden(part_BL, part_positions_BL, masks, cache, None))
-        # transformers has heads before places.
-        cached: list[Any] = cache.layers
-        layers = [(layer.keys.transpose(1, 2), layer.values.transpose(1, 2)) for layer in cached]
-        states = DistantStates(keys_BK, layers)
+        token_chunks = tokens_BL.split(chunk_length, 1)
+        position_chunks = positions_BL.split(chunk_length, 1)
+        for chunk_BL, chunk_positions_BL in zip(token_chunks, position_chunks, strict=True):
+            keys_BK = torch.cat((keys_BK, chunk_positions_BL), 1)
+            masks = self._masks(chunk_positions_BL, keys_BK)
+            hidden.append(self._last_hidden(chunk_BL, chunk_positions_BL, masks, cache, None))
+        states = DistantStates(keys_BK, layers_of(cache))
         return states.with_hidden_after(earlier, torch.cat(hidden, 1))
 
     @torch.no_grad()
     def last_attention(
         self, tokens_BL: Tensor, positions_BL: Tensor, distant: DistantStates
     ) -> Tensor:
-        """Return weights_BHK: the attention of the last token in all heads of all layers."""
+        """Return weights_BHK: how much the last token attends to each token of `distant` and of the
+        row, in all heads of all layers."""
         assert distant.bias_BF is None
+        from olmo_sparsity.models.caches import growing_cache
         from olmo_sparsity.models.shared_states import reading_weights
 
         # Only the last token runs through the attention that returns weights, which is slow.
@@ -453,7 +437,7 @@ class HuggingFaceLM(nn.Module):
         keys_BK = torch.cat((seen_states.positions_BF, last_positions_B1), 1)
         masks = self._masks(last_positions_B1, keys_BK)
         with reading_weights(self._usual_configs) as weights:
-            self._last_hidden(last_B1, last_positions_B1, masks, _as_cache(seen_states), 1)
+            self._last_hidden(last_B1, last_positions_B1, masks, growing_cache(seen_states), 1)
         if len(weights) < self.text_config.num_hidden_layers:
             raise ConfigError(
                 f"{type(self.model).__name__} does not return its attention weights; choose "
@@ -465,7 +449,7 @@ class HuggingFaceLM(nn.Module):
         return self.logit_map(self.raw_logits(hidden))
 
     def raw_logits(self, hidden: Tensor) -> Tensor:
-        """Return the output of the last linear map, before scaling or capping."""
+        """Return the output of the last linear map, before logits are scaled or capped."""
         head = cast(nn.Module, self.model.get_output_embeddings())
         return head(hidden).to(hidden.device)
 
@@ -488,7 +472,8 @@ class HuggingFaceLM(nn.Module):
 
 @contextmanager
 def _recomputing(body: nn.Module) -> Iterator[None]:
-    """Inside, layers keep only their inputs for a backward pass, also outside of training."""
+    """Inside, layers keep only their inputs for a backward pass and compute the rest again. In
+    training, `checkpoint_activations` does the same."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     with ExitStack() as stack:
@@ -499,25 +484,7 @@ def _recomputing(body: nn.Module) -> Iterator[None]:
         yield
 
 
-def _after_distant(distant: DistantStates, positions_BL: Tensor) -> Tensor:
-    """Return keys_BK: position IDs of distant places, then of the rows' own."""
+def _with_distant(distant: DistantStates, positions_BL: Tensor) -> Tensor:
+    """Return keys_BK: position IDs of distant tokens, then of the rows' own."""
     distant_BF = distant.positions_BF.expand(len(positions_BL), -1)
     return torch.cat((distant_BF, positions_BL), 1)
-
-
-def _as_cache(distant: DistantStates) -> Cache:
-    """Return kept states as a cache of transformers, to which a forward adds."""
-    from transformers import DynamicCache
-
-    cache = DynamicCache()
-    for index, (k_BFHK, v_BFHK) in enumerate(distant.layers):
-        cache.update(k_BFHK.transpose(1, 2), v_BFHK.transpose(1, 2), index)
-    return cache
-
-
-def _additive(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the bias in the dtype of attention, and finite: the lowest number of fp32 would
-    overflow to -inf, and the softmax of a row of -inf alone is NaN."""
-    if torch.is_autocast_enabled(bias.device.type):
-        dtype = torch.get_autocast_dtype(bias.device.type)
-    return bias.clamp(min=torch.finfo(dtype).min).to(dtype)

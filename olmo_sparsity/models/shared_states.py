@@ -1,16 +1,20 @@
 """Run our attention in models of transformers, whose layers look attention up by name in its
-AttentionInterface. Ours is registered under a name of its own (`_attend`), and computes one of:
+AttentionInterface. Ours is registered under names of its own, and computes one of:
 
-- attention to distant states that all rows share (`attending_to`);
-- attention within documents (an argument `documents`);
-- the family's eager attention, whose weights are collected (`reading_weights`).
+- attention within documents, if a layer gets an argument `documents`;
+- attention to distant states that all rows share (inside `attending_to`);
+- the family's eager attention, whose weights are collected (inside `reading_weights`).
 
-The configuration of a model names our attention only inside `own_attention`. Other threads may run
-the model meanwhile: for them `_attend` calls the attention that the model usually has.
+The way of a call:
 
-Caches that hand out kept states in place of a growing cache are here, too.
+    with attending_to(distant, views, configs):     sets the task of this thread, and our name in
+        model(...)                                  the configurations of the layers
+          └─ each layer → transformers → `_attend` → the task
 
-Dimension key: B rows, L tokens of a row, F distant places.
+Other threads may run the model meanwhile: they have no task, and `_attend` calls the attention that
+the model usually has.
+
+Dimension key: B rows, L tokens of a row, F distant tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -41,7 +45,7 @@ from olmo_sparsity.models.distant_states import DistantStates
 _HARMLESS_OPTIONS = frozenset(
     {"dropout", "is_causal", "sliding_window", "position_ids", "use_cache"}
 )
-"""Options of a layer that change nothing here: what it sees of its row is in its mask."""
+"""Options of a layer that change nothing here, because its mask says what it sees of its row."""
 
 _OWN = {usual: own for own, usual in USUAL.items()}
 """Our name for each usual kernel."""
@@ -49,29 +53,30 @@ _OWN = {usual: own for own, usual in USUAL.items()}
 
 @dataclass(frozen=True)
 class LayerView:
-    """The places that one layer sees: a mask over the rows' own, and a bias over distant ones."""
+    """What one layer sees: a mask over the rows' own tokens, and a bias over distant tokens."""
 
     mask: Tensor
-    """The mask over the rows' own places, as it is passed to the model. A model that passes another
+    """The mask over the rows' own tokens, as it is passed to the model. A model that passes another
     one on to its layers is rejected."""
 
     bias: Tensor | None = None
-    """The bias over distant places: (B, F), or (B, L, F) where queries differ."""
+    """The bias over distant tokens: (B, F), or (B, L, F) where queries differ."""
 
     first: int = 0
-    """The first distant place in `bias`. Those before it are outside of the layer's window."""
+    """The index of the first distant token in `bias`. Those before it are outside of the layer's
+    window."""
 
     is_causal: bool = True
-    """Whether queries see all of their row's places before them, without a window."""
+    """Whether queries see all earlier tokens of their row, without a window."""
 
     @staticmethod
     def through(
         window: AttentionWindow, mask: Tensor, distant: DistantStates, positions_BL: Tensor
     ) -> LayerView:
-        """Return the view through a window, which hides some places from some queries."""
+        """Return the view of a layer whose window hides some tokens from some queries."""
         hides_BLF = window.hides(positions_BL, distant.positions_BF)
-        # Places at the beginning that are hidden from all queries are left out, so that they cost
-        # nothing.
+        # Tokens at the beginning that are hidden from all queries are left out, so that they cost
+        # nothing: the cumulative product is 1 up to the first token that some query sees.
         is_hidden_F = hides_BLF.flatten(0, 1).all(0)
         first = int(is_hidden_F.long().cumprod(0).sum())
         bias_BF = distant.bias_BF
@@ -82,62 +87,70 @@ class LayerView:
         return LayerView(mask, bias_BLF.masked_fill(hides_BLF[..., first:], lowest), first, False)
 
 
+# --- what a thread asks of attention --------------------------------------------------------------
+
+
 @dataclass
-class _SharedStates:
-    """The task of attention in a forward pass: attend to distant states, too."""
+class _ShareStates:
+    """The task to attend to shared distant states in addition to the row."""
 
     distant: DistantStates
     views: Sequence[LayerView]
-    """The view that each layer has of them."""
+    """What each layer sees of them."""
 
     num_calls: int = 0
-    """How many layers have called our attention."""
+    """How many layers have called our attention so far."""
 
 
 @dataclass
-class _CollectedWeights:
-    """The task of attention in a forward pass: collect the weights of each layer."""
+class _CollectWeights:
+    """The task to collect the attention weights of each layer."""
 
     weights: list[Tensor] = field(default_factory=list)
 
 
-_task: ContextVar[_SharedStates | _CollectedWeights | None] = ContextVar("task", default=None)
-"""What this thread asks of attention."""
+_task: ContextVar[_ShareStates | _CollectWeights | None] = ContextVar("task", default=None)
+"""The task of attention in this thread; None where a model runs as usual."""
 
 
-class DistantCache(DynamicCache):
-    """A cache that puts distant states before the keys and values of a row, and keeps nothing. So
-    a layer may be computed again in a backward pass."""
+@contextmanager
+def attending_to(
+    distant: DistantStates, views: Sequence[LayerView], configs: Sequence[Any]
+) -> Iterator[None]:
+    """Inside, all layers attend to `distant` and to the rows' own tokens, in this thread.
 
-    def __init__(self, distant: DistantStates) -> None:
-        super().__init__()
-        self.distant = distant
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.distant.num_places
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        return self.distant.num_places
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return self.distant.num_places + query_length, 0
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        distant_k, distant_v = (part.transpose(1, 2) for part in self.distant.layers[layer_idx])
-        return torch.cat((distant_k, key_states), 2), torch.cat((distant_v, value_states), 2)
+    views: What each layer sees.
+    configs: The configurations of the layers.
+    """
+    task = _ShareStates(distant, views)
+    with _with_task(task, configs):
+        yield
+    # A layer that does not use AttentionInterface would leave distant tokens out without a word.
+    if task.num_calls < len(views):
+        raise NotImplementedError(f"{task.num_calls} of {len(views)} layers attended to them")
 
 
-class SharedCache(DistantCache):
-    """A cache that counts the distant places, and leaves them to our attention: it returns the keys
-    and values of the row alone."""
+@contextmanager
+def reading_weights(configs: Sequence[Any]) -> Iterator[list[Tensor]]:
+    """Inside, layers compute attention weights, in this thread. Yield a list to which each layer
+    appends its own."""
+    task = _CollectWeights()
+    with _with_task(task, configs):
+        yield task.weights
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        return key_states, value_states
 
+@contextmanager
+def _with_task(task: _ShareStates | _CollectWeights, configs: Sequence[Any]) -> Iterator[None]:
+    """Inside, layers with these configurations do the task, in this thread."""
+    token = _task.set(task)
+    try:
+        with own_attention(configs):
+            yield
+    finally:
+        _task.reset(token)
+
+
+# --- our name in the configuration of a model -----------------------------------------------------
 
 _switching = threading.Lock()
 # A process that is forked while another thread switches would find the lock held for ever.
@@ -156,6 +169,7 @@ def own_attention(configs: Sequence[Any]) -> Iterator[None]:
     """Inside, layers with these configurations call our attention. The last thread that leaves
     restores the usual one."""
     with _switching:
+        # Attention of other kinds, such as flash attention, is not replaced.
         configs = [c for c in configs if c._attn_implementation in _OWN or id(c) in _users]
         for config in configs:
             _users[id(config)] = _users.get(id(config), 0) + 1
@@ -173,37 +187,7 @@ def own_attention(configs: Sequence[Any]) -> Iterator[None]:
                     config._attn_implementation_internal = USUAL[config._attn_implementation]
 
 
-@contextmanager
-def _with_task(task: _SharedStates | _CollectedWeights, configs: Sequence[Any]) -> Iterator[None]:
-    """Inside, layers with these configurations do the task, in this thread."""
-    token = _task.set(task)
-    try:
-        with own_attention(configs):
-            yield
-    finally:
-        _task.reset(token)
-
-
-@contextmanager
-def attending_to(
-    distant: DistantStates, views: Sequence[LayerView], configs: Sequence[Any]
-) -> Iterator[None]:
-    """Inside, all layers attend to `distant` and to the rows' own places, in this thread."""
-    task = _SharedStates(distant, views)
-    with _with_task(task, configs):
-        yield
-    # A layer that does not use AttentionInterface would leave distant places out without a word.
-    if task.num_calls < len(views):
-        raise NotImplementedError(f"{task.num_calls} of {len(views)} layers attended to them")
-
-
-@contextmanager
-def reading_weights(configs: Sequence[Any]) -> Iterator[list[Tensor]]:
-    """Inside, layers compute attention weights, in this thread. Yield a list to which each layer
-    appends its own."""
-    task = _CollectedWeights()
-    with _with_task(task, configs):
-        yield task.weights
+# --- the attention function -----------------------------------------------------------------------
 
 
 def _attend(
@@ -215,75 +199,78 @@ def _attend(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return attention (B, L, H, K) and its weights, as AttentionInterface requires: the function
-    that is registered under our names. What it computes depends on `documents` and the task."""
+    """Return attention (B, L, H, K) and its weights, as AttentionInterface requires. This is the
+    function that layers call under our names. What it computes depends on `documents` and on the
+    task of this thread."""
     documents = options.pop("documents", None)
     if documents is not None:
         assert scaling in (None, query.shape[-1] ** -0.5)
-        # Layers with a window have a mask, which goes by position IDs and hides later places.
+        # Layers with a window have a mask, which goes by position IDs and hides later tokens.
         dropout_p = options.get("dropout", 0.0)
         mixed = attend_within(query, key, value, documents, attention_mask, dropout_p)
         return mixed.transpose(1, 2).contiguous(), None
 
     task = _task.get()
-    if task is None:  # another thread has set our attention, and this one runs the model as usual
-        name = module.config._attn_implementation
-        name = USUAL.get(name, name)
-        usual = _eager(module) if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
-        return usual(module, query, key, value, attention_mask, scaling=scaling, **options)
-
-    if isinstance(task, _SharedStates):
+    if isinstance(task, _ShareStates):
         task.num_calls += 1
         view = task.views[module.layer_idx]
         _check_usual_attention(attention_mask, view.mask, options)
         layer = task.distant.layers[module.layer_idx]
-        distant_k, distant_v = (part[:, view.first :].transpose(1, 2) for part in layer)
+        distant_k, distant_v = (states[:, view.first :].transpose(1, 2) for states in layer)
         local_bias = None if view.is_causal else attention_mask
         mixed = attend_to_distant(
             query, key, value, distant_k, distant_v, view.bias, scaling, local_bias
         )
         return mixed.transpose(1, 2).contiguous(), None
 
-    # Fused kernels return no weights, so the family's eager attention computes them.
-    mixed, weights = _eager(module)(
-        module,
-        query,
-        key,
-        value,
-        _additive(attention_mask, query.dtype),
-        scaling=module.head_dim**-0.5 if scaling is None else scaling,
-        **options,
-    )
-    task.weights.append(weights)
-    return mixed, None
+    if isinstance(task, _CollectWeights):
+        # Fused kernels return no weights, so the family's eager attention computes them.
+        mixed, weights = _eager_attention_of(module)(
+            module,
+            query,
+            key,
+            value,
+            _in_numbers(attention_mask, query.dtype),
+            scaling=module.head_dim**-0.5 if scaling is None else scaling,
+            **options,
+        )
+        task.weights.append(weights)
+        return mixed, None
+
+    # Another thread has set our attention, and this one runs the model as usual.
+    name = module.config._attn_implementation
+    name = USUAL.get(name, name)
+    usual = _eager_attention_of(module) if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
+    return usual(module, query, key, value, attention_mask, scaling=scaling, **options)
 
 
 def _check_usual_attention(
     mask: Tensor | None, expected_mask: Tensor, options: dict[str, Any]
 ) -> None:
-    """Raise if a layer asks for more than ours computes, such as a cap of scores or its own mask.
-    The trial of a model then shows that it cannot share distant states."""
+    """Raise NotImplementedError if a layer asks for more than our attention computes, such as a cap
+    of scores or another mask. The trial of a model then shows that it cannot share distant
+    states."""
     unknown = [
         name
         for name, value in options.items()
         if value is not None and name not in _HARMLESS_OPTIONS
     ]
-    if unknown or not _is_same(mask, expected_mask):
+    if unknown or not _is_same_mask(mask, expected_mask):
         raise NotImplementedError(f"attention with {unknown or 'another mask'}")
 
 
-def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a mask as eager attention takes it, with numbers to add to scores. The mask of the
-    fused kernel may have truth values."""
+def _in_numbers(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return a mask as eager attention takes it: numbers that are added to scores. The mask of the
+    fused kernel may have truth values instead."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     zeros = torch.zeros_like(mask, dtype=dtype)
     return zeros.masked_fill_(~mask, torch.finfo(dtype).min)
 
 
-def _eager(module: Any) -> Any:
-    """Return the family's own attention that also returns weights. It is in the module that defines
-    the class of the layer, or one that this class inherits from."""
+def _eager_attention_of(module: Any) -> Any:
+    """Return the attention function of the layer's family that also returns weights. It is in the
+    Python module that defines the layer's class, or a class that this one inherits from."""
     for parent in type(module).__mro__:
         eager = getattr(sys.modules.get(parent.__module__), "eager_attention_forward", None)
         if eager is not None:
@@ -291,7 +278,7 @@ def _eager(module: Any) -> Any:
     raise NotImplementedError(f"{type(module).__name__} has no eager attention")
 
 
-def _is_same(passed: Tensor | None, mask: Tensor | None) -> bool:
+def _is_same_mask(passed: Tensor | None, mask: Tensor | None) -> bool:
     """Return whether a model has passed its mask on unchanged. If a device map spreads its layers,
     accelerate copies the mask to each device; only then are values compared."""
     if passed is mask or passed is None or mask is None or passed.device == mask.device:
