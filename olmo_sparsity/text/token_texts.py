@@ -3,9 +3,14 @@
     tokens   "na", "ï"[first byte], "ï"[second byte], "ve"
     texts    "na", "",              "ï",              "ve"      joined they are "naïve"
 
-A tokenizer decodes whole texts, and no library returns the text of one token within them: bytes of
-one character may be spread over tokens, and a decoder may drop the first space. So tokens are
-sorted into groups that have whole characters, and each group is decoded after what precedes it.
+No library does this: a tokenizer decodes whole texts, the bytes of one character may be spread over
+tokens, and a decoder may drop the first space. `token_texts` has three ways, the fastest first:
+
+1. Byte-level tokens (GPT-2, Llama 3) spell bytes. They are decoded one after the other, and the
+   result is right if it equals the whole text.
+2. Otherwise tokens are sorted into groups that have whole characters, each group is decoded after a
+   few tokens before it, and the texts of a group's bytes are kept if they fit.
+3. If they do not fit, the last token of the group gets the text of the whole group.
 
 Place in the flow: below documents, which it gives words, sentences and what a page shows. Never
 imports torch.
@@ -22,55 +27,57 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""Names of the tokens that a `ByteFallback` decoder reads as one byte each."""
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""Names of the tokens that a `ByteFallback` decoder reads as one byte each, such as <0xC3>."""
 
-_UNKNOWN = "\ufffd"
-"""What bytes that are not a character are decoded as."""
+_NO_CHARACTER = "\ufffd"
+"""The replacement character, as which bytes that are not a character are decoded."""
 
 _MAX_CONTEXT = 8
-"""Tokens without text that a group is decoded after. No tokenizer is known to have more in a row;
-without a limit the time would be quadratic in their number."""
+"""The number of tokens without text that a group is decoded after. No tokenizer is known to have
+more in a row; without a limit the time would be quadratic in their number."""
 
 
 @dataclass(frozen=True)
-class Group:
-    """Tokens that may have parts of one character, so that they are decoded as one."""
+class _Group:
+    """Tokens that share characters, so that they can only be decoded together."""
 
-    places: list[int]
+    indices: list[int]
+    """Indices of the tokens in the document."""
+
     texts_by_bytes: list[str] | None = None
-    """The text of each token by its bytes; None if the tokens have whole characters."""
+    """The text of each token if the decoder only joins bytes. None for a token that is no bytes."""
 
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Return one string per token; joined they are `tokenizer.decode(ids)`, with special tokens.
 
-    A character may be spread over several tokens. It belongs to the token that completes it, and
-    the tokens before hold the empty string. U+FFFD, which bytes that are not a character are
-    decoded as, belongs to the first of its own tokens. The time is linear in the number of tokens.
+    A character that is spread over several tokens belongs to the token that completes it, and the
+    tokens before have the empty string. U+FFFD, as which bytes that are not a character are
+    decoded, belongs to the first of its tokens. The time is linear in the number of tokens.
     """
     ids = [int(token_id) for token_id in ids]
     text = tokenizer.decode(ids, skip_special_tokens=False)
     names = [tokenizer.id_to_token(token_id) for token_id in ids]
     kinds = _kinds_of_decoder(tokenizer)
-    groups: Iterable[Group]
+    groups: Iterable[_Group]
     if "ByteLevel" in kinds:
-        cut = _cut_by_bytes([_bytes_of(name) for name in names])
-        if "".join(cut.texts) == text:
-            return cut.texts
-        groups = _groups_of(cut)
+        parts = _decode_parts([_bytes_of(name) for name in names])
+        if "".join(parts.texts) == text:
+            return parts.texts
         # Another step of the decoder has changed the text, such as one that drops the first space.
+        groups = _group_byte_level(parts)
     else:
-        groups = _by_byte_tokens(names, has_byte_tokens="ByteFallback" in kinds)
+        groups = _group_byte_fallback(names, has_byte_tokens="ByteFallback" in kinds)
 
     return _decode_groups(tokenizer, ids, text, groups)
 
 
 def _decode_groups(
-    tokenizer: Tokenizer, ids: Sequence[int], text: str, groups: Iterable[Group]
+    tokenizer: Tokenizer, ids: Sequence[int], text: str, groups: Iterable[_Group]
 ) -> list[str]:
-    """Return the text of each token, by decoding one group after the other. `text`: all of them
-    decoded at once."""
+    """Return the text of each token, by decoding one group after the other. `text`: all tokens
+    decoded at once, which the results must add up to."""
     texts = [""] * len(ids)
     num_characters = 0  # of `text` that belong to the groups so far
     # The text of a group depends on what precedes it: a space is dropped at the start, for example.
@@ -79,19 +86,21 @@ def _decode_groups(
     context_ids: list[int] = []
     context_length = 0
     for group in groups:
-        group_ids = [ids[place] for place in group.places]
+        group_ids = [ids[index] for index in group.indices]
         decoded = tokenizer.decode([*context_ids, *group_ids], skip_special_tokens=False)
         group_text = decoded[context_length:]
         # A decoder that treats the last token in another way writes other characters here than in
         # the whole text.
         while not text.startswith(group_text, num_characters):
             group_text = group_text[:-1]
+
         if group.texts_by_bytes is not None and "".join(group.texts_by_bytes) == group_text:
-            for place, token_text in zip(group.places, group.texts_by_bytes, strict=True):
-                texts[place] = token_text
+            for index, token_text in zip(group.indices, group.texts_by_bytes, strict=True):
+                texts[index] = token_text
         else:
-            texts[group.places[-1]] = group_text
+            texts[group.indices[-1]] = group_text
         num_characters += len(group_text)
+
         # A group with text is context enough; those without text need the one before them.
         context_ids = group_ids if group_text else [*context_ids, *group_ids][-_MAX_CONTEXT:]
         context_length = len(tokenizer.decode(context_ids, skip_special_tokens=False))
@@ -101,10 +110,11 @@ def _decode_groups(
 
 
 def _kinds_of_decoder(tokenizer: Tokenizer) -> set[str]:
-    """Return the types of all steps of a tokenizer's decoder."""
+    """Return the types of all steps of a tokenizer's decoder, such as {"ByteFallback", "Fuse"}."""
     if tokenizer.decoder is None:
         return set()
     kinds = set()
+    # A step of the type Sequence holds more steps.
     steps: list[dict[str, Any]] = [json.loads(tokenizer.decoder.__getstate__())]
     while steps:
         step = steps.pop()
@@ -113,40 +123,50 @@ def _kinds_of_decoder(tokenizer: Tokenizer) -> set[str]:
     return kinds
 
 
-def _by_byte_tokens(names: Sequence[str | None], has_byte_tokens: bool) -> Iterator[Group]:
-    """Yield runs of tokens that are one byte each, and each other token by itself. A token ID
-    outside the vocabulary, whose name is None, is in no group, as `decode` skips it."""
+# --- tokens that spell single bytes (ByteFallback) ------------------------------------------------
+
+
+def _group_byte_fallback(names: Sequence[str | None], has_byte_tokens: bool) -> Iterator[_Group]:
+    """Yield a group for each run of tokens that are one byte each, and one for each other token.
+
+    names: The token of each ID. A token ID outside the vocabulary, whose name is None, is in no
+        group, as `decode` skips it.
+    has_byte_tokens: Whether names such as <0xC3> are bytes for the tokenizer's decoder.
+    """
     run: list[int] = []
-    content = b""
-    for place, name in enumerate(names):
+    run_bytes = b""
+    for index, name in enumerate(names):
         if name is None:
             continue
-        byte = _BYTE.fullmatch(name) if has_byte_tokens else None
+        byte = _BYTE_TOKEN.fullmatch(name) if has_byte_tokens else None
         if byte is not None:
-            run.append(place)
-            content += bytes.fromhex(byte[1])
+            run.append(index)
+            run_bytes += bytes.fromhex(byte[1])
             continue
         if run:
-            yield Group(run, _texts_of_run(content))
+            yield _Group(run, _decode_run(run_bytes))
             run = []
-            content = b""
-        yield Group([place])
+            run_bytes = b""
+        yield _Group([index])
     if run:
-        yield Group(run, _texts_of_run(content))
+        yield _Group(run, _decode_run(run_bytes))
 
 
-def _texts_of_run(content: bytes) -> list[str]:
+def _decode_run(run_bytes: bytes) -> list[str]:
     """Return the text of each byte of a run, as `ByteFallback` decodes it: if a byte anywhere in
     the run is part of no character, none of the run is decoded."""
     try:
-        content.decode()
+        run_bytes.decode()
     except UnicodeDecodeError:
-        return [_UNKNOWN] * len(content)
-    return _cut_by_bytes([bytes([byte]) for byte in content]).texts
+        return [_NO_CHARACTER] * len(run_bytes)
+    return _decode_parts([bytes([byte]) for byte in run_bytes]).texts
+
+
+# --- tokens that spell any bytes (ByteLevel) ------------------------------------------------------
 
 
 def _bytes_of(name: str | None) -> bytes:
-    """Return the bytes that a `ByteLevel` decoder makes of a token."""
+    """Return the bytes that a `ByteLevel` decoder makes of a token: "Ġa" becomes b" a"."""
     if name is None:
         return b""
     try:
@@ -167,8 +187,8 @@ def _byte_of_letter() -> dict[str, int]:
 _BYTE_OF_LETTER = _byte_of_letter()
 
 
-class _CutText(NamedTuple):
-    """A text in UTF-8 that was cut into parts anywhere, also within a character."""
+class _DecodedParts(NamedTuple):
+    """Parts of a text in UTF-8, which was cut anywhere, also within a character."""
 
     parts: Sequence[bytes]
     texts: list[str]
@@ -179,37 +199,39 @@ class _CutText(NamedTuple):
     """Whether the bytes up to the end of each part are whole characters."""
 
 
-def _groups_of(cut: _CutText) -> list[Group]:
+def _group_byte_level(decoded: _DecodedParts) -> list[_Group]:
     """Return the groups of tokens that share characters. Tokens without bytes are in no group."""
-    groups: list[Group] = []
-    places: list[int] = []
-    for place, content in enumerate(cut.parts):
-        if content:
-            places.append(place)
-        is_end = cut.is_complete[place] or place == len(cut.parts) - 1
-        if places and is_end:
-            groups.append(Group(places, [cut.texts[place] for place in places]))
-            places = []
+    groups: list[_Group] = []
+    indices: list[int] = []
+    for index, part in enumerate(decoded.parts):
+        if part:
+            indices.append(index)
+        ends_group = decoded.is_complete[index] or index == len(decoded.parts) - 1
+        if indices and ends_group:
+            groups.append(_Group(indices, [decoded.texts[index] for index in indices]))
+            indices = []
     return groups
 
 
-def _cut_by_bytes(contents: Sequence[bytes]) -> _CutText:
-    """Decode parts of a text, which may begin or end within a character."""
+def _decode_parts(parts: Sequence[bytes]) -> _DecodedParts:
+    """Decode the parts of a text one after the other. The bytes of "na", C3 and AF give the texts
+    "na", "" and "ï"."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    texts = [""] * len(contents)
+    texts = [""] * len(parts)
     is_complete = []
     pending = b""  # the beginning of a character that no part has completed
-    pending_number = 0  # the part in which it begins
-    for number, content in enumerate(contents):
-        characters = decoder.decode(content)
-        if pending and characters.startswith(_UNKNOWN):
-            texts[pending_number] += _UNKNOWN
+    pending_index = 0  # of the part in which it begins
+    for index, part in enumerate(parts):
+        characters = decoder.decode(part)
+        # The pending bytes turned out to be no character.
+        if pending and characters.startswith(_NO_CHARACTER):
+            texts[pending_index] += _NO_CHARACTER
             characters = characters[1:]
-        texts[number] += characters
+        texts[index] += characters
         pending, _ = decoder.getstate()
-        if len(pending) <= len(content):  # what is pending begins in this part
-            pending_number = number
+        if len(pending) <= len(part):  # what is pending begins in this part
+            pending_index = index
         is_complete.append(not pending)
     if pending:
-        texts[pending_number] += decoder.decode(b"", final=True)
-    return _CutText(contents, texts, is_complete)
+        texts[pending_index] += decoder.decode(b"", final=True)
+    return _DecodedParts(parts, texts, is_complete)
