@@ -185,7 +185,7 @@ FAMILIES = {
 def family_of(computation: Mapping[str, Any]) -> Family:
     """Return the family with the same computation. If there is none, raise ConfigError with the
     first field in which the closest family differs. `computation`: from
-    `exchange.computation_of`."""
+    `computation.computation_of`."""
 
     def num_equal_fields(family: Family) -> int:
         """Return the number of fields before the first one in which a family differs."""

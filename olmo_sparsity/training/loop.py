@@ -37,7 +37,8 @@ from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.models.checkpoint_files import part_name, save_weights, write_index
-from olmo_sparsity.models.exchange import describe_angles, export
+from olmo_sparsity.models.computation import describe_angles
+from olmo_sparsity.models.exchange import export
 from olmo_sparsity.training.attempts import counted_start
 from olmo_sparsity.training.checkpoint import (
     ENGINE_FOLDER,

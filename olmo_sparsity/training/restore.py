@@ -26,12 +26,9 @@ from olmo_sparsity.models.checkpoint_files import (
     fill,
     load_checkpoint_config,
 )
-from olmo_sparsity.models.exchange import (
-    check_angles,
-    config_of,
-    describe_changes,
-    import_weights,
-)
+from olmo_sparsity.models.computation import check_angles, describe_changes
+from olmo_sparsity.models.config_of_weights import config_of
+from olmo_sparsity.models.exchange import import_weights
 from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, TrainerState
 from olmo_sparsity.training.choose_engine import build_engine

@@ -18,14 +18,9 @@ from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.text import PositionsConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.checkpoint_files import fill
-from olmo_sparsity.models.exchange import (
-    check_exportable,
-    computation_of,
-    config_of,
-    describe_changes,
-    export,
-    import_weights,
-)
+from olmo_sparsity.models.computation import computation_of, describe_changes
+from olmo_sparsity.models.config_of_weights import config_of
+from olmo_sparsity.models.exchange import check_exportable, export, import_weights
 from olmo_sparsity.models.families import family_of
 from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.models.load import load_model

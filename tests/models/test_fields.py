@@ -11,7 +11,7 @@ from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config import model as model_section
 from olmo_sparsity.config.model import COMPUTATION, ModelConfig
 from olmo_sparsity.config.schema import kinds_of
-from olmo_sparsity.models.exchange import computation_of
+from olmo_sparsity.models.computation import computation_of
 from olmo_sparsity.models.families import family_of, transformers_config
 
 WORDS = {
