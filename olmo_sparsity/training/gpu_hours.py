@@ -4,8 +4,9 @@
 
 The file is in the run folder, so that a job that is requeued goes on counting. A thread writes it
 each minute, from the time at which the start has locked the folder, and it is written once more
-when the folder is unlocked. So the hours of a start that hangs count, too, and a killed process
-loses a minute at most. On a CPU the hours are those of processes.
+when the folder is unlocked. So the hours of a start that hangs count, too, and a start loses a
+minute at most if its first process is killed (if it is stopped, the time until the others end). On
+a CPU the hours are those of processes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Build all that training needs from a config: data, model, engine, and the step to start from.
 
     prepare ─> check_possible     rejects what would fail in the first step, or only at the end
-            ─> resolve            what hardware and tokenizer determine (resolve.py)
-            ─> build_…            evaluation and batches
-            ─> open_run_folder    locks the folder, or finds another run in it (run_folder.py)
+            ─> open_inputs        the text, what hardware and tokenizer determine (resolve.py),
+                                  evaluation and batches
+            ─> claim_run_folder   locks the folder, or finds another run in it (run_folder.py)
             ─> build_weights      a new model, or its shapes alone and where its weights come from
             ─> check_…            whether all processes see one config and one disk (preflight.py)
             ─> restore            weights, moments and the first step (restore.py)
@@ -123,44 +123,28 @@ def prepare(
     with processes.agree():
         check_possible(config, processes)
         device = own_device(config.training.device, processes)
-        # Each process hashes its share of the shards.
-        share = (processes.rank, processes.world_size)
-        shards, heldout = (open_shards(config.data, split, share) for split in SPLITS)
-        config = resolve(config, shards, device, Hardware.here(device, processes))
-        measures = build_measures(config, heldout, device, processes)
-        evaluation = build_evaluation(heldout, config)
-        evaluation.check()
-        settings = flatten(config)
-        config_yaml = to_yaml(config)
-        batches = build_batches(shards, config, processes)
-        epochs = batches.order.count_reads(config.training.num_steps)
+        inputs = open_inputs(config, device, processes)
+        config = inputs.config
         if processes.is_first:
-            # A run that has begun goes on, however often it reads its text.
-            if not list_checkpoints(run_folder):
-                check_epochs(config, epochs)
-            held.enter_context(open_run_folder(run_folder, settings, config_yaml))
-            # Counted before the model is built: a start that hangs or is killed from here on counts
-            # as one that died.
-            count.begin(config.checkpoint.max_starts)
-            held.enter_context(hours.stored())
+            claim_run_folder(inputs, held, count, hours)
         # The first weights are those of the seed, whatever was drawn before.
         torch.manual_seed(config.seed)
         model, source = build_weights(config)
     check_devices(config.training.device, device, processes)
-    check_same(settings, processes)
+    check_same(inputs.settings, processes)
     check_shared(run_folder, processes)
     state, engine = restore(
         config,
-        settings,
+        inputs.settings,
         model,
         meta_weights=source,
-        data_fingerprint=shards.fingerprint,
+        data_fingerprint=inputs.shards.fingerprint,
         processes=processes,
         report=report,
     )
-    for name, line in describe_epochs(shards, epochs).items():
+    for name, line in describe_epochs(inputs.shards, inputs.epochs).items():
         report(f"{name}: {line}")
-    batches.skipped = skipped_batches(state, run_folder, processes)
+    inputs.batches.skipped = skipped_batches(state, run_folder, processes)
     jump_detector = None
     if config.optimizer.skip_sigmas is not None:
         jump_detector = JumpDetector(config.optimizer.skip_sigmas, state.recent, state.num_skipped)
@@ -170,22 +154,80 @@ def prepare(
     flops_whole_attention = flops_per_token(model, config.model, length, whole_attention=True)
     return Start(
         config=config,
-        settings=settings,
-        config_yaml=config_yaml,
+        settings=inputs.settings,
+        config_yaml=inputs.config_yaml,
         step=state.step,
         jump_detector=jump_detector,
-        shards=shards,
-        evaluation=evaluation,
-        batches=batches,
+        shards=inputs.shards,
+        evaluation=inputs.evaluation,
+        batches=inputs.batches,
         engine=engine,
         watchdog=watchdog,
-        measures=measures,
+        measures=inputs.measures,
         tokens_per_step=tokens_per_step,
         flops_per_step=tokens_per_step * flops,
         flops_per_step_whole_attention=tokens_per_step * flops_whole_attention,
         stated_flops=stated_flops(device) * processes.world_size,
         report=report,
     )
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a process reads before any other one must have come so far: config and text."""
+
+    config: RunConfig
+    """Resolved."""
+
+    settings: Flat
+    config_yaml: str
+    shards: TokenShards
+    batches: TrainingBatches
+    evaluation: Evaluation
+    measures: Measures
+
+    epochs: dict[str, float]
+    """How often the whole run reads each corpus."""
+
+
+def open_inputs(config: RunConfig, device: torch.device, processes: Processes) -> Inputs:
+    """Open the text, resolve the config with it, and build what reads the text: batches and
+    evaluations."""
+    # Each process hashes its share of the shards.
+    share = (processes.rank, processes.world_size)
+    shards, heldout = (open_shards(config.data, split, share) for split in SPLITS)
+    config = resolve(config, shards, device, Hardware.here(device, processes))
+    measures = build_measures(config, heldout, device, processes)
+    evaluation = build_evaluation(heldout, config)
+    evaluation.check()
+    batches = build_batches(shards, config, processes)
+    return Inputs(
+        config=config,
+        settings=flatten(config),
+        config_yaml=to_yaml(config),
+        shards=shards,
+        batches=batches,
+        evaluation=evaluation,
+        measures=measures,
+        epochs=batches.order.count_reads(config.training.num_steps),
+    )
+
+
+def claim_run_folder(
+    inputs: Inputs, held: contextlib.ExitStack, count: StartCount, hours: GpuHours
+) -> None:
+    """Lock the run folder until `held` is closed, and count this start. The first process does so
+    for all."""
+    config = inputs.config
+    run_folder = Path(config.run_folder)
+    # A run that has begun goes on, however often it reads its text.
+    if not list_checkpoints(run_folder):
+        check_epochs(config, inputs.epochs)
+    held.enter_context(open_run_folder(run_folder, inputs.settings, inputs.config_yaml))
+    # Counted before the model is built: a start that hangs or is killed from here on counts as one
+    # that died.
+    count.begin(config.checkpoint.max_starts)
+    held.enter_context(hours.stored())
 
 
 def skipped_batches(state: TrainerState, run_folder: Path, processes: Processes) -> list[int]:
