@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.base.files import writing
-from olmo_sparsity.data.shards import Manifest
+from olmo_sparsity.data.shard_manifest import Manifest
 from study.command import run_command
 from study.pages.keep_results import keep_other
 from study.pages.stored import RESULTS

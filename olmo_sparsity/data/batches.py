@@ -1,10 +1,19 @@
-"""Make batches of token shards and positions, in an order that does not depend on the world size.
+"""Make the training batches of token shards, in an order that does not depend on the number of
+processes.
+
+    shards ─ Sequences ─> sequences of equal length ─ RunOrder ─> the order in which they are read
+      └─ TrainingBatches.of_step(step) ─> Batch: tokens, position IDs, labels, documents
+
+A global batch is the next B sequences of the order. With B = 4 and two processes:
+
+    step 1     sequences 0 1 2 3 of the order     process 0 takes 0 and 2, process 1 takes 1 and 3
+    step 2     sequences 4 5 6 7                  process 0 takes 4 and 6, process 1 takes 5 and 7
+
+So the sequences of a batch are the same for any number of processes. In a stage of shorter
+sequences each of these is cut into pieces: text and order stay the same.
 
 Sequences and their order are those of OLMo's `MemMapDataset` and `IterableDataset`, as a test
-confirms: each shard is cut into sequences of equal length, and all sequences are shuffled once per
-epoch. A global batch is the next B sequences of that order. Each process takes every world-size-th
-of them, so the sequences of a batch are the same for any number of processes. In steps of shorter
-sequences the longest ones are cut: text and order stay the same.
+confirms: each shard is cut into sequences, and all sequences are shuffled once per epoch.
 
 Dimension key: B batch, L length.
 """
@@ -31,7 +40,7 @@ from olmo_sparsity.data.transform import Changed, Transform, apply
 from olmo_sparsity.text.vocabulary import IGNORED
 
 MAX_OPEN_FILES = 128
-"""Token files that a process keeps open; a limit of 1,024 files a process is common."""
+"""The number of token files that a process keeps open. Many systems allow 1,024 files a process."""
 
 
 @dataclass
@@ -44,27 +53,28 @@ class Batch:
     """The next token of the text, or IGNORED."""
 
     documents_BL: Tensor | None = None
-    """The number of each token's document, to which attention is restricted. None: it is not. Stays
-    on the host, which must know the documents' lengths."""
+    """The number of each token's document, to which attention is restricted; None if it sees the
+    whole sequence. It stays on the host, which must know the documents' lengths."""
 
     num_labels: int | None = None
-    """Labels of the whole step, on all processes, where they are known without asking these."""
+    """The number of labels of the whole step, on all processes. None if these must add it up."""
 
     def to(self, device: torch.device) -> Batch:
         """Return a copy on the device, except for `documents_BL`."""
-        moved = self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        moved = self._with_each(lambda tensor: tensor.to(device, non_blocking=True))
         moved.documents_BL = self.documents_BL
         return moved
 
     def pinned(self) -> Batch:
         """Return a copy in pinned memory, from which copies to a GPU are asynchronous."""
-        return self._each(Tensor.pin_memory)
+        return self._with_each(Tensor.pin_memory)
 
     def rows(self, rows: slice) -> Batch:
         """Return some of the sequences."""
-        return self._each(lambda tensor: tensor[rows])
+        return self._with_each(lambda tensor: tensor[rows])
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    def _with_each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Return a batch whose tensors are changed by a function."""
         return Batch(
             tokens_BL=change(self.tokens_BL),
             positions_BL=change(self.positions_BL),
@@ -80,13 +90,15 @@ class Batch:
 
 
 class Sequences:
-    """The shards cut into sequences of `length` tokens; the rest of a shard is unused."""
+    """The shards, cut into sequences of `length` tokens. `sequences[i]` reads the i-th as an array.
+    What is left at the end of a shard is unused."""
 
     def __init__(self, shards: TokenShards, length: int) -> None:
         self.length = length
         self.paths = shards.paths
         self.dtype = shards.dtype
         self.vocab_size = shards.vocab_size
+        # A file that was verified has the state of then, so that a later change is noticed.
         self.states = [shards.states.get(path) or FileState.of(path) for path in shards.paths]
         num_sequences = [state.size // self.dtype.itemsize // length for state in self.states]
         self.first_of_shard = np.cumsum([0, *num_sequences])
@@ -109,8 +121,8 @@ class Sequences:
         return tokens
 
     def _file(self, shard: int) -> TokenFile:
-        """Return a shard, open. A terabyte has more shards than a process may have files open, so
-        those that were read last stay open."""
+        """Return the open file of a shard. A terabyte has more shards than a process may have files
+        open, so those that were read last stay open."""
         file = self._open_files.pop(shard, None)
         if file is None:
             file = TokenFile(self.paths[shard], self.dtype, self.states[shard])
@@ -121,67 +133,66 @@ class Sequences:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A sequence of the longest length, and the numbers that its random draws are seeded by."""
-
-    epoch: int
-    index: int
-    text: np.ndarray
-
-
-@dataclass(frozen=True)
 class Piece:
-    """A row of a batch: a drawn sequence, or a part of one in steps of shorter sequences."""
+    """A row of a batch: a sequence, or a piece of one in a stage of shorter sequences. Its random
+    draws (position IDs, transform) are seeded by the run's seed, `epoch` and `index`."""
 
     epoch: int
     index: int
-    """Number of the piece in all text, if all of it is cut into pieces of this length."""
+    """The number of the piece in the text, if all of the text is cut into pieces of this length."""
 
-    text_L: np.ndarray
+    tokens_L: np.ndarray
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What determines the batches of a run on its shards, on any number of processes."""
+    """The settings that, with the shards, determine the batches of a run, on any number of
+    processes."""
 
     positions: PositionsConfig
     """How position IDs are drawn."""
 
     length: int
-    """Tokens of the longest sequences, into which the shards are cut."""
+    """The number of tokens of the longest sequences, into which the shards are cut."""
 
     batch_size: int
-    """Of these, on all processes together."""
+    """The number of longest sequences in a global batch, on all processes together."""
 
     seed: int
 
     length_at: Callable[[int], int] | None = None
-    """Returns the tokens of a sequence in a step (1 is the first), into which the longest are cut.
-    None: `length` in all steps."""
+    """Returns the number of tokens of a sequence in a step (1 is the first), into which the longest
+    are cut. None: `length` in all steps."""
 
     positions_at: Callable[[int], PositionsConfig] | None = None
-    """Returns how position IDs are drawn in a step. None: `positions` in all steps."""
+    """Returns how position IDs are drawn in a step. None: as `positions` says in all steps."""
 
     transform: Transform | None = None
+    """A function of the user that changes sequences (`data.transform`)."""
 
     mask_documents: bool = False
+    """Whether attention is restricted to a token's document."""
 
     order: Order = "stored"
+    """How the order of an epoch is found (`data.order`)."""
 
     weights: Sequence[Weights] = ()
-    """Weights of several corpora, in each stretch of batches."""
+    """The weights of several corpora in each stretch of batches; empty for a single corpus."""
 
     def stage_of(self, step: int) -> tuple[int, PositionsConfig]:
-        """Return the tokens of a sequence in a step (1 is the first), and its position IDs."""
+        """Return the number of tokens of a sequence in a step (1 is the first), and how its
+        position IDs are drawn."""
         length = self.length if self.length_at is None else self.length_at(step)
         positions = self.positions if self.positions_at is None else self.positions_at(step)
         return length, positions
 
 
 class TrainingBatches:
-    """An endless stream of global batches. A batch depends only on the settings and the step, so
-    the step number is the data cursor of a checkpoint. Steps count from 1, as everywhere in
-    training; batches, and sequences in their order, count from 0."""
+    """An endless stream of global batches. A batch depends only on the settings and the step, so a
+    checkpoint needs no other position in the text than its step.
+
+    Steps count from 1, as everywhere in training. Batches, and sequences in their order, count from
+    0: without skipped batches, step n takes batch n − 1."""
 
     def __init__(
         self, shards: TokenShards, plan: BatchPlan, rank: int = 0, world_size: int = 1
@@ -192,7 +203,8 @@ class TrainingBatches:
         self.world_size = world_size
         self.eos_id = shards.eos_id
         self.skipped: Sequence[int] = ()
-        """Numbers of batches that are left out. Each later step takes the batch after."""
+        """The numbers of batches that are left out, such as one with a loss of NaN. Each later step
+        takes the batch after."""
         self.vocab_size = shards.vocab_size
         self.sequences = Sequences(shards, plan.length)
         self.order = find_order(
@@ -206,36 +218,43 @@ class TrainingBatches:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Return the full batches of the text; of several corpora, as if each was read once."""
+        """Return the number of full batches in the text. With several corpora, each counts once."""
         return len(self.sequences) // self.plan.batch_size
 
     def from_step(self, step: int) -> Iterator[Batch]:
-        """Yield this process's share of the batches of `step` and all later steps."""
+        """Yield this process's sequences of the batches of `step` and all later steps."""
         return map(self.of_step, count(step))
 
     def of_step(self, step: int) -> Batch:
-        """Return this process's share of the batch of a step."""
-        batch_number = batch_of_step(step, self.skipped)
-        first = batch_number * self.plan.batch_size
-        numbers = range(first, first + self.plan.batch_size)
-        numbers_of_process = numbers[self.rank :: self.world_size]
-        drawn = [self._draw(number) for number in numbers_of_process]
+        """Return this process's sequences of the batch of a step."""
         length, positions = self.plan.stage_of(step)
-        return self._collate(drawn, length, positions)
+        batch_number = batch_of_step(step, self.skipped)
+        return self._collate(self._read_pieces(batch_number, length), length, positions)
 
-    def _draw(self, number: int) -> Drawn:
-        """Return the sequence of a number, counted from 0 over all epochs."""
-        place = self.order.find(number)
-        return Drawn(place.epoch, place.index_in_text, self.sequences[place.index_in_text])
+    def _read_pieces(self, batch_number: int, length: int) -> list[Piece]:
+        """Return this process's sequences of a batch, cut into pieces of `length` tokens: the first
+        piece of each sequence, then the second of each, and so on."""
+        first_number = batch_number * self.plan.batch_size
+        numbers = range(first_number, first_number + self.plan.batch_size)
+        in_text = [self.order.find(number) for number in numbers[self.rank :: self.world_size]]
+        sequences = [self.sequences[where.index_in_text] for where in in_text]
 
-    def _collate(self, drawn: Sequence[Drawn], length: int, positions: PositionsConfig) -> Batch:
-        """Return the batch of these sequences, cut into pieces of `length` tokens."""
-        pieces = self._cut(drawn, length)
+        num_pieces = self.plan.length // length
+        pieces = []
+        for piece_number in range(num_pieces):
+            start = piece_number * length
+            for where, tokens in zip(in_text, sequences, strict=True):
+                index = where.index_in_text * num_pieces + piece_number
+                pieces.append(Piece(where.epoch, index, tokens[start : start + length]))
+        return pieces
+
+    def _collate(self, pieces: Sequence[Piece], length: int, positions: PositionsConfig) -> Batch:
+        """Return the batch whose rows are these pieces of `length` tokens."""
         changed_rows = self._transform(pieces)
         tokens_BL = np.empty((len(pieces), length), np.int64)
         for row, piece in enumerate(pieces):
             changed = changed_rows.get(row)
-            tokens_BL[row] = piece.text_L if changed is None else changed.tokens_L
+            tokens_BL[row] = piece.tokens_L if changed is None else changed.tokens_L
 
         # The last token of a row has no label: the next one is in another sequence.
         labels_BL = np.full_like(tokens_BL, IGNORED)
@@ -268,35 +287,22 @@ class TrainingBatches:
         )
 
     def _transform(self, pieces: Sequence[Piece]) -> dict[int, Changed]:
-        """Return what `data.transform` makes of these rows, by row, without those that it leaves as
-        they are."""
+        """Return the rows that `data.transform` changes, by their number. Rows that it leaves as
+        they are do not occur in the result."""
         changed_rows: dict[int, Changed] = {}
         if self.plan.transform is None:
             return changed_rows
         for row, piece in enumerate(pieces):
             seeds = [self.plan.seed, piece.epoch, piece.index]
-            changed = apply(self.plan.transform, piece.text_L, seeds, self.vocab_size)
+            changed = apply(self.plan.transform, piece.tokens_L, seeds, self.vocab_size)
             if changed is not None:
                 changed_rows[row] = changed
         return changed_rows
 
-    def _cut(self, drawn: Sequence[Drawn], length: int) -> list[Piece]:
-        """Cut sequences into pieces of `length` tokens: the first piece of each, then the second of
-        each, and so on."""
-        num_pieces = self.plan.length // length
-        pieces = []
-        for number in range(num_pieces):
-            start = number * length
-            for sequence in drawn:
-                index = sequence.index * num_pieces + number
-                text_L = sequence.text[start : start + length]
-                pieces.append(Piece(sequence.epoch, index, text_L))
-        return pieces
-
 
 def batch_of_step(step: int, skipped: Sequence[int]) -> int:
-    """Return the number of a step's batch, where those of the numbers in `skipped` are left out.
-    Steps count from 1, batches from 0."""
+    """Return the number of the batch that a step takes. Steps count from 1, batches from 0. With
+    batch 1 skipped, steps 1, 2 and 3 take batches 0, 2 and 3."""
     batch_number = step - 1
     for skipped_number in sorted(skipped):
         if skipped_number <= batch_number:
@@ -305,14 +311,14 @@ def batch_of_step(step: int, skipped: Sequence[int]) -> int:
 
 
 def number_documents(tokens_BL: np.ndarray, eos_id: int) -> np.ndarray:
-    """Return documents_BL: the number of each token's document, from 0 in each row. EOS belongs to
-    the document that it ends."""
+    """Return documents_BL: the number of each token's document, from 0 in each row. An EOS belongs
+    to the document that it ends: tokens 5 EOS 7 8 are of documents 0 0 1 1."""
     ends_BL = tokens_BL == eos_id
     return ends_BL.cumsum(-1) - ends_BL
 
 
 def heldout_sequences(shards: TokenShards, length: int) -> Sequences:
-    """Cut held-out text into sequences, and raise DataError if it is too short for one."""
+    """Return held-out text, cut into sequences. Raise DataError if it is too short for one."""
     sequences = Sequences(shards, length)
     if len(sequences) == 0:
         raise DataError(
@@ -331,12 +337,17 @@ def heldout_batches(
     mask_documents: bool = False,
     per_document: bool = False,
 ) -> Iterator[Batch]:
-    """Yield held-out text from its start, cut into sequences of `length`. Position IDs are
-    contiguous; with `mask_documents` and `per_document` they begin at 0 in each document."""
+    """Yield batches of held-out text from its start, cut into sequences of `length` tokens.
+
+    num_sequences: How many sequences to yield at most, in all batches.
+    mask_documents: Whether attention is restricted to a token's document.
+    per_document: Whether position IDs begin at 0 in each document, if documents are masked. They
+        are contiguous in either case.
+    """
     sequences = heldout_sequences(shards, length)
-    count = min(num_sequences, len(sequences))
-    for start in range(0, count, batch_size):
-        rows = range(start, min(start + batch_size, count))
+    num_read = min(num_sequences, len(sequences))
+    for start in range(0, num_read, batch_size):
+        rows = range(start, min(start + batch_size, num_read))
         tokens_BL = torch.from_numpy(np.stack([sequences[row] for row in rows]))
         labels_BL = torch.full_like(tokens_BL, IGNORED)
         labels_BL[:, :-1] = tokens_BL[:, 1:]

@@ -23,8 +23,8 @@ from olmo_sparsity.base.errors import naming_panics
 from olmo_sparsity.base.files import naming_written_file, sync
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.data.background import in_background
+from olmo_sparsity.data.shard_manifest import SPLITS, Manifest
 from olmo_sparsity.data.shard_writer import ShardWriter, TokenPiece
-from olmo_sparsity.data.shards import SPLITS, Manifest
 from olmo_sparsity.data.split_checks import check_not_empty
 from olmo_sparsity.data.tokenizer import cut_into_pieces
 from olmo_sparsity.text.corpus import is_heldout, read_records

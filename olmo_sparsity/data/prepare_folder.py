@@ -26,7 +26,7 @@ from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.base.work_folder import WorkFolder, check_unchanged
 from olmo_sparsity.config.schema import applies
 from olmo_sparsity.data import encode_shards
-from olmo_sparsity.data.shards import SPLITS, Manifest, check_files, open_tokenizer
+from olmo_sparsity.data.shard_manifest import SPLITS, Manifest, check_files, open_tokenizer
 from olmo_sparsity.data.split_checks import check_both_splits
 from olmo_sparsity.data.tokenizer import (
     find_eos_id,

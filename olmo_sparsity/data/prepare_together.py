@@ -36,7 +36,7 @@ from olmo_sparsity.data.prepare_folder import (
     load_or_train_tokenizer,
     sample_for_tokenizer,
 )
-from olmo_sparsity.data.shards import Manifest
+from olmo_sparsity.data.shard_manifest import Manifest
 from olmo_sparsity.data.split_checks import check_both_splits, check_not_empty
 from olmo_sparsity.text.corpus import DAMAGED, list_inputs
 from olmo_sparsity.text.record_files import is_records

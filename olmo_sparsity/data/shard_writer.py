@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.data.shards import ShardFile
+from olmo_sparsity.data.shard_manifest import ShardFile
 
 
 class TokenPiece(NamedTuple):

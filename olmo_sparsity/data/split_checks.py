@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.data.shard_manifest import SPLITS, Manifest
 from olmo_sparsity.data.shard_writer import ShardWriter
-from olmo_sparsity.data.shards import SPLITS, Manifest
 from olmo_sparsity.text.corpus import is_heldout, read_records
 from olmo_sparsity.text.records import TextRecord
 from olmo_sparsity.text.tally import Tally

@@ -37,7 +37,7 @@ from olmo_sparsity.data.prepare_folder import (
     sample_for_tokenizer,
 )
 from olmo_sparsity.data.prepare_together import check_files_can_be_shared, prepare_together
-from olmo_sparsity.data.shards import Manifest
+from olmo_sparsity.data.shard_manifest import Manifest
 from olmo_sparsity.data.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:

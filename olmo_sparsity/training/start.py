@@ -30,7 +30,8 @@ from olmo_sparsity.config.sections import (
 )
 from olmo_sparsity.config.yaml_files import to_yaml
 from olmo_sparsity.data.batches import BatchPlan, TrainingBatches
-from olmo_sparsity.data.shards import SPLITS, TokenShards, open_shards
+from olmo_sparsity.data.shard_manifest import SPLITS
+from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.transform import load_transform
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.checkpoint_files import (

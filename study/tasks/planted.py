@@ -19,7 +19,7 @@ import numpy as np
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.schema import option
-from olmo_sparsity.data.shards import Manifest
+from olmo_sparsity.data.shard_manifest import Manifest
 from study.tasks.samples import Ks, Samples, Task, refuse_k
 
 _SLOTS = 8

@@ -15,7 +15,8 @@ from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.config.sections import DataConfig
 from olmo_sparsity.data import encode_shards
 from olmo_sparsity.data.batches import Sequences
-from olmo_sparsity.data.shards import Manifest, TokenShards, open_shards
+from olmo_sparsity.data.shard_manifest import Manifest
+from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import train_tokenizer
 from olmo_sparsity.data.tokens import prepare
 from tests.conftest import data_section
@@ -133,7 +134,7 @@ def several_files(
 def test_documents_are_the_tokens_between_their_ends(several_files: TokenShards) -> None:
     shards = several_files
     expected: list[list[int]] = []
-    for tokens_path, ends_path in zip(shards.paths, shards.ends_paths, strict=True):
+    for tokens_path, ends_path, _ in shards.files:
         tokens = np.fromfile(tokens_path, "<u2")
         first = 0
         for end in np.fromfile(ends_path, "<u8").tolist():

@@ -21,9 +21,10 @@ from olmo_sparsity.base.errors import ConfigError, DataError, UserError
 from olmo_sparsity.base.locks import LOCK, locked
 from olmo_sparsity.config.sections import DataConfig
 from olmo_sparsity.config.text import CorpusConfig, TokenizerConfig
-from olmo_sparsity.data import encode_shards, tokenizer, tokens
+from olmo_sparsity.data import encode_shards, prepare_together, tokenizer
 from olmo_sparsity.data.batches import Sequences
-from olmo_sparsity.data.shards import Manifest, open_shards
+from olmo_sparsity.data.shard_manifest import Manifest
+from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.data.tokenizer import train_tokenizer
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.text.corpus import is_heldout, read_records
@@ -241,9 +242,9 @@ def test_processes_that_share_the_files_write_the_same_bytes(
         raise Killed
 
     assert prepare(shared, (1, 2)) is None
-    for name in ("_join", "sync"):
+    for name in ("_join_folders", "sync"):
         with monkeypatch.context() as patch:
-            patch.setattr(tokens, name, killed)
+            patch.setattr(prepare_together, name, killed)
             with pytest.raises(Killed):
                 prepare(shared, (0, 2))
         (Path(shared.folder) / LOCK).unlink(missing_ok=True)
