@@ -21,9 +21,9 @@ from olmo.model import BufferCache, LayerNormBase, OLMoSequentialBlock
 from torch import Tensor, nn
 
 from olmo_sparsity.config.model import ModelConfig
-from olmo_sparsity.models.attention import (
+from olmo_sparsity.models.attention import attend
+from olmo_sparsity.models.document_attention import (
     Documents,
-    attend,
     attend_within,
     count_keys_of_documents,
 )

@@ -33,16 +33,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.models.attention import (
-    OWN_ATTENTION,
-    USUAL,
-    Documents,
-    causal_bias,
-    keeps_much,
-)
+from olmo_sparsity.models.attention import OWN_ATTENTION, USUAL, causal_bias, keeps_much
 from olmo_sparsity.models.compatibility import Fit, try_model
 from olmo_sparsity.models.distant_attention import can_share_distant
 from olmo_sparsity.models.distant_states import DistantStates
+from olmo_sparsity.models.document_attention import Documents
 from olmo_sparsity.models.identity import State
 from olmo_sparsity.models.position_limits import PositionLimit, position_limit, windows_of
 from olmo_sparsity.models.transformers_masks import Masks, build_masks, window_hides_some

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from olmo_sparsity.models.attention import Documents
 from olmo_sparsity.models.distant_states import DistantStates
+from olmo_sparsity.models.document_attention import Documents
 from olmo_sparsity.text.vocabulary import IGNORED
 
 

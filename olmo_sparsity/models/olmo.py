@@ -32,9 +32,9 @@ from torch.utils.checkpoint import checkpoint
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.model import ModelConfig
-from olmo_sparsity.models.attention import Documents
 from olmo_sparsity.models.block import LastAttention, PositionedBlock
 from olmo_sparsity.models.distant_states import DistantStates
+from olmo_sparsity.models.document_attention import Documents
 from olmo_sparsity.models.inference import InferringOLMo
 from olmo_sparsity.models.layers import RMSNorm, alibi_bias
 from olmo_sparsity.models.rope import rotary_tables, rotated_width

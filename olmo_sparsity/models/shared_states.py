@@ -34,13 +34,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from olmo_sparsity.models.attention import (
-    USUAL,
-    AttentionWindow,
-    attend_within,
-)
+from olmo_sparsity.models.attention import USUAL, AttentionWindow
 from olmo_sparsity.models.distant_attention import attend_to_distant
 from olmo_sparsity.models.distant_states import DistantStates
+from olmo_sparsity.models.document_attention import attend_within
 
 _HARMLESS_OPTIONS = frozenset(
     {"dropout", "is_causal", "sliding_window", "position_ids", "use_cache"}

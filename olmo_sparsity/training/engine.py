@@ -32,7 +32,7 @@ from olmo_sparsity.base.devices import choose_device, multiplies
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.sections import OptimizerConfig, Precision, TrainingConfig
 from olmo_sparsity.data.batches import Batch
-from olmo_sparsity.models.attention import find_documents, keep_out_of_graphs
+from olmo_sparsity.models.document_attention import find_documents, keep_out_of_graphs
 from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.models.losses import compile_losses, mean_loss, token_losses
 from olmo_sparsity.text.vocabulary import IGNORED

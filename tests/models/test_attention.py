@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from olmo_sparsity.models import attention
+from olmo_sparsity.models import attention, document_attention
 from olmo_sparsity.models.attention import attend
 
 
@@ -42,7 +42,7 @@ class Packed:
     q: Tensor
     k: Tensor
     v: Tensor
-    documents: attention.Documents
+    documents: document_attention.Documents
     bias: Tensor | None
     expected: Tensor
 
@@ -57,7 +57,7 @@ class Packed:
         return {"atol": 0.05, "rtol": 0.05}
 
     def attended(self, dropout_p: float = 0.0) -> Tensor:
-        return attention.attend_within(*self.inputs, self.documents, self.bias, dropout_p)
+        return document_attention.attend_within(*self.inputs, self.documents, self.bias, dropout_p)
 
 
 @pytest.fixture(params=["no_bias", "one_bias", "bias_of_each_row"])
@@ -78,7 +78,9 @@ def case(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Packed:
     for name, first in (("CPU_KERNEL", 0), ("CPU_KERNEL_BACKWARD", 1)):
-        monkeypatch.setattr(attention, name, of_equal_heads(getattr(attention, name), first))
+        monkeypatch.setattr(
+            document_attention, name, of_equal_heads(getattr(document_attention, name), first)
+        )
     return packed_case(request.param, key_heads, rows_of_bias)
 
 
@@ -102,7 +104,7 @@ def packed_case(dtype: torch.dtype, key_heads: int, rows_of_bias: int) -> Packed
     expected = F.scaled_dot_product_attention(
         q.float(), k.float(), v.float(), mask, enable_gqa=True
     )
-    documents = attention.find_documents(documents_BL, torch.device("cpu"))
+    documents = document_attention.find_documents(documents_BL, torch.device("cpu"))
     return Packed(q, k, v, documents, bias, expected)
 
 
@@ -120,7 +122,7 @@ def test_documents_attend_as_behind_a_dense_mask(case: Packed) -> None:
 def test_documents_one_by_one_attend_alike(case: Packed) -> None:
     """As on GPUs in fp32."""
     starts = case.documents.starts_on_host
-    one_by_one = attention._attend_one_by_one(*case.inputs, starts, case.bias, 0.0)
+    one_by_one = document_attention._attend_one_by_one(*case.inputs, starts, case.bias, 0.0)
     allowed = 1e-5 if case.q.dtype == torch.float else 0.05
     assert (one_by_one - case.attended()).abs().max() <= allowed
 
@@ -147,7 +149,7 @@ def test_flash_attention_takes_documents_one_after_the_other(
     key_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = packed_case(torch.float, key_heads, rows_of_bias=0)
-    monkeypatch.setattr(attention, "packs", lambda device, dtype, width: width == 8)
+    monkeypatch.setattr(document_attention, "packs", lambda device, dtype, width: width == 8)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", packed)
     torch.testing.assert_close(case.attended(), case.expected, **case.tolerance)
 
@@ -229,8 +231,8 @@ def test_which_hardware_packs_documents(monkeypatch: pytest.MonkeyPatch) -> None
         ((8, 0), True, cuda, half, 264, False),
     ):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, of=capability: of)
-        monkeypatch.setattr(attention, "_HAS_PACKING", is_there)
-        assert attention.packs(device, dtype, width) == expected
+        monkeypatch.setattr(document_attention, "_HAS_PACKING", is_there)
+        assert document_attention.packs(device, dtype, width) == expected
 
 
 @pytest.mark.parametrize("differentiate_bias", [False, True])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from olmo_sparsity.models.attention import find_documents
+from olmo_sparsity.models.document_attention import find_documents
 from tests.support.models import FIELDS, GAPPED, draw_tokens, tiny_olmo
 
 
