@@ -25,7 +25,7 @@ class UserError(Exception):
     """The training step of which a number is not finite, if that is the error."""
 
     errno: int | None = None
-    """The system's number of the error, if a file could not be written."""
+    """The system's number of the error, if a file could not be read or written."""
 
     exit_code: int = 2
     """The exit code of the command that ends with this error."""

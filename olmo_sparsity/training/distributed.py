@@ -84,6 +84,7 @@ class Processes(Launch):
             if self.world_size == 1 or caught.filename is None:
                 raise
             error = UserError(f"{caught.filename}: {caught.strerror}")
+            error.errno = caught.errno
         reports = self.gather(None if error is None else (str(error), error.diverged_at))
         failed = [rank for rank, report in enumerate(reports) if report is not None]
         if not failed:

@@ -33,6 +33,7 @@ from olmo_sparsity.base.errors import UnreadableNowError, UserError
 from olmo_sparsity.base.launch import EXIT_STOPPED, STOP_SIGNALS, handling
 from olmo_sparsity.base.locks import check_not_taken_over
 from olmo_sparsity.base.progress import Progress
+from olmo_sparsity.base.retry import may_pass
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import Batch, TrainingBatches
@@ -79,18 +80,32 @@ def train(
     written."""
     processes = processes or Processes()
     while True:
-        try:
+        with naming_disks():
             outcome = train_from_checkpoint(config, processes, profile)
-        except UnreadableNowError as error:
-            # The file may be intact, and the disk back in an hour: a job is requeued.
-            error.exit_code = EXIT_DISK
-            raise
         if outcome is not Outcome.BATCH_SKIPPED:
             return outcome
         # All begins again as in a new process, which works with any engine. The old engine must be
         # gone by then, as there is memory for one.
         gc.collect()
         profile = None  # its steps may be done
+
+
+@contextlib.contextmanager
+def naming_disks() -> Iterator[None]:
+    """Inside, an error of a disk that may be back in an hour gets the exit code with which a job is
+    requeued."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or not may_pass(error):
+            raise
+        unreadable_now = UnreadableNowError(error.filename, error.strerror)
+        unreadable_now.exit_code = EXIT_DISK
+        raise unreadable_now from None
+    except UserError as error:
+        if isinstance(error, UnreadableNowError) or may_pass(error):
+            error.exit_code = EXIT_DISK
+        raise
 
 
 def train_from_checkpoint(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -15,6 +17,7 @@ import torch
 import transformers
 
 from olmo_sparsity.base.errors import ConfigError, DataError, UserError
+from olmo_sparsity.base.files import naming_written_file
 from olmo_sparsity.config.run import load_saved_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.batches import Batch, TrainingBatches
@@ -24,12 +27,13 @@ from olmo_sparsity.models.config_of_weights import config_of
 from olmo_sparsity.models.exchange import export
 from olmo_sparsity.models.layers import first_query_scale
 from olmo_sparsity.models.load import load_model
-from olmo_sparsity.training import gpu_hours
+from olmo_sparsity.training import gpu_hours, restore
 from olmo_sparsity.training.checkpoint import TrainerState
 from olmo_sparsity.training.curves import loss_table
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.dry_run import dry_run
 from olmo_sparsity.training.engine import Engine, ForwardClock
+from olmo_sparsity.training.evaluate import Evaluation
 from olmo_sparsity.training.gpu_hours import GpuHours
 from olmo_sparsity.training.loop import Outcome, slowest_process, train
 from olmo_sparsity.training.metrics import read_metrics
@@ -103,6 +107,36 @@ def test_hours_are_stored_while_a_start_goes_on(
         until(lambda: read() > 7.0)
         seen = read()
     assert 7.0 < seen < read() < 7.1
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.ESTALE, 74), (errno.EIO, 74), (errno.EACCES, None)]
+)
+def test_a_read_that_a_disk_refuses_for_a_while_ends_a_run_such_that_its_job_is_requeued(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, number: int, code: int | None
+) -> None:
+    """As of held-out documents, which are mapped into memory when an evaluation reads them."""
+
+    def fail(*given: object) -> None:
+        raise OSError(number, os.strerror(number), "heldout-00000.tokens.uint16")
+
+    monkeypatch.setattr(Evaluation, "losses", fail)
+    with pytest.raises((UserError, OSError), match=re.escape(os.strerror(number))) as error:
+        train(make_config())
+    assert getattr(error.value, "exit_code", None) == code
+
+
+def test_a_start_whose_files_cannot_be_written_for_a_while_is_requeued(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object, **named: object) -> None:
+        with naming_written_file(Path("environment.json")):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(restore, "describe_environment", fail)
+    with pytest.raises(UserError, match=r"environment\.json cannot be written: Stale") as error:
+        train(make_config())
+    assert error.value.exit_code == 74
 
 
 def test_a_disk_that_takes_no_count_of_hours_does_not_end_a_run(
