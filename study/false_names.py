@@ -55,7 +55,7 @@ class DrawnTrials(Trials):
             for source in trial.replaced_sources(len(self.decoys)):
                 effects_TS[:, source] = self.effects_TSE[:, source, 1 + trial.draw]
             losses_T = -self.combine(effects_TS)
-            self.statement_losses[trial.way][(slice(None), *trial.place)] = losses_T
+            self.statement_losses[trial.kind][(slice(None), *trial.loss_index)] = losses_T
 
 
 def drawn(tails: str, shape: tuple[int, ...], seed: Any) -> np.ndarray:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.sources.evidence import EFFECTS, Evidence
+from olmo_sparsity.sources.effect_tests import EFFECTS
+from olmo_sparsity.sources.evidence import Evidence
 from olmo_sparsity.sources.losses import StatementLosses, mean_over_decoys
 
 

@@ -95,14 +95,17 @@ def flops_per_second() -> float:
 def _count_at_most(prompt: SourcePrompt, layout: Layout, draws: int) -> TrialCount:
     """Count all trials that verdicts may need."""
     every_source = range(len(prompt.names))
-    rounds = [next_round(every_source, every_source, num) for num in [1, *decoy_rounds(draws)]]
+    rounds = [
+        next_round(shown=every_source, replaced=every_source, num_draws=num_draws)
+        for num_draws in [1, *decoy_rounds(draws)]
+    ]
     return _count(prompt, layout, draws, rounds)
 
 
 def _count_if_clear(prompt: SourcePrompt, layout: Layout, draws: int) -> TrialCount:
     """Count the trials if one decoy of each source and two of the first source are enough."""
-    first_source = [0]
-    return _count(prompt, layout, draws, [next_round([], first_source, 2)])
+    round_of_first_source = next_round(shown=[], replaced=[0], num_draws=2)
+    return _count(prompt, layout, draws, [round_of_first_source])
 
 
 def _count(

@@ -42,12 +42,12 @@ from olmo_sparsity.sources.options import SourceSettings
 from olmo_sparsity.sources.page import AnswerPage, NumberedText, ReasoningStep
 from olmo_sparsity.sources.prompt import Piece, SourcePrompt
 from olmo_sparsity.sources.reliance import Reliance, describe_reliance
-from olmo_sparsity.sources.verdict_text import in_words, shows_what_it_gives
+from olmo_sparsity.sources.verdict_text import shows_what_it_gives, verdict_in_words
 from olmo_sparsity.sources.verdicts import (
     Judgement,
     Verdict,
+    find_exclusive_tokens,
     judge,
-    needed_for_parts,
 )
 from olmo_sparsity.sources.words import describe_words, nats_by_word
 
@@ -162,8 +162,8 @@ class Attribution:
     def _judged(self) -> Judgement:
         if self.token_losses is None:
             return judge(self.losses, self.settings.rate)
-        parts_TS = needed_for_parts(self.token_losses, self.layout.statements)
-        return judge(self.losses, self.settings.rate, parts_TS)
+        has_exclusive_tokens_TS = find_exclusive_tokens(self.token_losses, self.layout.statements)
+        return judge(self.losses, self.settings.rate, has_exclusive_tokens_TS)
 
     @cached_property
     def matrix(self) -> pd.DataFrame:
@@ -183,7 +183,7 @@ class Attribution:
         evidence, verdicts = self._judged
         verdict = verdicts[number]
         named = [self.names[source] for source in verdict.sources]
-        open_sources = np.flatnonzero(evidence.open_TS[number])
+        open_sources = np.flatnonzero(evidence.is_open_TS[number])
         open_names = [self.names[source] for source in open_sources]
         # An undecided verdict is about the sources that may matter.
         described_names = open_names if verdict.kind == "undecided" else named
@@ -201,7 +201,7 @@ class Attribution:
             "kind": verdict.kind,
             "sources": tuple(named),
             "open": tuple(open_names),
-            "verdict": in_words(verdict.kind, cells, nats, spread, self.settings.draws),
+            "verdict": verdict_in_words(verdict.kind, cells, nats, spread, self.settings.draws),
             "origins": self.origins(named),
             "by_word": self._describe_words(number, verdict, cells),
         }

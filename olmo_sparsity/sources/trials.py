@@ -5,16 +5,18 @@ evidence.py and verdicts.py judge.
 
 A *trial* is one prompt in which decoys replace some sources. A decoy is as long as its source, so
 all other texts keep their positions. No source is left out instead, because a model has never seen
-a prompt with such a gap. The trials of three sources are
+a prompt with such a gap. The trials of three sources, with their first decoys:
 
-    way            texts of the prompt                shows
+    kind           texts of the prompt                  shows
     all            source 0   source 1   source 2
-    decoys         decoy 0    decoy 1    decoy 2      what all sources give together
-    among, 1       decoy 0    source 1   decoy 2      what source 1 gives
-    without, 1     source 0   decoy 1    source 2     what is lost without source 1
+    decoys         decoy 0    decoy 1    decoy 2        what all sources give together
+    among (1)      decoy 0    source 1   decoy 2        what source 1 gives
+    without (1)    source 0   decoy 1    source 2       what is lost without source 1
 
-`run` begins with one decoy of each source. Then it evaluates 2, 4, 8, … decoys of those sources
-that may still change a verdict, and stops as soon as there are none.
+`run` goes in rounds, and stops as soon as more decoys would change no verdict:
+
+    first round    all, decoys, and without each source; one decoy of each
+    next rounds    1, 2, 4, 8, … decoys of the sources that may still change a verdict
 
 Dimension key: T statements, S sources, D decoys of a source, W tokens of the answer, P prompts,
 F distant tokens, L tokens of a source.
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -42,57 +45,72 @@ MIN_UNCERTAIN_TOKENS = 4
 """With fewer tokens above `CERTAIN_NATS`, equal losses may be chance, and do not show that the
 model has not read a source."""
 
+TrialKind = Literal["all", "decoys", "among", "without"]
+"""Which sources the prompt of a trial shows:
+
+    all       all sources
+    decoys    none: each is replaced by a decoy
+    among     one source, among decoys of all others
+    without   all sources but one, which is replaced by a decoy
+"""
+
 
 @dataclass(frozen=True)
 class Trial:
     """A prompt to evaluate: which sources are replaced, and by which of their decoys."""
 
-    way: str
-    """`all`: no source is replaced. `decoys`: all are. `among`: all but `source`. `without`:
-    `source` alone."""
-
+    kind: TrialKind
     source: int | None = None
+    """The source that is shown among decoys, or that is replaced. None: all sources are treated
+    alike."""
+
     draw: int = 0
-    """The number of the decoy that replaces each of these sources."""
+    """The number of the decoy that replaces each replaced source."""
 
     @property
-    def place(self) -> tuple[int, ...]:
-        """Index of the loss in the array of its way, behind the index of the statement."""
+    def loss_index(self) -> tuple[int, ...]:
+        """Index of a statement's loss in the array of the trial's kind (`StatementLosses`): (draw),
+        or (source, draw)."""
         return (self.draw,) if self.source is None else (self.source, self.draw)
 
     def replaced_sources(self, num_sources: int) -> set[int]:
         """Return the numbers of the sources that decoys replace."""
         every_source = set(range(num_sources))
-        if self.way == "all":
+        if self.kind == "all":
             return set()
-        if self.way == "decoys":
+        if self.kind == "decoys":
             return every_source
         assert self.source is not None
-        return every_source - {self.source} if self.way == "among" else {self.source}
+        return every_source - {self.source} if self.kind == "among" else {self.source}
 
 
 class Trials:
-    """Evaluates trials with one layout, each once, and keeps the losses."""
+    """Evaluates trials of one prompt and answer, each once, and keeps the losses."""
 
     def __init__(
         self, logprobs: LogprobModel, layout: Layout, decoys: Sequence[np.ndarray]
     ) -> None:
-        """`decoys`: decoys_DL of each source."""
+        """Prepare the trials; nothing is evaluated yet.
+
+        logprobs: Computes log-probabilities.
+        layout: The prompt with its answer.
+        decoys: decoys_DL of each source.
+        """
         self.logprobs = logprobs
         self.layout = layout
         self.decoys = decoys
-        self.statement_losses = self._not_evaluated(len(layout.statements))
-        """By way, losses of each statement in all trials; NaN where a trial was not evaluated."""
+        self.statement_losses = self._losses_to_evaluate(len(layout.statements))
+        """By kind of trial, losses of each statement; NaN where a trial was not evaluated."""
 
         # As `statement_losses`, with a row for each token of the answer. Allocated by the first
-        # trials, since a test's layout need not say how many tokens there are.
+        # trials, which show how many tokens there are.
         self._token_losses = dict[str, np.ndarray]()
 
     def run(self, rate: float, report: Callable[[int], None]) -> StatementLosses:
         """Evaluate one decoy of each source, then more decoys of those that may matter, until more
         decoys would not change a verdict.
 
-        rate: Share of the named sources that is expected to be named by chance.
+        rate: The fraction of the named sources that is expected to be named by chance.
         report: Called with the number of rounds that are done.
         """
         self.evaluate(first_round(len(self.decoys)))
@@ -103,11 +121,14 @@ class Trials:
             lost_sources = np.flatnonzero(more_decoys.lost_S).tolist()
             if not gives_sources and not lost_sources:
                 break
-            self.evaluate(next_round(gives_sources, lost_sources, num_draws))
+            self.evaluate(
+                next_round(shown=gives_sources, replaced=lost_sources, num_draws=num_draws)
+            )
         return self.losses
 
     @property
     def num_draws(self) -> int:
+        """Number of decoys of each source."""
         return len(self.decoys[0])
 
     @property
@@ -121,8 +142,8 @@ class Trials:
         return _as_losses(self._token_losses)
 
     def unread_sources(self) -> list[int]:
-        """Return the numbers of sources whose replacement by a decoy changes no token's loss in any
-        digit: the model has not read them."""
+        """Return the numbers of sources that the model has not read: a decoy in place of such a
+        source changes no token's loss in any digit."""
         with_all_W = self._token_losses["all"][:, 0]
         without_WS = self._token_losses["without"][:, :, 0]
         is_uncertain_W = with_all_W > CERTAIN_NATS
@@ -130,41 +151,47 @@ class Trials:
             return []
         is_same_WS = without_WS == with_all_W[:, None]
         is_unread_S = is_same_WS[is_uncertain_W].all(0)
-        unread = list[int]()
-        sources_F = self.distant_tokens(Trial("all"))
-        for source in np.flatnonzero(is_unread_S).tolist():
-            # A decoy with the source's own tokens would change nothing either.
-            with_decoy_F = self.distant_tokens(Trial("without", source))
-            if not np.array_equal(with_decoy_F, sources_F):
-                unread.append(source)
-        return unread
+
+        # A decoy with the source's own tokens would change nothing either.
+        unread = np.flatnonzero(is_unread_S).tolist()
+        return [source for source in unread if self._differs_from_decoy(source)]
+
+    def _differs_from_decoy(self, source: int) -> bool:
+        """Return whether the prompt has other tokens with the first decoy of this source."""
+        with_source_F = self.distant_tokens(Trial("all"))
+        with_decoy_F = self.distant_tokens(Trial("without", source))
+        return not np.array_equal(with_decoy_F, with_source_F)
 
     def evaluate(self, trials: Iterable[Trial]) -> None:
-        """Evaluate those of these trials that were not evaluated before."""
-        new_trials = [
-            trial
-            for trial in trials
-            if np.isnan(self.statement_losses[trial.way][(0, *trial.place)])
-        ]
+        """Evaluate each of these trials that was not evaluated before."""
+        new_trials = [trial for trial in trials if not self._is_evaluated(trial)]
         if not new_trials:
             return
         prompts = [self._prompt_of(trial) for trial in new_trials]
         losses_PW = -np.stack(self.logprobs.score(prompts))
         losses_TP = self.layout.by_statement(losses_PW)
         check_finite(losses_TP, "statements, with these sources and decoys")
+
         if not self._token_losses:
-            self._token_losses = self._not_evaluated(losses_PW.shape[1])
+            self._token_losses = self._losses_to_evaluate(losses_PW.shape[1])
         for number, trial in enumerate(new_trials):
-            place = (slice(None), *trial.place)
-            self.statement_losses[trial.way][place] = losses_TP[:, number]
-            self._token_losses[trial.way][place] = losses_PW[number]
+            index = (slice(None), *trial.loss_index)
+            self.statement_losses[trial.kind][index] = losses_TP[:, number]
+            self._token_losses[trial.kind][index] = losses_PW[number]
+
+    def _is_evaluated(self, trial: Trial) -> bool:
+        # A trial gives the losses of all statements at once, so the first one tells.
+        first_statement = (0, *trial.loss_index)
+        return not np.isnan(self.statement_losses[trial.kind][first_statement])
 
     def _prompt_of(self, trial: Trial) -> Prompt:
+        """Return the prompt of a trial, with the answer as its continuation."""
         block = self.layout.block.with_distant(self.distant_tokens(trial))
         return Prompt(block.tokens[: block.num_before], block.targets_W)
 
     def distant_tokens(self, trial: Trial) -> np.ndarray:
-        """Return distant_F: the distant part of the prompt, with decoys in it."""
+        """Return distant_F: the tokens of the prompt up to the last source, with the decoys of the
+        trial in it."""
         distant_F = self.layout.block.distant_F.copy()
         for source in trial.replaced_sources(len(self.decoys)):
             first = self.layout.units.first[source]
@@ -172,8 +199,8 @@ class Trials:
             distant_F[first : first + len(decoy_L)] = decoy_L
         return distant_F
 
-    def _not_evaluated(self, num_rows: int) -> dict[str, np.ndarray]:
-        """Return arrays of NaN for the losses of so many statements or tokens."""
+    def _losses_to_evaluate(self, num_rows: int) -> dict[str, np.ndarray]:
+        """Return arrays of NaN for the losses of so many statements or tokens, by kind of trial."""
         num_sources = len(self.decoys)
         shapes: dict[str, tuple[int, ...]] = {
             "all": (1,),
@@ -181,15 +208,16 @@ class Trials:
             "among": (num_sources, self.num_draws),
             "without": (num_sources, self.num_draws),
         }
-        return {way: np.full((num_rows, *shape), np.nan) for way, shape in shapes.items()}
+        return {kind: np.full((num_rows, *shape), np.nan) for kind, shape in shapes.items()}
 
 
-def _as_losses(losses_by_way: dict[str, np.ndarray]) -> StatementLosses:
+def _as_losses(losses_by_kind: dict[str, np.ndarray]) -> StatementLosses:
+    """Return the losses of all kinds of trials as one object."""
     return StatementLosses(
-        all_T=losses_by_way["all"][:, 0],
-        decoys_TD=losses_by_way["decoys"],
-        among_TSD=losses_by_way["among"],
-        without_TSD=losses_by_way["without"],
+        all_T=losses_by_kind["all"][:, 0],
+        decoys_TD=losses_by_kind["decoys"],
+        among_TSD=losses_by_kind["among"],
+        without_TSD=losses_by_kind["without"],
     )
 
 
@@ -199,22 +227,20 @@ def first_round(num_sources: int) -> list[Trial]:
     return [Trial("all"), Trial("decoys"), *without]
 
 
-def next_round(
-    gives_sources: Sequence[int], lost_sources: Sequence[int], num_draws: int
-) -> list[Trial]:
-    """Return trials with the first `num_draws` decoys of some sources.
+def next_round(*, shown: Sequence[int], replaced: Sequence[int], num_draws: int) -> list[Trial]:
+    """Return trials with the first `num_draws` decoys.
 
-    gives_sources: Sources to show among decoys, for what they give.
-    lost_sources: Sources to replace, for what is lost without them.
+    shown: Sources to show among decoys, for what they give.
+    replaced: Sources to replace, for what is lost without them.
     """
     draws = range(num_draws)
     trials = list[Trial]()
-    for source in lost_sources:
+    for source in replaced:
         trials += [Trial("without", source, draw) for draw in draws]
-    # What a source gives is compared with decoys in all places, draw by draw. If none is tested,
+    # What a source gives is compared with decoys of all sources, draw by draw. If none is shown,
     # two draws are enough for the nats that all sources give.
-    num_of_all_replaced = num_draws if gives_sources else min(num_draws, 2)
-    trials += [Trial("decoys", draw=draw) for draw in range(num_of_all_replaced)]
-    for source in gives_sources:
+    num_draws_of_all = num_draws if shown else min(num_draws, 2)
+    trials += [Trial("decoys", draw=draw) for draw in range(num_draws_of_all)]
+    for source in shown:
         trials += [Trial("among", source, draw) for draw in draws]
     return trials

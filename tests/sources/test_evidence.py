@@ -10,13 +10,14 @@ import pytest
 
 from olmo_sparsity.analysis.options import MIN_GAP
 from olmo_sparsity.analysis.results.intervals import quantile, tail
-from olmo_sparsity.sources import evidence as evidence_module
-from olmo_sparsity.sources.evidence import PRIOR_NATS, collect_evidence, run_tests
+from olmo_sparsity.sources import effect_tests, evidence
+from olmo_sparsity.sources.effect_tests import PRIOR_NATS, run_tests
+from olmo_sparsity.sources.evidence import collect_evidence
 from olmo_sparsity.sources.losses import StatementLosses
 from olmo_sparsity.sources.verdicts import judge
 from tests.support.losses import PARTLY_EVALUATED_SIZES, of_effects, partly_evaluated
 
-# --- the example in the docstring of evidence.py --------------------------------------------------
+# --- the example in the docstring of effect_tests.py ----------------------------------------------
 
 
 def example() -> StatementLosses:
@@ -50,7 +51,10 @@ def test_the_tests_of_the_example_are_those_of_its_docstring() -> None:
 
 
 def test_the_example_names_the_source_of_its_docstring() -> None:
-    assert collect_evidence(example(), 0.05).named_TS.tolist() == [[True, False]]
+    found = collect_evidence(example(), 0.05)
+    assert found.p_ETS[1, 0] == pytest.approx([0.0006, 0.26], rel=0.03)
+    assert found.is_named_TS.tolist() == [[True, False]]
+    assert found.is_open_TS.tolist() == [[False, False]]
 
 
 # --- the error rate -------------------------------------------------------------------------------
@@ -96,12 +100,9 @@ def test_the_error_rate_is_held_where_no_source_matters(
 
 def test_the_rate_is_not_held_by_the_prior(monkeypatch: pytest.MonkeyPatch) -> None:
     """So the test above can fail: a prior that is ten times too small, and too little else."""
-    for name, value in (
-        ("FEW_SOURCES", 1),
-        ("OTHERS_WEIGHT", 0),
-        ("MAX_DEGREES_WITH_TWO_DECOYS", 4),
-    ):
-        monkeypatch.setattr(evidence_module, name, value)
+    monkeypatch.setattr(effect_tests, "FEW_SOURCES", 1)
+    monkeypatch.setattr(effect_tests, "OTHERS_WEIGHT", 0)
+    monkeypatch.setattr(evidence, "MAX_DEGREES_WITH_TWO_DECOYS", 4)
     assert named_by_chance(2, 2, 10, "normal", 100) > 0.15
 
 
@@ -222,4 +223,4 @@ def test_the_named_sources_are_those_of_benjamini_and_hochberg(
     p_TS[losses.gap_T < MIN_GAP] = 1.0
     ranks = [sum(p_TS.ravel() <= p) for p in p_TS.ravel()]
     passed = p_TS.ravel() <= 0.05 * np.array(ranks) / p_TS.size
-    assert found.named_TS.tolist() == (p_TS <= max(p_TS.ravel()[passed], default=-1)).tolist()
+    assert found.is_named_TS.tolist() == (p_TS <= max(p_TS.ravel()[passed], default=-1)).tolist()

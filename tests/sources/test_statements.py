@@ -43,8 +43,8 @@ def test_losses_are_those_of_plain_transformers(family: str) -> None:
     texts = read_decoys(found.prompt.model, found.prompt, GIVEN["decoys"])
     decoys = draw_decoys(found.prompt, texts, 4, 0)
     trials = Trials(ModelLogprobs(Scorer(HuggingFaceLM(model_of(family)))), found.layout, decoys)
-    trials.evaluate(next_round([0, 1], range(3), 2))
-    trials.evaluate(next_round(range(3), range(3), 4))
+    trials.evaluate(next_round(shown=[0, 1], replaced=range(3), num_draws=2))
+    trials.evaluate(next_round(shown=range(3), replaced=range(3), num_draws=4))
     losses = trials.statement_losses
     assert np.isnan(losses.pop("all")).all()
     for draw, ids in enumerate(zip(*(rows.tolist() for rows in decoys), strict=True)):

@@ -13,8 +13,8 @@ import pytest
 from olmo_sparsity.analysis.options import MIN_GAP
 from olmo_sparsity.sources.evidence import collect_evidence
 from olmo_sparsity.sources.losses import StatementLosses
-from olmo_sparsity.sources.verdict_text import in_words
-from olmo_sparsity.sources.verdicts import judge, needed_for_parts, needs_more_decoys
+from olmo_sparsity.sources.verdict_text import verdict_in_words
+from olmo_sparsity.sources.verdicts import find_exclusive_tokens, judge, needs_more_decoys
 from tests.support.losses import PARTLY_EVALUATED_SIZES, of_effects, partly_evaluated
 from tests.support.sources import made_up
 
@@ -44,7 +44,7 @@ def test_more_decoys_are_evaluated_where_they_may_change_a_verdict(
         costly = [s for s, (_, lost) in enumerate(nats) if lost >= 0.1 * gap]
         is_decided = len(costly) == 1 and any(lost >= 0.5 * gap for _, lost in nats)
         for s, (gives, lost) in enumerate(nats):
-            if gap < MIN_GAP or evidence.named_TS[t, s]:
+            if gap < MIN_GAP or evidence.is_named_TS[t, s]:
                 continue
             if s in costly and lost >= spread[s]:
                 expected_lost.add(s)
@@ -64,7 +64,7 @@ def test_verdicts_follow_their_rules(num_sources: int, draws: int) -> None:
         enough, needed, is_open = set[int](), set[int](), set[int]()
         for s, (gives, lost) in enumerate(nats):
             least = min(max(2 * spread[s], 1.5), 3)
-            if not evidence.named_TS[t, s]:
+            if not evidence.is_named_TS[t, s]:
                 if lost >= max(0.2 * gap, least) or gives >= max(0.5 * gap, least):
                     is_open.add(s)
                 continue
@@ -72,7 +72,7 @@ def test_verdicts_follow_their_rules(num_sources: int, draws: int) -> None:
                 enough.add(s)
             if lost >= 0.2 * gap and not lost < gives / 2:
                 needed.add(s)
-        assert {*np.flatnonzero(evidence.open_TS[t]).tolist()} == is_open
+        assert {*np.flatnonzero(evidence.is_open_TS[t]).tolist()} == is_open
         chosen = needed if enough <= needed else enough
         if len(chosen) > 1:
             kind = "both" if enough <= needed else "either"
@@ -120,7 +120,7 @@ def test_no_source_is_not_said_where_several_nats_may_be_lost(
     varied = np.resize([1.0, -1.0], 8) * noise
     losses = made_up([[0.0, 0.0, 0.0]], [[lost, 0.0, 0.0]], gap=gap, noise=0.0)
     losses.without_TSD[:, 0] += varied
-    # Losses of usual size, as a share of them is part of the spread.
+    # Losses of usual size, as a fraction of them is in the spread.
     losses = replace(losses, decoys_TD=losses.decoys_TD + 10, all_T=losses.all_T + 10)
     losses = replace(losses, among_TSD=losses.among_TSD + 10, without_TSD=losses.without_TSD + 10)
     assert judge(losses, 0.05)[1] == [(kind, [])]
@@ -155,12 +155,12 @@ def by_tokens(lost: Any, gives: Any, gap: float = 4.0) -> StatementLosses:
         ([[0, 0], [1.9, 0], [0, 1.9]], [[4, 4], [1.9, 0], [0, 1.9]], ("either", [0, 1])),
     ],
 )
-def test_each_part_of_a_statement_needs_its_source(lost: Any, gives: Any, expected: Any) -> None:
+def test_the_tokens_of_a_statement_need_their_source(lost: Any, gives: Any, expected: Any) -> None:
     tokens = by_tokens(lost, gives)
-    parts_TS = needed_for_parts(tokens, [(0, 3)])
+    exclusive_TS = find_exclusive_tokens(tokens, [(0, 3)])
     whole = made_up([[12.0, 11.0]], [[0.5, 0.5]], gap=12.0)  # as wholes each suffices
     assert judge(whole, 0.05)[1] == [("either", [0, 1])]
-    assert judge(whole, 0.05, parts_TS)[1] == [expected]
+    assert judge(whole, 0.05, exclusive_TS)[1] == [expected]
 
 
 @pytest.mark.parametrize(
@@ -198,15 +198,15 @@ def test_the_words_have_the_numbers_of_the_verdict(
     names = ["lost", "beyond_lost", "tried_lost", "beyond_gives", "tried_gives"]
     cells = pd.DataFrame([[3.0, 5, 6, 7, 8]] * 2, ["a", "b"], names)
     cells = cells[: len(gives)].astype({name: int for name in names[1:]}).assign(gives=gives)
-    said = in_words(kind, cells, 7.0, 0.5, 8)
+    said = verdict_in_words(kind, cells, 7.0, 0.5, 8)
     assert re.findall(r"\b(?:[ab](?! decoy)\b|[\d.]+)", said) == words.split()
     assert ("gives" in said) == (gives == [3.1])
-    assert "-" not in in_words("none", cells, -0.04, 0.5, 8)
+    assert "-" not in verdict_in_words("none", cells, -0.04, 0.5, 8)
 
 
 def test_more_decoys_are_advised_only_where_they_can_decide() -> None:
     cells = pd.DataFrame([[3.0, np.nan]], ["a"], ["lost", "gives"])
-    assert "draws=16" in in_words("undecided", cells, 7.0, 0.7, 8)
-    advice = in_words("undecided", cells, 7.0, 0.8, 8)
+    assert "draws=16" in verdict_in_words("undecided", cells, 7.0, 0.7, 8)
+    advice = verdict_in_words("undecided", cells, 7.0, 0.8, 8)
     assert "draws" not in advice
     assert "varies by 0.8 nats" in advice
