@@ -94,12 +94,12 @@ class Attributing:
             answer_link, *sentence_links = self._links(ids)
             answer = self._judge("explaining", answer_link)
             steps = dict[str, Attribution]()
-            waiting = [*answer.named_reasoning]
+            waiting = [*answer.named_sentences]
             for number in waiting:  # grows, by the sentences that a sentence relies on
                 name = f"reasoning {number + 1}"
                 step = self._judge(f"explaining {name}", sentence_links[number])
                 steps[name] = replace(step, steps=steps)
-                waiting += [other for other in step.named_reasoning if other not in waiting]
+                waiting += [other for other in step.named_sentences if other not in waiting]
         forwards_of_steps = sum(step.token_forwards for step in steps.values())
         token_forwards = answer.token_forwards + forwards_of_steps
         return replace(answer, steps=steps, token_forwards=token_forwards)

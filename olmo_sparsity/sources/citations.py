@@ -20,15 +20,15 @@ from typing import Any
 import pandas as pd
 
 from olmo_sparsity.base.errors import ConfigError, check_type
-from olmo_sparsity.sources.page import NumberedText
+from olmo_sparsity.sources.layout import AnswerText
 
 
 def cite(
-    pieces: Sequence[NumberedText], statements: pd.DataFrame, form: str, references: bool
+    answer_texts: Sequence[AnswerText], statements: pd.DataFrame, form: str, references: bool
 ) -> str:
     """Return the answer with a citation behind each statement that relies on a source.
 
-    pieces: Texts of the answer, each with the number of its statement.
+    answer_texts: Texts that together are the answer, each with the number of its statement.
     statements: `Attribution.statements`.
     form: How a citation is written: a text with 1 or name once, such as `[1]`, `[^1]` or `(name)`.
     references: Whether to append a line for each source that is cited. Names need none.
@@ -36,14 +36,13 @@ def cite(
     _check_form(form)
     writer = _CitationWriter(form)
     answer = ""
-    for text, number in pieces:
-        if number is None:
+    for text, statement in answer_texts:
+        if statement is None:
             answer += text
-        else:
-            citations = "".join(
-                writer.cite(names) for names in _cited_together(statements.iloc[number])
-            )
-            answer += _with_citations(text, citations)
+            continue
+        groups = _cited_together(statements.iloc[statement])
+        citations = "".join(writer.cite(names) for names in groups)
+        answer += _with_citations(text, citations)
     if references and writer.cited_names and not writer.by_name:
         answer = "\n".join([answer.rstrip() + "\n", *writer.reference_lines()])
     return answer.strip()
@@ -57,7 +56,10 @@ def _check_form(form: str) -> None:
 
 
 def _cited_together(row: Any) -> list[Sequence[str]]:
-    """Return the names of the sources in each citation of a statement. `row`: of the table."""
+    """Return a group of names for each citation of a statement: the sources that share it.
+
+    row: The statement's row of `Attribution.statements`.
+    """
     # Alternatives share a citation, unless the reasoning leads to further sources.
     if row.kind == "either" and row.origins == row.sources:
         return [row.sources]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,9 +24,17 @@ from olmo_sparsity.text.units import Spans, Units
 from olmo_sparsity.text.windows import Block, Windows
 
 
+class AnswerText(NamedTuple):
+    """A text of the answer."""
+
+    text: str
+    statement: int | None
+    """The number of the statement that the text is. None: it is part of no statement."""
+
+
 @dataclass(frozen=True)
 class Layout:
-    """A prompt with its answer."""
+    """A prompt with its answer, as tokens, and where its sources and statements are."""
 
     document: Document
     windows: Windows
@@ -53,6 +62,19 @@ class Layout:
     def before_question(self) -> np.ndarray:
         """The tokens up to the last source, with the prefix."""
         return self.block.tokens[: self.block.num_prefix + self.block.num_distant]
+
+    def answer_texts(self) -> list[AnswerText]:
+        """Return texts that together are the answer: its statements, and what is between them."""
+        texts = self.document.texts[self.block.start :]
+        answer_texts = list[AnswerText]()
+        last_end = 0
+        for number, (first, end) in enumerate(self.statements):
+            answer_texts.append(AnswerText("".join(texts[last_end:first]), None))
+            answer_texts.append(AnswerText("".join(texts[first:end]), number))
+            last_end = end
+        answer_texts.append(AnswerText("".join(texts[last_end:]), None))
+        # Between two statements there is often nothing.
+        return [item for item in answer_texts if item.text or item.statement is not None]
 
     def by_statement(self, losses_RW: np.ndarray) -> np.ndarray:
         """Return losses_TR: the sum over the tokens of each statement."""

@@ -1,32 +1,32 @@
 """Hold an attribution: which source each statement of an answer relies on.
 
-Place in the flow: attributing.py evaluates losses and makes an **`Attribution`**, which has
-verdicts.py turn them into verdicts, and shows these as
+Place in the flow: attributing.py evaluates losses and makes an **`Attribution`**, the result that a
+user gets. It has verdicts.py turn the losses into verdicts, once, and shows these as
 
-    e.statements, e.matrix, e.sources   tables (attribution_tables.py)
+    e.statements, e.matrix, e.sources   tables (statement_rows.py, attribution_tables.py)
     e.relies_on("faq.md")               an assertion (reliance.py)
     e.text()                            the answer with citations (citations.py)
     e.to_json(), e.to_html(path)        what other programs and people read (page.py)
     print(e)                            a line for each statement
 
 If the model reasons before it answers, the sentences of the reasoning count as sources, too. The
-answer's attribution then has in `steps` the attribution of each sentence that it relies on.
+answer's attribution then has in `steps` the attribution of each sentence that it relies on:
 
-Dimension key: T statements, S sources, W tokens of the answer.
+    statement     rests on reasoning 2
+    reasoning 2   rests on bridge.txt      (steps["reasoning 2"])
+    so the statement's `sources` are (reasoning 2,), and its `origins` are (bridge.txt,)
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.results.notes import describe_noise
@@ -36,46 +36,40 @@ from olmo_sparsity.base.errors import ConfigError, check_type, printable
 from olmo_sparsity.base.files import path_of
 from olmo_sparsity.sources.attribution_tables import matrix_of, sources_table
 from olmo_sparsity.sources.citations import cite
-from olmo_sparsity.sources.layout import Layout
-from olmo_sparsity.sources.losses import StatementLosses, mean_over_decoys
+from olmo_sparsity.sources.how_to_read import how_to_read
+from olmo_sparsity.sources.layout import AnswerText, Layout
+from olmo_sparsity.sources.losses import StatementLosses
 from olmo_sparsity.sources.options import SourceSettings
-from olmo_sparsity.sources.page import AnswerPage, NumberedText, ReasoningStep
+from olmo_sparsity.sources.page import AnswerPage, PromptText, ReasoningStep
 from olmo_sparsity.sources.prompt import Piece, SourcePrompt
 from olmo_sparsity.sources.reliance import Reliance, describe_reliance
-from olmo_sparsity.sources.verdict_text import shows_what_it_gives, verdict_in_words
-from olmo_sparsity.sources.verdicts import (
-    Judgement,
-    Verdict,
-    find_exclusive_tokens,
-    judge,
-)
-from olmo_sparsity.sources.words import describe_words, nats_by_word
-
-HOW_TO_READ = (
-    "A nat is a unit of loss: 1 nat less means that the words are 2.7 times as likely. A decoy is "
-    "an unrelated text that replaces a source. A statement rests on a source if it loses much more "
-    "without it than decoys explain. How often this is right: of 52 test questions that lost 2 "
-    "nats or more without the right source, SmolLM2-135M's verdicts named that source, and no "
-    "other, in 92%. Of 83 whose right source was missing, they named another one in 0%."
-)
-"""Printed above the verdicts. The rates are those of docs/sources.md."""
-
-MEASURED_MODEL = re.compile(r"\bsmollm2(-135m| \(|$)", re.IGNORECASE)
-"""Matches the names of the model whose rates these are, such as `smollm2`, `smollm2 (Q4_1)` and
-`HuggingFaceTB/SmolLM2-135M-Instruct`."""
-
-
-def how_to_read(model_name: str) -> str:
-    """Return what is printed above the verdicts of a model."""
-    if MEASURED_MODEL.search(model_name):
-        return HOW_TO_READ
-    name = printable(model_name)
-    return f"{HOW_TO_READ} {name} has rates of its own, which are not known until you measure them."
-
+from olmo_sparsity.sources.statement_rows import StatementRows
+from olmo_sparsity.sources.verdicts import Judgement, find_exclusive_tokens, judge
 
 JSON_VERSION = 4
 """Version of `to_json`. It grows when a key is removed or changes its meaning, not when one is
 added."""
+
+STATEMENT_COLUMNS = [
+    "text",
+    "nats",
+    "spread",
+    "p",
+    "kind",
+    "sources",
+    "open",
+    "verdict",
+    "origins",
+    "by_word",
+]
+"""The columns of the table of statements, in order."""
+
+
+class CharacterSpan(NamedTuple):
+    """Where a statement is in the answer, in characters."""
+
+    first: int
+    end: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +83,7 @@ class Attribution:
     losses: StatementLosses
     token_forwards: int
     token_losses: StatementLosses | None = None
-    """Losses of each token of the answer. None: statements are not judged by their parts."""
+    """Losses of each token of the answer. None: statements are judged as wholes."""
 
     steps: dict[str, Attribution] = field(default_factory=dict, repr=False)
     """By name, the attribution of each sentence of the reasoning that the answer relies on, also
@@ -113,30 +107,21 @@ class Attribution:
         return len(self.names) - self.prompt.num_reasoning
 
     @property
-    def named_reasoning(self) -> list[int]:
+    def named_sentences(self) -> list[int]:
         """Numbers of the sentences of the reasoning that a verdict names, from 0."""
         named = set[str]().union(*self.statements.sources)
         sentence_names = self.names[self._num_sources :]
-        return [i for i, name in enumerate(sentence_names) if name in named]
+        return [number for number, name in enumerate(sentence_names) if name in named]
 
     @cached_property
-    def pieces(self) -> list[NumberedText]:
-        """Texts that together are the answer, each with the number of the statement that it is;
-        None: it is part of no statement."""
-        texts = self.layout.document.texts[self.layout.block.start :]
-        pieces = list[NumberedText]()
-        last_end = 0
-        for number, (first, end) in enumerate(self.layout.statements):
-            pieces.append(NumberedText("".join(texts[last_end:first]), None))
-            pieces.append(NumberedText("".join(texts[first:end]), number))
-            last_end = end
-        pieces.append(NumberedText("".join(texts[last_end:]), None))
-        return [piece for piece in pieces if piece.text or piece.number is not None]
+    def answer_texts(self) -> list[AnswerText]:
+        """Texts that together are the answer, each with the number of its statement."""
+        return self.layout.answer_texts()
 
     @property
     def texts(self) -> list[str]:
         """The text of each statement."""
-        return [text for text, number in self.pieces if number is not None]
+        return [text for text, statement in self.answer_texts if statement is not None]
 
     def source_text(self, number: int) -> str:
         """Return the text of a source, as the model reads it."""
@@ -159,7 +144,8 @@ class Attribution:
     # --- tables ---
 
     @cached_property
-    def _judged(self) -> Judgement:
+    def _judgement(self) -> Judgement:
+        """The verdicts and their evidence, computed once."""
         if self.token_losses is None:
             return judge(self.losses, self.settings.rate)
         has_exclusive_tokens_TS = find_exclusive_tokens(self.token_losses, self.layout.statements)
@@ -169,76 +155,26 @@ class Attribution:
     def matrix(self) -> pd.DataFrame:
         """A row for each statement and source: `gives`, nats among decoys of all others; `lost`,
         when a decoy replaces it; and what docs/sources.md explains."""
-        return matrix_of(self.losses, self._judged.evidence, self.names)
+        return matrix_of(self.losses, self._judgement.evidence, self.names)
 
     @cached_property
     def statements(self) -> pd.DataFrame:
         """A row for each statement; docs/sources.md explains the columns."""
-        return pd.DataFrame(
-            [self._statement_row(number) for number in range(len(self._judged.verdicts))]
+        statement_rows = StatementRows(
+            names=self.names,
+            texts=self.texts,
+            layout=self.layout,
+            losses=self.losses,
+            token_losses=self.token_losses,
+            judgement=self._judgement,
+            matrix=self.matrix,
+            draws=self.settings.draws,
         )
-
-    def _statement_row(self, number: int) -> dict[str, Any]:
-        """Return the row of a statement."""
-        evidence, verdicts = self._judged
-        verdict = verdicts[number]
-        named = [self.names[source] for source in verdict.sources]
-        open_sources = np.flatnonzero(evidence.is_open_TS[number])
-        open_names = [self.names[source] for source in open_sources]
-        # An undecided verdict is about the sources that may matter.
-        described_names = open_names if verdict.kind == "undecided" else named
-        cells = self.matrix.loc[number].loc[described_names]
-        nats = self.losses.gap_T[number]
-        spread = evidence.spread_TS[number].mean()
-        # Bonferroni over both effects of each source.
-        smallest_p = evidence.p_ETS[:, number].min()
-        p = (2 * len(self.names) * smallest_p).clip(max=1.0)
-        return {
-            "text": self.texts[number].strip(),
-            "nats": nats,
-            "spread": spread,
-            "p": p,
-            "kind": verdict.kind,
-            "sources": tuple(named),
-            "open": tuple(open_names),
-            "verdict": verdict_in_words(verdict.kind, cells, nats, spread, self.settings.draws),
-            "origins": self.origins(named),
-            "by_word": self._describe_words(number, verdict, cells),
-        }
-
-    def _describe_words(self, number: int, verdict: Verdict, cells: pd.DataFrame) -> str:
-        """Return how the nats of a statement that rests on sources are spread over its words. Empty
-        if it rests on none.
-
-        cells: The rows of the matrix for this statement and the sources of its verdict.
-        """
-        if self.token_losses is None or not verdict.sources:
-            return ""
-        first, end = self.layout.statements[number]
-        place = self.layout.block.start + first
-        nats_W_by_source = self._nats_of_tokens(self.token_losses, verdict, cells)
-        return describe_words(
-            {
-                name: nats_by_word(self.layout.document, place, nats_W[first:end])
-                for name, nats_W in nats_W_by_source.items()
-            }
-        )
-
-    def _nats_of_tokens(
-        self, token_losses: StatementLosses, verdict: Verdict, cells: pd.DataFrame
-    ) -> dict[str, np.ndarray]:
-        """Return nats_W, which explain a verdict by the tokens of the answer, for each source. The
-        name is empty if there is one entry alone, since the verdict has the name."""
-        lost_WS = mean_over_decoys(token_losses.lost_TSD)
-        if verdict.kind == "either":
-            # Alternatives replace each other, so nothing is lost without one of them.
-            return {"": token_losses.gap_T}
-        if verdict.kind == "both":
-            return {self.names[source]: lost_WS[:, source] for source in verdict.sources}
-        (source,) = verdict.sources
-        gives_WS = mean_over_decoys(token_losses.gives_TSD)
-        nats_WS = gives_WS if shows_what_it_gives(cells.iloc[0]) else lost_WS
-        return {"": nats_WS[:, source]}
+        rows = list[dict[str, Any]]()
+        for number in range(len(self._judgement.verdicts)):
+            row = statement_rows.row(number)
+            rows.append(row | {"origins": self.origins(row["sources"])})
+        return pd.DataFrame(rows, columns=STATEMENT_COLUMNS)
 
     @property
     def sources(self) -> pd.DataFrame:
@@ -249,11 +185,11 @@ class Attribution:
     # --- reasoning ---
 
     def origins(self, named: Sequence[str]) -> tuple[str, ...]:
-        """Replace sentences of the reasoning among these names by the sources they rely on."""
+        """Return these names, in the order of the prompt. Each sentence of the reasoning among them
+        is replaced by the sources that it relies on."""
         origins = {name for name in named if name not in self.steps}
         for name in set(named) & set(self.steps):
             origins.update(self.steps[name].statements.origins[0])
-        # In the order of the prompt.
         return tuple(name for name in self.names if name in origins)
 
     def chain(self, named: Sequence[str], depth: int = 2) -> Iterator[ReasoningStep]:
@@ -278,21 +214,24 @@ class Attribution:
         with None, whether it (default: each) relies on none."""
         if source is not None and source not in self.names:
             raise ConfigError(f"no source is named {source}; the names are {', '.join(self.names)}")
+        rows = self.statements
         if statement is not None:
-            accepted = f"a whole number from 0 to {len(self.texts) - 1}"
-            check_type("statement", statement, Integral, accepted)
-            if not 0 <= statement < len(self.texts):
-                raise ConfigError(f"statement={statement} must be {accepted}")
-        rows = self.statements if statement is None else self.statements.iloc[[statement]]
-        if source is None:
-            # Undecided is not "no source".
-            relies = [bool(row.origins) or self.is_undecided(row) for row in rows.itertuples()]
-            holds = not any(relies)
-        else:
-            relies = [source in {*row.sources, *row.origins} for row in rows.itertuples()]
-            holds = any(relies)
+            self._check_statement_number(statement)
+            rows = rows.iloc[[statement]]
 
-        return Reliance(holds, describe_reliance(source or "no source", rows, relies))
+        if source is None:
+            # An undecided statement may rely on a source, so "no source" does not hold.
+            relies = [bool(row.origins) or self.is_undecided(row) for row in rows.itertuples()]
+            return Reliance(not any(relies), describe_reliance("no source", rows, relies))
+        relies = [source in {*row.sources, *row.origins} for row in rows.itertuples()]
+        return Reliance(any(relies), describe_reliance(source, rows, relies))
+
+    def _check_statement_number(self, statement: int) -> None:
+        """Raise unless a user has passed the number of a statement."""
+        accepted = f"a whole number from 0 to {len(self.texts) - 1}"
+        check_type("statement", statement, Integral, accepted)
+        if not 0 <= statement < len(self.texts):
+            raise ConfigError(f"statement={statement} must be {accepted}")
 
     # --- text, JSON and page ---
 
@@ -303,14 +242,13 @@ class Attribution:
             each suffice share one, as `[1/2]`.
         references: Whether to append a line for each source that is cited.
         """
-        return cite(self.pieces, self.statements, citations, references)
+        return cite(self.answer_texts, self.statements, citations, references)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `to_json` writes (docs/sources.md)."""
-        records = self.statements.to_dict("records")
+        rows = self.statements.to_dict("records")
         statements = [
-            {"first": first, "end": end} | record
-            for (first, end), record in zip(self._spans(), records, strict=True)
+            span._asdict() | row for span, row in zip(self._character_spans(), rows, strict=True)
         ]
         reasoning = [
             {"name": name, "text": self.source_text(number).strip()} | self._step_record(name)
@@ -325,32 +263,33 @@ class Attribution:
             "settings": asdict(self.settings),
             "token_forwards": self.token_forwards,
             "error_rate": self.error_rate,
-            "answer": "".join(text for text, _ in self.pieces),
+            "answer": "".join(text for text, _ in self.answer_texts),
             "sources": self.names,
             "statements": statements,
             "matrix": self.matrix.reset_index().to_dict("records"),
             "reasoning": reasoning,
         }
 
-    def _spans(self) -> list[tuple[int, int]]:
-        """Return first and end character of each statement in the answer, without white space."""
-        spans = list[tuple[int, int]]()
-        piece_first = 0
-        for text, number in self.pieces:
-            if number is not None:
+    def _character_spans(self) -> list[CharacterSpan]:
+        """Return where each statement is in the answer, without the white space around it."""
+        spans = list[CharacterSpan]()
+        text_first = 0
+        for text, statement in self.answer_texts:
+            if statement is not None:
                 words = text.strip()
-                first = piece_first + text.find(words)
-                spans.append((first, first + len(words)))
-            piece_first += len(text)
+                first = text_first + text.find(words)
+                spans.append(CharacterSpan(first, first + len(words)))
+            text_first += len(text)
         return spans
 
     def _step_record(self, name: str) -> dict[str, Any]:
-        """Return what a sentence of the reasoning relies on, if the answer relies on it."""
+        """Return what a sentence of the reasoning relies on; empty if no statement relies on the
+        sentence, as it is not attributed then."""
         if name not in self.steps:
             return {}
         step = self.steps[name]
-        (record,) = step.statements.to_dict("records")
-        return record | {"matrix": step.matrix.reset_index().to_dict("records")}
+        (row,) = step.statements.to_dict("records")
+        return row | {"matrix": step.matrix.reset_index().to_dict("records")}
 
     def to_json(self) -> str:
         """Return the answer, its statements and verdicts as JSON, in a versioned schema."""
@@ -363,29 +302,30 @@ class Attribution:
             error_rate=self.error_rate,
             names=self.names,
             draws=self.settings.draws,
-            pieces=self.pieces,
+            answer_texts=self.answer_texts,
             statements=self.statements,
             matrix=self.matrix,
             sources=self.sources,
-            prompt=self._prompt_texts(),
+            prompt_texts=self._prompt_texts(),
             chains=[list(self.chain(named)) for named in self.statements.sources],
         )
         page.write(path_of("path", path))
 
-    def _prompt_texts(self) -> list[NumberedText]:
-        """Return the texts that precede the answer, each with the number of the source it is."""
+    def _prompt_texts(self) -> list[PromptText]:
+        """Return the texts that precede the answer, each with the number of the source that it
+        is."""
         texts = self.layout.document.texts
-        prompt_texts = list[NumberedText]()
+        prompt_texts = list[PromptText]()
         first = 0
         for piece in [*self.prompt.pieces, Piece(self.prompt.local_ids, [])]:
             end = first + len(piece.text_ids)
-            prompt_texts.append(NumberedText("".join(texts[first:end]), piece.source))
+            prompt_texts.append(PromptText("".join(texts[first:end]), piece.source))
             first = end + len(piece.after_ids)
         return prompt_texts
 
     def describe(self, bold: bool = False) -> str:
         """Return the verdicts as text for a terminal, with how to read them and their error rate.
-        `bold`: whether it understands ANSI codes."""
+        `bold`: whether the terminal understands ANSI codes."""
         lines = [how_to_read(self.prompt.model.name), ""]
         for row in self.statements.itertuples():
             lines.append(strong(quoted(row.text), bold))

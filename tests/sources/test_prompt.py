@@ -203,7 +203,7 @@ def test_spans_of_an_answer_are_its_statements() -> None:
     text = "w1 w2 w3  w8 w9 w30"
     found = asked(answer=Answer(text, [(9, 15), (0, 5)]))
     assert [text.strip() for text in found.texts] == ["w1 w2", "w8 w9"]
-    assert [(text.strip(), number) for text, number in found.pieces] == [
+    assert [(text.strip(), number) for text, number in found.answer_texts] == [
         ("w1 w2", 0), ("w3", None), ("w8 w9", 1), ("w30", None),
     ]  # fmt: skip
     assert found.layout.block.targets_W.tolist() == whole.layout.block.targets_W.tolist()

@@ -45,7 +45,7 @@ def attributed(**changed: Any) -> Attribution:
 def rest_on(one: Attribution, *rows: list[float]) -> Attribution:
     """With losses as if its statements lost so many nats without each source."""
     object.__setattr__(one, "losses", made_up(rows, rows))
-    for name in ("statements", "matrix", "_judged"):
+    for name in ("statements", "matrix", "_judgement"):
         vars(one).pop(name, None)
     return one
 
@@ -64,7 +64,7 @@ def chained() -> Attribution:
 def test_each_link_is_an_attribution_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """With all sentences named, so that each is judged."""
     every = property(lambda one: list(range(one.prompt.num_reasoning)))
-    monkeypatch.setattr(Attribution, "named_reasoning", every)
+    monkeypatch.setattr(Attribution, "named_sentences", every)
     whole, named = attributed(), [Segment(*item) for item in SOURCES.items()]
     assert whole.names == ["a", "b", "c", "reasoning 1", "reasoning 2"]
     assert list(whole.steps) == ["reasoning 1", "reasoning 2"]

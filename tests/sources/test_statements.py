@@ -18,8 +18,8 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.models.load import load_model
 from olmo_sparsity.sources.decoys import draw_decoys, read_decoys
+from olmo_sparsity.sources.how_to_read import HOW_TO_READ, how_to_read
 from olmo_sparsity.sources.losses import mean_over_decoys
-from olmo_sparsity.sources.statements import HOW_TO_READ, how_to_read
 from olmo_sparsity.sources.trials import Trials, next_round
 from tests.support.explanations import make_tokenizer
 from tests.support.sources import (
@@ -65,7 +65,7 @@ def test_losses_are_those_of_plain_transformers(family: str) -> None:
 
 def test_the_matrix_is_computed_from_the_losses() -> None:
     found = asked(draws=4)
-    spread_TS = found._judged.evidence.spread_TS
+    spread_TS = found._judgement.evidence.spread_TS
     for name, nats_TSD in (("gives", found.losses.gives_TSD), ("lost", found.losses.lost_TSD)):
         close(found.matrix[name], mean_over_decoys(nats_TSD).ravel())
         tried = found.matrix[f"tried_{name}"]
@@ -76,7 +76,7 @@ def test_the_matrix_is_computed_from_the_losses() -> None:
 def test_the_table_of_statements_is_computed_from_the_losses() -> None:
     found = asked(draws=4)
     close(found.statements.nats, found.losses.gap_T)
-    close(found.statements.spread, found._judged.evidence.spread_TS.mean(1))
+    close(found.statements.spread, found._judgement.evidence.spread_TS.mean(1))
     smallest_p_T = found.matrix[["p_gives", "p_lost"]].min(axis=1).groupby("statement").min()
     num_tests = 2 * 3  # both effects of three sources
     close(found.statements.p, np.minimum(1, num_tests * smallest_p_T))
