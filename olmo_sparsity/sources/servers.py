@@ -70,7 +70,7 @@ class Servers(PromptModel):
         self.vocab_size = 1 + max(tokenizer.get_vocab().values())
         if are_checked:
             for server in self.servers:
-                meet(server, like=self.servers[0])
+                meet(server, reference=self.servers[0])
 
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
         """Return log p of each prompt's continuation. Threads take the sorted prompts in turn, so
