@@ -1,7 +1,9 @@
 """Declare the options of the command `attribute`.
 
 Place in the flow: `build_parser` of arguments.py → **`add_attribute`**, unless the package
-`sources` is left out of the installation.
+`sources` is left out of the installation. Options that are settings of the function `attribute` are
+derived from its schemas and its docstring (`add_options`); the others are written here. attribute.py
+says which of them need another one.
 """
 
 from __future__ import annotations
@@ -19,6 +21,12 @@ from olmo_sparsity.command.parser import (
     add_shard,
 )
 from olmo_sparsity.config.command_line import add_options, arguments_of
+
+LAST_MESSAGE = -1
+"""Default of --message, counted from the end as in a list."""
+
+MUST_ALL_PASS = 1.0
+"""Default of --must-pass, as a fraction."""
 
 
 def add_attribute(sub: Parser) -> None:
@@ -70,7 +78,7 @@ def _add_inputs(sub: Parser, help: Mapping[str, str]) -> None:
         metavar="FILE",
         help="the log of an agent: a .json file of messages, or a .jsonl file with one a line",
     )
-    sub.add("--message", type=int, default=-1, metavar="N", help=help["message"])
+    sub.add("--message", type=int, default=LAST_MESSAGE, metavar="N", help=help["message"])
     sub.add("--passages", metavar="TAG|REGEX", help=help["passages"])
     sub.add("--question", metavar="TEXT", help=f"{help['question']}. {AT_FILE}")
     sub.add(
@@ -111,8 +119,8 @@ def _add_gate(sub: Parser) -> None:
     )
     sub.add(
         "--must-pass",
-        type=_parse_share,
-        default=1.0,
+        type=_parse_percentage,
+        default=MUST_ALL_PASS,
         metavar="SHARE",
         help="of --gate: the share of the checks of `expect` that must pass, such as 90%% (all); "
         "those of --baseline must all pass",
@@ -129,12 +137,12 @@ def _parse_names(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
-def _parse_share(text: str) -> float:
-    """Return a percentage as a share: `90%` as 0.9."""
+def _parse_percentage(text: str) -> float:
+    """Return a percentage as a fraction: `90%` as 0.9."""
     try:
-        share = float(text.removesuffix("%")) / 100
+        fraction = float(text.removesuffix("%")) / 100
     except ValueError:
-        share = 0.0
-    if not (text.endswith("%") and 0 < share <= 1):
+        fraction = 0.0  # refused below
+    if not (text.endswith("%") and 0 < fraction <= 1):
         raise argparse.ArgumentTypeError(f"{text!r} must be a share of checks, such as 90%")
-    return share
+    return fraction
