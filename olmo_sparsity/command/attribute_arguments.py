@@ -1,9 +1,9 @@
 """Declare the options of the command `attribute`.
 
 Place in the flow: `build_parser` of arguments.py → **`add_attribute`**, unless the package
-`sources` is left out of the installation. Options that are settings of the function `attribute` are
-derived from its schemas and its docstring (`add_options`); the others are written here. attribute.py
-says which of them need another one.
+`sources` is left out of the installation. Options that are settings of the function `attribute`
+are derived from its schemas and its docstring (`add_options`); the others are written here.
+attribute.py says which of them need another one.
 """
 
 from __future__ import annotations

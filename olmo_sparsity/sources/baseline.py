@@ -4,16 +4,18 @@ Place in the flow: matching.py pairs questions and statements of both runs →
 **`compare_with_baseline`** → gate.py. renamed_sources.py finds the names that sources have now, and
 same_model.py has checked before that both runs are of one model.
 
-    earlier run                    this run                         result
-    rests on a                     rests on a                       passes
-    rests on a                     rests on no source               fails, if beyond noise
-    rests on a                     rests on a and b                 passes, with a note
-    rests on no source             rests on b                       passes, with a note
-    undecided                      anything                         passes, and is counted
-    statement is gone, or is new                                    a note
+A statement fails if its verdict no longer names a source that it named. All other changes are
+notes:
 
-So a statement fails if its verdict no longer names a source that it named. All other changes are
-notes.
+    earlier run             this run                   result
+    rests on a              rests on a                 passes
+    rests on a              rests on no source         fails, if beyond noise
+    rests on a              rests on a and b           passes, with a note
+    rests on no source      rests on b                 passes, with a note
+    undecided               anything                   passes, and is counted as unchecked
+    does not have it        a new statement            a note; fails on request if it has no source
+    had it                  the statement is gone      a note
+    had none of these statements                       the question fails: nothing was compared
 """
 
 from __future__ import annotations
@@ -40,25 +42,33 @@ With other decoys and the same model, 4 of 720 comparisons then failed by chance
 (docs/sources.md)."""
 
 
-class StatementPlace(NamedTuple):
-    """Which statement is meant: its question and its number, both from 1."""
+class StatementKey(NamedTuple):
+    """Which statement is meant: the numbers of its question and of itself, both from 1. None: a
+    check is about all of them."""
 
     question: int | None
     statement: int | None
 
 
+class NewStatement(NamedTuple):
+    """A statement that the earlier run does not have, and its answer."""
+
+    answer: StoredAnswer
+    statement: StoredStatement
+
+
 @dataclass(frozen=True)
 class Comparison:
-    """What comparing with an earlier run finds."""
+    """What a comparison with an earlier run finds."""
 
     checks: list[Check] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What differs without failing."""
 
-    new_statements: list[tuple[StoredAnswer, StoredStatement]] = field(default_factory=list)
-    """Statements that the earlier run does not have, each with its answer."""
+    new_statements: list[NewStatement] = field(default_factory=list)
+    """Statements that the earlier run does not have."""
 
-    unchecked: list[StatementPlace] = field(default_factory=list)
+    unchecked: list[StatementKey] = field(default_factory=list)
     """Statements that were undecided and named no source, so that any verdict passes."""
 
     def extend(self, other: Comparison) -> None:
@@ -73,7 +83,7 @@ def compare_with_baseline(
     answers: Sequence[StoredAnswer],
     earlier_answers: Sequence[StoredAnswer],
     baseline: str | Path,
-    as_expected: Set[StatementPlace],
+    as_expected: Set[StatementKey],
     new_need_source: bool,
 ) -> Comparison:
     """Check each statement that both runs have, and note what else differs.
@@ -88,7 +98,9 @@ def compare_with_baseline(
     comparison = Comparison()
     for answer in questions.only_new:
         comparison.notes.append(_note_of_question("not in", answer))
-        comparison.new_statements.extend((answer, row) for row in answer.statements)
+        comparison.new_statements.extend(
+            NewStatement(answer, statement) for statement in answer.statements
+        )
     for answer in questions.only_earlier:
         comparison.notes.append(_note_of_question("only in", answer))
 
@@ -99,18 +111,21 @@ def compare_with_baseline(
         # A gate that compares nothing must not pass.
         comparison.checks.append(_check_of_no_common_question(baseline))
     if new_need_source:
-        for answer, row in comparison.new_statements:
-            if _place_of(answer, row) not in as_expected:
-                comparison.checks.append(_check_of_new_statement(answer, row))
+        for new in comparison.new_statements:
+            if _key_of(new.answer, new.statement) not in as_expected:
+                comparison.checks.append(_check_of_new_statement(new))
     return comparison
 
 
-def _place_of(answer: StoredAnswer, row: StoredStatement) -> StatementPlace:
-    return StatementPlace(answer.question + 1, row.number + 1)
+def _key_of(answer: StoredAnswer, statement: StoredStatement) -> StatementKey:
+    return StatementKey(answer.question + 1, statement.number + 1)
 
 
 def _note_of_question(where: str, answer: StoredAnswer) -> str:
-    """Return the note of a question that only one of the runs has. `where`: not in, or only in."""
+    """Return the note of a question that only one of the runs has.
+
+    where: "not in" the baseline, or "only in" it.
+    """
     text = shorten(answer.asked, 60)
     return f"{where} the baseline: question {answer.question + 1}, '{text}'"
 
@@ -128,15 +143,15 @@ def _check_of_no_common_question(baseline: str | Path) -> Check:
     )
 
 
-def _check_of_new_statement(answer: StoredAnswer, row: StoredStatement) -> Check:
+def _check_of_new_statement(new: NewStatement) -> Check:
     """Return the check that a statement without an earlier one rests on a source."""
     return check_of(
-        answer,
-        statement=row.number + 1,
-        text=row.text,
+        new.answer,
+        statement=new.statement.number + 1,
+        text=new.statement.text,
         expected="a source, as the statement is new",
-        found=row.verdict,
-        passed=bool(row.origins),
+        found=new.statement.verdict,
+        passed=bool(new.statement.origins),
         kind="new",
     )
 
@@ -145,7 +160,7 @@ def _check_of_new_statement(answer: StoredAnswer, row: StoredStatement) -> Check
 
 
 def _compare_answers(
-    answer: StoredAnswer, earlier_answer: StoredAnswer, as_expected: Set[StatementPlace]
+    answer: StoredAnswer, earlier_answer: StoredAnswer, as_expected: Set[StatementKey]
 ) -> Comparison:
     """Compare the answer to a question with the earlier answer to it."""
     new_names = current_names(answer.source_texts, earlier_answer.source_texts)
@@ -154,36 +169,37 @@ def _compare_answers(
     earlier_answer = with_current_names(earlier_answer, new_names)
     notes += _notes_of_sources(answer, earlier_answer)
 
-    statements = match_statements(answer.statements, earlier_answer.statements)
+    matches = match_statements(answer.statements, earlier_answer.statements)
     checks = list[Check]()
-    unchecked = list[StatementPlace]()
-    for row, earlier_row in statements.pairs:
-        if earlier_row.is_undecided and not earlier_row.origins:
-            unchecked.append(_place_of(answer, row))
-        is_as_expected = _place_of(answer, row) in as_expected
-        is_worse = _is_worse(row, earlier_row)
-        notes += _notes_of_statement(answer, row, earlier_row, is_worse, is_as_expected)
+    unchecked = list[StatementKey]()
+    for statement, earlier in matches.pairs:
+        key = _key_of(answer, statement)
+        if earlier.is_undecided and not earlier.origins:
+            unchecked.append(key)
+        is_as_expected = key in as_expected
+        is_worse = _is_worse(statement, earlier)
+        notes += _notes_of_statement(key, statement, earlier, is_worse, is_as_expected)
         checks.append(
             check_of(
                 answer,
-                statement=row.number + 1,
-                text=row.text,
-                expected=earlier_row.verdict,
-                found=row.verdict,
+                statement=statement.number + 1,
+                text=statement.text,
+                expected=earlier.verdict,
+                found=statement.verdict,
                 passed=is_as_expected or not is_worse,
                 kind="baseline",
             )
         )
 
-    num_new = len(statements.only_new)
-    num_gone = len(statements.only_earlier)
+    num_new = len(matches.only_new)
+    num_gone = len(matches.only_earlier)
     if not checks:
         # The answer has no statement in common with the earlier one, so nothing was compared.
         checks.append(_check_of_no_common_statement(answer, earlier_answer))
     elif num_new or num_gone:
         number = answer.question + 1
         notes.append(f"question {number}: {num_new} statements are new, {num_gone} gone")
-    new_statements = [(answer, row) for row in statements.only_new]
+    new_statements = [NewStatement(answer, statement) for statement in matches.only_new]
     return Comparison(checks, notes, new_statements, unchecked)
 
 
@@ -227,49 +243,58 @@ def _notes_of_sources(answer: StoredAnswer, earlier_answer: StoredAnswer) -> lis
 
 
 def _notes_of_statement(
-    answer: StoredAnswer,
-    row: StoredStatement,
-    earlier_row: StoredStatement,
+    key: StatementKey,
+    statement: StoredStatement,
+    earlier: StoredStatement,
     is_worse: bool,
     is_as_expected: bool,
 ) -> list[str]:
-    """Return what differs from the earlier statement without failing."""
-    place = f"question {answer.question + 1}, statement {row.number + 1}"
+    """Return what differs from the earlier statement without failing.
+
+    key: The numbers of the statement, for the notes.
+    is_worse: Whether the statement has lost a source beyond noise.
+    is_as_expected: Whether it passes its `expect`, so that it may lose a source.
+    """
+    numbers = f"question {key.question}, statement {key.statement}"
     notes = list[str]()
-    gained_sources = sorted(set(row.origins) - set(earlier_row.origins))
-    lost_sources = sorted(set(earlier_row.origins) - set(row.origins))
+    gained_sources = sorted(set(statement.origins) - set(earlier.origins))
+    lost_sources = sorted(set(earlier.origins) - set(statement.origins))
     if is_worse and is_as_expected:
-        notes.append(f"{place} differs from the baseline, as `expect` says: {row.verdict}")
+        verdict = statement.verdict
+        notes.append(f"{numbers} differs from the baseline, as `expect` says: {verdict}")
     elif not is_worse:
         if gained_sources:
-            notes.append(f"{place} now rests on {', '.join(gained_sources)}: {row.verdict}")
+            names = ", ".join(gained_sources)
+            notes.append(f"{numbers} now rests on {names}: {statement.verdict}")
         if lost_sources:
             names = ", ".join(lost_sources)
-            notes.append(f"{place} lost {names} by no more than noise: {row.verdict}")
-    if row.text != earlier_row.text:
-        notes.append(f"{place} is reworded: '{row.text}', before '{earlier_row.text}'")
+            notes.append(f"{numbers} lost {names} by no more than noise: {statement.verdict}")
+    if statement.text != earlier.text:
+        notes.append(f"{numbers} is reworded: '{statement.text}', before '{earlier.text}'")
     return notes
 
 
 # --- one statement --------------------------------------------------------------------------------
 
 
-def _is_worse(row: StoredStatement, earlier_row: StoredStatement) -> bool:
-    """Return whether a statement no longer relies on a source that it relied on, beyond noise.
+def _is_worse(statement: StoredStatement, earlier: StoredStatement) -> bool:
+    """Return whether a statement no longer relies on a source that it relied on, beyond noise."""
+    lost_names = set(earlier.origins) - set(statement.origins)
+    # Noise is known only for a source whose effect both runs measured on the same words. So a
+    # reworded statement may lose no source.
+    if statement.text != earlier.text:
+        return bool(lost_names)
+    return any(_is_lost_beyond_noise(name, statement, earlier) for name in lost_names)
 
-    Noise is known only for a source whose effect both runs measured on the same words. So no source
-    may be lost by a reworded statement, and none that was reached through reasoning, as it has no
-    effect of its own.
-    """
-    is_reworded = row.text != earlier_row.text
-    for name in set(earlier_row.origins) - set(row.origins):
-        was_named_itself = name in earlier_row.sources
-        has_effects = name in earlier_row.cells and name in row.cells
-        if is_reworded or not was_named_itself or not has_effects:
-            return True
-        if _has_changed(row.cells[name], earlier_row.cells[name]):
-            return True
-    return False
+
+def _is_lost_beyond_noise(name: str, statement: StoredStatement, earlier: StoredStatement) -> bool:
+    """Return whether the effect of a source on a statement has changed by more than noise."""
+    was_named_itself = name in earlier.sources
+    has_effects = name in earlier.cells and name in statement.cells
+    if not was_named_itself or not has_effects:
+        # It was reached through reasoning, and has no effect of its own, or one run lacks it.
+        return True
+    return _has_changed(statement.cells[name], earlier.cells[name])
 
 
 def _has_changed(cell: StoredCell, earlier_cell: StoredCell) -> bool:

@@ -1,14 +1,17 @@
 """Read what a questions file expects of verdicts, and compare a verdict with it.
 
-Place in the flow: field `expect` of a line → **expectations** (`read_expectations`) → gate.py,
-which asks of each whether a stored statement `fits` it. Forms of `expect`, for all statements
-together or in a list with one for each:
+Place in the flow: field `expect` of a line → **`read_expectations`** → gate.py, which asks
+**`meets`** of each stored statement. Forms of `expect`, for all statements together:
 
-    "faq.md"                          names this source
-    "none"                            rests on no source
-    {"both": ["a.md", "b.md"]}        names both
-    {"either": ["a.md", "b.md"]}      names one of them, or both
-    {"sources": "a.md", "nats": 2}    names it, with an effect of at least 2 nats
+    "faq.md"                          a statement rests on this source
+    "none"                            no statement rests on a source
+    {"both": ["a.md", "b.md"]}        a statement needs both
+    {"either": ["a.md", "b.md"]}      a statement rests on one of them, or on both
+    {"sources": "a.md", "nats": 2}    a statement rests on it, with an effect of at least 2 nats
+
+or in a list with one for each statement, in which null accepts any verdict:
+
+    {"answer": ["It opened in 1921.", "Thank you."], "expect": ["faq.md", null]}
 """
 
 from __future__ import annotations
@@ -25,8 +28,11 @@ from olmo_sparsity.sources.questions_file import QuestionLine, names_by_id, read
 
 FORMS = '{"both": [name, …]}, {"either": [name, …]}, each with "nats": least number if wanted'
 
+NO_SOURCE = "none"
+"""What `expect` says in place of a name for a statement that rests on no source."""
+
 MOST_NATS = 1e6
-"""No effect is so large: a larger number, such as 1e999, is a slip, and its check cannot pass."""
+"""No effect is so large: a larger number, such as 1e999, is a slip, and nothing could meet it."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +56,8 @@ class Expectation:
     """Names of the question's sources by the ids of the documents of which they are chunks."""
 
     def names_of(self, source: str) -> set[str]:
-        """Return the names of the sources that an expected one stands for: its own, and those that
-        have it as their id."""
+        """Return the names that meet an expected one: the name itself, and those of the sources
+        that have it as their id."""
         return {source, *self.names_by_id.get(source, ())}
 
     def __str__(self) -> str:
@@ -62,46 +68,51 @@ class Expectation:
         return conjunction.join(self.sources) + condition
 
 
+# --- read the field `expect` ----------------------------------------------------------------------
+
+
 def read_expectations(path: str | Path) -> list[list[Expectation]]:
-    """Return the field `expect` of each question of a .jsonl file: `none`, the name of a source,
-    or {"both": …} or {"either": …} with several, for all statements together; or a list of these,
-    one for each statement, in which null accepts any verdict."""
+    """Return what each question of a .jsonl file expects; an empty list for one that expects
+    nothing."""
     return [_expectations_of(line) for line in read_lines(path)]
 
 
 def _expectations_of(line: QuestionLine) -> list[Expectation]:
-    """Return what the field `expect` of a line requires, an expectation for each entry."""
+    """Return an expectation for each entry of the field `expect` of a line."""
     expect = line.record.get("expect")
     expectations = list[Expectation]()
     if isinstance(expect, list):
-        _check_length(expect, line.record.get("answer"), line.place)
+        _check_length(expect, line.record.get("answer"), line.location)
         for number, entry in enumerate(expect):
             if entry is not None:
-                expectations.append(_read_entry(entry, number, line.place))
+                expectations.append(_read_entry(entry, number, line.location))
     elif expect is not None:
-        expectations.append(_read_entry(expect, None, line.place))
+        expectations.append(_read_entry(expect, None, line.location))
+    if not expectations:
+        return []
     try:
-        ids = names_by_id(line) if expectations else {}
-    except (UserError, ValueError):  # `read_questions` names what is wrong with the sources
+        ids = names_by_id(line)
+    except (UserError, ValueError):  # `read_questions` says what is wrong with the sources
         ids = {}
     return [replace(expectation, names_by_id=ids) for expectation in expectations]
 
 
-def _check_length(expect: list[Any], answer: Any, place: str) -> None:
-    """Raise unless each statement has an entry. A text is split later, and checked then."""
+def _check_length(expect: list[Any], answer: Any, location: str) -> None:
+    """Raise DataError unless each statement has an entry. An answer that is a text is split into
+    statements later, and checked then (gate.py)."""
     if not expect:
-        raise DataError(f"{place}: expect=[] checks nothing; omit it, or write one for each")
+        raise DataError(f"{location}: expect=[] checks nothing; omit it, or write one for each")
     if isinstance(answer, Mapping):
         answer = answer.get("spans")
     if isinstance(answer, list) and len(answer) != len(expect):
         raise DataError(
-            f"{place}: expect has {len(expect)} entries, and the answer {len(answer)} statements; "
-            "null accepts any verdict of a statement"
+            f"{location}: expect has {len(expect)} entries, and the answer {len(answer)} "
+            "statements; null accepts any verdict of a statement"
         )
 
 
 class _Entry(NamedTuple):
-    """An entry of `expect` by its parts, as JSON has them; nothing is checked yet."""
+    """An entry of `expect` in its elements, as JSON has them; nothing is checked yet."""
 
     names: Any
     """A name, or a list of names."""
@@ -112,42 +123,9 @@ class _Entry(NamedTuple):
     nats: Any = 0.0
 
 
-def _read_entry(entry: Any, statement: int | None, place: str) -> Expectation:
-    """Read one form of `expect`.
-
-    statement: The number of the statement, from 0. None: the entry is about all of them.
-    place: The line, for messages.
-    """
-    names, key, nats = _parts_of_entry(entry)
-    if key == "sources" and isinstance(names, list) and len(names) > 1:
-        # Some would read it as "both", others as "either".
-        several = json.dumps(names, ensure_ascii=False)
-        forms = f'{{"both": {several}}} or {{"either": {several}}}'
-        raise DataError(f"{place}: expect names several sources; write {forms}")
-    if isinstance(names, str):
-        names = [names]
-    is_number = isinstance(nats, int | float) and not isinstance(nats, bool)
-    is_number = is_number and 0 <= nats <= MOST_NATS
-    are_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    if not are_names or not names or not is_number:
-        raise DataError(f"{place}: expect={entry!r:.60} must be none, a source, {FORMS}, or a list")
-    if len(names) > 1 and "none" in names:
-        raise DataError(f"{place}: expect={entry!r:.60} mixes none with sources; write one of them")
-    if len(set(names)) < len(names):
-        raise DataError(f"{place}: expect={entry!r:.60} names a source twice; name it once")
-    if names == ["none"] and nats:
-        raise DataError(f"{place}: expect={entry!r:.60} has nats of no source; omit nats")
-    return Expectation(
-        sources=() if names == ["none"] else tuple(names),
-        nats=float(nats),
-        statement=statement,
-        is_either=key == "either",
-    )
-
-
-def _parts_of_entry(entry: Any) -> _Entry:
-    """Return names, key and nats of an object with one of the keys; of anything else the names
-    alone."""
+def _elements_of(entry: Any) -> _Entry:
+    """Return names, key and nats of an object with one of the keys. Anything else is taken for the
+    names alone."""
     if isinstance(entry, Mapping):
         keys = [key for key in ("sources", "both", "either") if key in entry]
         if len(keys) == 1 and set(entry) <= {keys[0], "nats"}:
@@ -155,30 +133,79 @@ def _parts_of_entry(entry: Any) -> _Entry:
     return _Entry(entry)
 
 
-def fits(expected: Expectation, row: StoredStatement, margin: float) -> bool:
-    """Return whether a verdict is as expected, up to `margin` nats of an effect. An undecided
-    statement rests on no source only if what it may lose is within the margin."""
+def _read_entry(entry: Any, statement: int | None, location: str) -> Expectation:
+    """Read one form of `expect`; raise DataError for any other.
+
+    statement: The number of the statement, from 0. None: the entry is about all of them.
+    location: File and number of the line, for messages.
+    """
+    names, key, nats = _elements_of(entry)
+    if key == "sources" and isinstance(names, list) and len(names) > 1:
+        # Some would read it as "both", others as "either".
+        several = json.dumps(names, ensure_ascii=False)
+        forms = f'{{"both": {several}}} or {{"either": {several}}}'
+        raise DataError(f"{location}: expect names several sources; write {forms}")
+    if isinstance(names, str):
+        names = [names]
+    are_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if not are_names or not names or not _is_number_of_nats(nats):
+        raise DataError(
+            f"{location}: expect={entry!r:.60} must be none, a source, {FORMS}, or a list"
+        )
+
+    # What the form allows, but no verdict could meet, or would be met by chance.
+    shown = f"{location}: expect={entry!r:.60}"
+    if len(names) > 1 and NO_SOURCE in names:
+        raise DataError(f"{shown} mixes none with sources; write one of them")
+    if len(set(names)) < len(names):
+        raise DataError(f"{shown} names a source twice; name it once")
+    if names == [NO_SOURCE] and nats:
+        raise DataError(f"{shown} has nats of no source; omit nats")
+    return Expectation(
+        sources=() if names == [NO_SOURCE] else tuple(names),
+        nats=float(nats),
+        statement=statement,
+        is_either=key == "either",
+    )
+
+
+def _is_number_of_nats(value: Any) -> bool:
+    """Return whether a value from JSON is a number that an effect can reach."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value <= MOST_NATS
+
+
+# --- compare a verdict ----------------------------------------------------------------------------
+
+
+def meets(statement: StoredStatement, expected: Expectation, margin: float) -> bool:
+    """Return whether the verdict on a statement is as expected, up to `margin` nats of an effect.
+
+    An undecided statement counts as resting on no source only if none of its effects exceeds the
+    margin.
+    """
     if not expected.sources:
-        return row.rests_on_none or (margin > 0 and row.largest_effect <= margin)
-    are_named = [
-        any(_is_named(row, name, expected.nats, margin) for name in expected.names_of(source))
+        return statement.rests_on_none or (margin > 0 and statement.largest_effect <= margin)
+    is_named = [
+        any(_is_named(statement, name, expected.nats, margin) for name in expected.names_of(source))
         for source in expected.sources
     ]
     if expected.is_either:
-        return any(are_named)
+        return any(is_named)
     # A verdict "either" names both sources, but the statement needs one of them only.
-    if len(expected.sources) > 1 and row.kind == "either":
+    if len(expected.sources) > 1 and statement.kind == "either":
         return False
-    return all(are_named)
+    return all(is_named)
 
 
-def _is_named(row: StoredStatement, name: str, nats: float, margin: float) -> bool:
-    """Return whether a verdict names a source, or would with `margin` nats more. A source whose
-    effect is small, or a small share of the nats, is not open, and no margin names it."""
-    cell = row.cells.get(name)
-    is_candidate = name in row.sources or name in row.open
+def _is_named(statement: StoredStatement, name: str, nats: float, margin: float) -> bool:
+    """Return whether a verdict names a source with an effect of so many nats, or would do so if the
+    effect were `margin` nats larger. Only an open source can be near enough: other effects are
+    small, or a small fraction of the statement's nats."""
+    cell = statement.cells.get(name)
+    is_candidate = name in statement.sources or name in statement.open
     if cell is None or not is_candidate:
-        # Through reasoning a source has no nats of its own.
-        return name in row.origins and not nats
+        # A source that is reached through reasoning has no nats of its own.
+        return name in statement.origins and not nats
     is_near = margin > 0 and cell.above is not None and cell.above >= -margin
-    return (name in row.sources or is_near) and cell.largest_effect >= nats - margin
+    return (name in statement.sources or is_near) and cell.largest_effect >= nats - margin

@@ -1,40 +1,42 @@
-"""Report the checks of a file of questions as text, JUnit XML and JSON.
+"""Report the checks of a file of questions as text and JSON, and as JUnit XML by junit.py.
 
-Place in the flow: gate.py and baseline.py make each `Check`; a `GateReport` says whether enough of
-them pass, and writes gate.xml and gate.json.
+Place in the flow: gate.py and baseline.py make each `Check` → **`GateReport`**, which says whether
+enough of them pass. Its text begins with the counts, and shows each failure:
+
+    1 of 5 checks of `expect` failed (80% must pass), 0 of 3 of the baseline: passed
+    question 2 (opening), statement 1: It opened in 1921.
+      expected (expect): report.pdf
+      found: rests on no source (all together: 0.9 nats)
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
-from xml.etree import ElementTree
 
 from olmo_sparsity.base.errors import printable
 from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.sources.answers import StoredAnswer
+from olmo_sparsity.sources.junit import TestCase, TestSuite, write_junit
 
 VERSION = 3
 """Version of gate.json, whose checks have the fields of `Check` as keys."""
 
-
-ORIGINS = {
+WORDS_OF_KINDS = {
     "expect": "of `expect`",
     "baseline": "of the baseline",
     "new": "of new statements",
 }
-"""How `_counts` names the checks of each kind."""
+"""How the line of counts names the checks of each kind (`Check.kind`)."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """What was expected of a statement, and what was found."""
+    """A verdict next to what was expected of it. Its fields are keys of gate.json."""
 
     question: int | None
     """The number of the question, from 1. None: the check is of the whole baseline."""
@@ -46,15 +48,15 @@ class Check:
     """The text of the statement, or of several, or of the question."""
 
     expected: str
-    """What passes, in words: `report.pdf`, or `either of faq.md, report.pdf`."""
+    """What passes, in words: `report.pdf`, `faq.md or report.pdf`, or an earlier verdict."""
 
     found: str
-    """The verdict, in words: `no source (all together: 0.9 nats)`."""
+    """The verdict, in words: `rests on no source (all together: 0.9 nats)`."""
 
     passed: bool
     kind: str = "expect"
-    """What expects it: "expect" of the file, or "baseline"; "new": a statement that the baseline
-    does not have."""
+    """What expects it: "expect", the field of the file; "baseline", the verdict of an earlier run;
+    "new", that a statement which the baseline does not have rests on a source."""
 
     by_margin: bool = False
     """Whether it passes only because `--margin` tolerates a source that misses its threshold by so
@@ -99,8 +101,8 @@ class GateReport:
     """What passes only by the margin, and what differs from the baseline without failing."""
 
     must_pass: float = 1.0
-    """The share of the checks of `expect` that must pass. Those of a baseline all must: a share of
-    failures that is known would hide a new one."""
+    """The fraction of the checks of `expect` that must pass. Those of a baseline all must: a
+    tolerance for known failures would hide a new one."""
 
     @property
     def failures(self) -> list[Check]:
@@ -119,8 +121,7 @@ class GateReport:
 
     @property
     def passes_by_question(self) -> dict[int, bool]:
-        """The index of each question, from 0 as in the stored answers: whether all its checks
-        passed."""
+        """Whether all checks of a question passed, by its number from 0, as in stored answers."""
         passes = dict[int, bool]()
         for check in self.checks:
             if check.question is not None:
@@ -144,18 +145,16 @@ class GateReport:
         return "\n".join(printable(line) for line in lines)
 
     def _counts(self) -> str:
-        """Return how many checks of each kind failed, and whether the gate passes:
-
-        1 of 5 checks of `expect` failed (80% must pass), 0 of 3 of the baseline: passed"""
+        """Return how many checks of each kind failed, and whether the gate passes."""
         counts = list[str]()
-        for kind, origin in ORIGINS.items():
+        for kind, words in WORDS_OF_KINDS.items():
             checks = [check for check in self.checks if check.kind == kind]
             num_failed = sum(not check.passed for check in checks)
             if not checks:
                 continue
             count = f"{num_failed} of {len(checks)}"
             # The first count has the noun and the verb, the others follow from it.
-            count += f" {origin}" if counts else f" checks {origin} failed"
+            count += f" {words}" if counts else f" checks {words} failed"
             if kind == "expect" and self.must_pass < 1:
                 count += f" ({100 * self.must_pass:.4g}% must pass)"
             counts.append(count)
@@ -164,7 +163,7 @@ class GateReport:
 
     def write(self, folder: Path, suite: str) -> None:
         """Write gate.xml (JUnit) and gate.json. `suite`: the name of the questions file."""
-        write_atomically(folder / "gate.xml", self._as_junit(printable(suite)))
+        write_junit(folder / "gate.xml", self._as_suite(suite))
         report = {
             "schema": "olmo-sparsity/gate",
             "version": VERSION,
@@ -175,41 +174,21 @@ class GateReport:
         }
         write_atomically(folder / "gate.json", json.dumps(report, indent=1))
 
-    def _as_junit(self, suite: str) -> str:
-        """Return the report as JUnit XML, with a test case for each check."""
-        num_checks = Counter(check.question for check in self.checks)
-        seconds = {check.question: check.seconds for check in self.checks}
-        # If the gate passes, readers of JUnit must not show it as failed.
-        num_failed = 0 if self.passed else len(self.failures)
-        totals = {
-            "tests": str(len(self.checks)),
-            "failures": str(num_failed),
-            "skipped": str(len(self.failures) - num_failed),
-            "time": f"{sum(seconds.values()):.3f}",
-        }
-        root = ElementTree.Element("testsuites", totals)
-        element = ElementTree.SubElement(root, "testsuite", {"name": suite} | totals)
-        for check in self.checks:
-            # Checks of one question share its time, so that the sum is that of the suite.
-            share_s = check.seconds / num_checks[check.question]
-            _add_case(element, check, suite, share_s, "skipped" if self.passed else "failure")
-        notes = "\n".join(printable(note) for note in self.notes)
-        ElementTree.SubElement(element, "system-out").text = notes
-        return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
-
-
-def _add_case(
-    parent: ElementTree.Element, check: Check, suite: str, seconds: float, kind_of_failure: str
-) -> None:
-    """Append the test case of a check. `kind_of_failure`: the element that says why it failed."""
-    question = f": {shorten(check.asked, 80)}" if check.asked else ""
-    attributes = {
-        "classname": suite,
-        "name": printable(f"{check.place} ({check.kind}){question}"),
-        "time": f"{seconds:.3f}",
-    }
-    case = ElementTree.SubElement(parent, "testcase", attributes)
-    if not check.passed:
-        message = printable(f"expected {check.expected}; found: {check.found}")
-        failure = ElementTree.SubElement(case, kind_of_failure, {"message": message})
-        failure.text = f"{printable(check.text)}\n{message}"
+    def _as_suite(self, name: str) -> TestSuite:
+        """Return the checks as test cases. If the gate passes, readers of JUnit must not show it as
+        failed, so failures that it tolerates are skipped."""
+        cases = [
+            TestCase(
+                name=f"{check.place} ({check.kind})",
+                question=check.asked,
+                # Checks of one question have its time in common (`TestSuite`).
+                group=check.question,
+                seconds=check.seconds,
+                text=check.text,
+                problem=(
+                    "" if check.passed else f"expected {check.expected}; found: {check.found}"
+                ),
+            )
+            for check in self.checks
+        ]
+        return TestSuite(name, cases, self.notes, is_passed=self.passed)

@@ -5,7 +5,12 @@ Place in the flow: stored answers of both runs (answers.py) → **`match_questio
 
 A questions file is edited between two runs: questions are added, moved and reworded, and a model
 writes answers in other words. So items are matched by what they have in common, from the most to
-the least: `match_by_keys` pairs items with an equal first key, then the rest by the second key.
+the least. Statements of one answer, for example:
+
+    earlier                        now                            matched by
+    It opened in 1921.             It opened in 1921.             equal text
+    Anna Weiss opened it.          Anna Weiss has opened it.      similar text
+    Tickets cost 4 euros.          Dogs are not allowed.          nothing: one is gone, one is new
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from olmo_sparsity.sources.answers import StoredAnswer, StoredStatement
 
 MIN_SIMILARITY = 0.6
-"""Share of letters in common (`difflib.SequenceMatcher.ratio`) from which a statement counts as
+"""Fraction of letters in common (`difflib.SequenceMatcher.ratio`) from which a statement counts as
 another one reworded. It is the value that difflib recommends, and that its `get_close_matches` has
 as a default."""
 
@@ -63,13 +68,13 @@ def match_questions(
 
 
 def match_statements(
-    rows: Sequence[StoredStatement], earlier_rows: Sequence[StoredStatement]
+    statements: Sequence[StoredStatement], earlier_statements: Sequence[StoredStatement]
 ) -> Matches[StoredStatement]:
     """Match statements of one answer by their text, then those that were reworded."""
-    equal = match_by_keys(rows, earlier_rows, lambda row: row.text)
-    if len(rows) == len(earlier_rows) == 1:
+    equal = match_by_keys(statements, earlier_statements, lambda statement: statement.text)
+    if len(statements) == len(earlier_statements) == 1:
         # The only statement of an answer is the same one, in whatever words.
-        reworded = match_by_keys(equal.only_new, equal.only_earlier, lambda row: None)
+        reworded = match_by_keys(equal.only_new, equal.only_earlier, lambda statement: None)
     else:
         reworded = _match_similar(equal.only_new, equal.only_earlier)
     return Matches(
@@ -83,7 +88,10 @@ def match_by_keys(
     new_items: Sequence[T], earlier_items: Sequence[T], *keys: Callable[[T], Any]
 ) -> Matches[T]:
     """Match items with an equal first key, in their order, then the rest by the second key, and so
-    on."""
+    on. Each item gets one partner at most.
+
+    keys: Functions that return the key of an item, the most specific one first.
+    """
     pairs = list[Pair[T]]()
     unmatched_new = [*new_items]
     unmatched_earlier = [*earlier_items]
@@ -106,29 +114,31 @@ def match_by_keys(
 
 
 class _Similarity(NamedTuple):
-    """How similar two statements are. Sorted, the most similar come first, then in their order."""
+    """How similar two statements are. Sorted, the most similar pairs come first, and pairs that are
+    equally similar are in the order of the answers."""
 
     negative_ratio: float
-    """Share of letters in common, times −1."""
+    """Fraction of letters in common, times −1."""
 
-    row: int
-    earlier_row: int
+    number: int
+    earlier_number: int
 
 
 def _match_similar(
-    rows: Sequence[StoredStatement], earlier_rows: Sequence[StoredStatement]
+    statements: Sequence[StoredStatement], earlier_statements: Sequence[StoredStatement]
 ) -> Matches[StoredStatement]:
-    """Match statements of similar text, the most similar first."""
+    """Match statements of similar text: the most similar pair first, then the most similar pair of
+    those that are left."""
     similarities = list[_Similarity]()
-    for i, row in enumerate(rows):
-        for j, earlier_row in enumerate(earlier_rows):
+    for i, statement in enumerate(statements):
+        for j, earlier in enumerate(earlier_statements):
             # With `autojunk`, frequent letters of texts above 200 letters would not count.
-            matcher = SequenceMatcher(None, row.text, earlier_row.text, autojunk=False)
+            matcher = SequenceMatcher(None, statement.text, earlier.text, autojunk=False)
             # `quick_ratio` is an upper bound that is cheap.
             if matcher.quick_ratio() >= MIN_SIMILARITY:
                 similarities.append(_Similarity(-matcher.ratio(), i, j))
 
-    # By the number of a new statement, the number of its earlier one.
+    # The number of the earlier statement, by the number of the new one.
     partners = dict[int, int]()
     for negative_ratio, i, j in sorted(similarities):
         is_free = i not in partners and j not in partners.values()
@@ -136,7 +146,9 @@ def _match_similar(
             partners[i] = j
 
     return Matches(
-        pairs=[Pair(rows[i], earlier_rows[j]) for i, j in sorted(partners.items())],
-        only_new=[row for i, row in enumerate(rows) if i not in partners],
-        only_earlier=[row for j, row in enumerate(earlier_rows) if j not in partners.values()],
+        pairs=[Pair(statements[i], earlier_statements[j]) for i, j in sorted(partners.items())],
+        only_new=[statement for i, statement in enumerate(statements) if i not in partners],
+        only_earlier=[
+            earlier for j, earlier in enumerate(earlier_statements) if j not in partners.values()
+        ],
     )

@@ -95,7 +95,7 @@ def _answer_questions(
         for number in unfinished:
             line = lines[number]
             progress.begin(_describe_question(requests[number], number, line.id))
-            with naming(line.place):  # errors name the line of the question
+            with naming(line.location):  # errors name the line of the question
                 answered = _answer_question(model, requests[number], number, line.id, pages)
             write_answer(folder.path, identity, answered.answer, answered.tables)
             progress.update(progress.done + 1)
@@ -187,10 +187,10 @@ def count_questions(common: AttributeRequest, questions: str | Path) -> Cost:
     for line, request in zip(read_lines(questions), requests, strict=True):
         if "messages" in line.record:
             count, *sources = list_sources(request.sources)
-            for shown in (f"{line.place}: {count}", *sources):
+            for shown in (f"{line.location}: {count}", *sources):
                 say(shown)
         if read_turns(request.sources):
-            with naming(line.place):
+            with naming(line.location):
                 question = Attributing(common.model, request, quiet=True)
                 _ = question.layouts  # kept; an error here names the line of the question
                 counted.append(question)

@@ -54,8 +54,8 @@ ANSWER_WITH_SPANS = '{"text": …, "spans": [[first, end], …]}'
 class QuestionLine:
     """A line of a questions file."""
 
-    place: str
-    """Path and number of the line, for messages."""
+    location: str
+    """Path and number of the line, such as `questions.jsonl:3`, for messages."""
 
     record: dict[str, Any]
     raw: bytes
@@ -75,7 +75,7 @@ def read_questions(common: AttributeRequest, path: str | Path) -> list[Attribute
         try:
             request = replace(common, **_request_fields(line)).checked()
         except (UserError, ValueError) as error:
-            raise DataError(f"{line.place}: {error}") from None
+            raise DataError(f"{line.location}: {error}") from None
         requests.append(request)
     if not requests:
         raise DataError(f"{path} has no questions; write one JSON object a line")
@@ -86,44 +86,44 @@ def read_questions(common: AttributeRequest, path: str | Path) -> list[Attribute
 
 def read_lines(path: str | Path) -> Iterator[QuestionLine]:
     """Yield each line that is not blank."""
-    place_of_id = dict[str, str]()
+    location_of_id = dict[str, str]()
     # Not splitlines: a text in JSON may hold U+2028.
     for number, raw in enumerate(read_text(str(path)).encode().split(b"\n"), start=1):
         if not raw.strip():
             continue
         line = _read_line(raw, f"{path}:{number}")
         # A baseline is compared by id, so questions must not share one.
-        if line.id and line.id in place_of_id:
+        if line.id and line.id in location_of_id:
             raise DataError(
-                f"{line.place} and {place_of_id[line.id]} have the same id, {line.id!r:.40}; "
+                f"{line.location} and {location_of_id[line.id]} have the same id, {line.id!r:.40}; "
                 "give each question an id of its own, or omit it"
             )
-        place_of_id[line.id] = line.place
+        location_of_id[line.id] = line.location
         yield line
 
 
-def _read_line(raw: bytes, place: str) -> QuestionLine:
-    """Parse a line, and check its fields. `place`: path and number, for messages."""
+def _read_line(raw: bytes, location: str) -> QuestionLine:
+    """Parse a line, and check its fields. `location`: path and number, for messages."""
     try:
         record = json.loads(raw, object_pairs_hook=unique)
     except DuplicateKey as error:
-        raise DataError(f"{place}: {error}") from None
+        raise DataError(f"{location}: {error}") from None
     except (ValueError, RecursionError) as error:
         reason = one_line(error)
-        raise DataError(f"{place} is not JSON ({reason}); write one object a line") from None
+        raise DataError(f"{location} is not JSON ({reason}); write one object a line") from None
     if not isinstance(record, dict):
-        raise DataError(f"{place} is not a JSON object; write one object a line")
+        raise DataError(f"{location} is not a JSON object; write one object a line")
     try:
         for name, value in record.items():
             check_no_half_letters(name, f"the field {printable(name)}")
             check_no_half_letters(value, printable(name))
     except ConfigError as error:
-        raise DataError(f"{place}: {error}") from None
-    _check_fields(record, place)
-    return QuestionLine(place, record, raw)
+        raise DataError(f"{location}: {error}") from None
+    _check_fields(record, location)
+    return QuestionLine(location, record, raw)
 
 
-def _check_fields(record: dict[str, Any], place: str) -> None:
+def _check_fields(record: dict[str, Any], location: str) -> None:
     """Raise DataError if a field has no effect: a misspelt `expect` would check nothing."""
     for name in record:
         if name in FIELDS:
@@ -133,10 +133,10 @@ def _check_fields(record: dict[str, Any], place: str) -> None:
         if "messages" in record and not similar:
             continue
         remedy = f"did you mean {similar[0]}?" if similar else f"fields are {', '.join(FIELDS)}"
-        raise DataError(f"{place} has the unknown field {name!r:.40}; {remedy}")
+        raise DataError(f"{location} has the unknown field {name!r:.40}; {remedy}")
     id = record.get("id", "")
     if not isinstance(id, str | int) or isinstance(id, bool):
-        raise DataError(f"{place}: id={id!r:.40} must be a text or a whole number")
+        raise DataError(f"{location}: id={id!r:.40} must be a text or a whole number")
 
 
 def _request_fields(line: QuestionLine) -> dict[str, Any]:

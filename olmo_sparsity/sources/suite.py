@@ -70,7 +70,7 @@ def check(
     settings = build(SourceSettings, options)
     loading = build(ModelOptions, options)
     gate.check_margin(margin)
-    gate.check_share(must_pass)
+    gate.check_must_pass(must_pass)
     check_type("new_need_source", new_need_source, bool, "True or False")
     check_type("allow_other_model", allow_other_model, bool, "True or False")
     for name, folder in (("baseline", baseline), ("pages", pages)):
