@@ -50,10 +50,10 @@ LONGEST_WAIT_S = 30.0
 HANGING_S = 30.0
 """Seconds without a reply after which a line says what is waited for."""
 
-REPLY_BYTES = 2**20
-REPLY_SHARE = 2**7
+MAX_REPLY_BYTES = 2**20
+MAX_REPLY_BYTES_PER_BYTE = 2**7
 """The most bytes of a reply: so many, and so many more for each byte of the request. That is twice
-what any server needs."""
+what any server needs. A reply without end would fill the memory."""
 
 
 class ServerGone(DataError):
@@ -61,25 +61,31 @@ class ServerGone(DataError):
 
 
 class _NoReply(Exception):
-    """A request was not answered, and may succeed when it is sent again."""
+    """A request was not answered. It may succeed when it is sent again."""
 
     def __init__(self, reason: str, after_s: float = 0.0, is_lost: bool = False) -> None:
-        """`after_s`: when the server asks to try again. `is_lost`: the connection broke, so the
-        server may have been restarted."""
+        """Say why there is no reply.
+
+        reason: In words, for the user.
+        after_s: Seconds after which the server asks to try again.
+        is_lost: Whether the connection broke, so that the server may have been restarted.
+        """
         super().__init__(reason)
         self.after_s = after_s
         self.is_lost = is_lost
 
 
 class ServerAddress(NamedTuple):
+    """Where a server is, and which of its models is meant."""
+
     url: str
     model: str
     """The name behind the # of the URL. Empty: it has none."""
 
 
 def parse_url(url: str) -> ServerAddress:
-    """Return the URL of a server and the name of a model on it. No message repeats a URL that could
-    hold a password."""
+    """Return the URL of a server and the name of a model on it: `http://host:8000/v1#NAME` is the
+    model NAME at `http://host:8000`. No message repeats a URL that could hold a password."""
     try:
         parts = httpx.URL(url)
     except (httpx.InvalidURL, ValueError):
@@ -94,8 +100,8 @@ def parse_url(url: str) -> ServerAddress:
 
 
 def safe(text: object) -> str:
-    """Return a text from outside as it may be shown: in one line, without the key, which a server
-    may repeat, and without control characters."""
+    """Return a text from outside as it may be shown: in one line, without control characters, and
+    without the user's key, which a server may repeat."""
     key = os.environ.get(API_KEY, "").strip()
     if key:
         text = str(text).replace(key, "…")
@@ -108,8 +114,14 @@ class Connection:
     def __init__(
         self, url: str, timeout_s: float, patience_s: float, first_patience_s: float | None = None
     ) -> None:
-        """`first_patience_s`: for a server that has never replied, which may still load its
-        model; None: a few seconds, as its URL may be wrong."""
+        """Prepare requests; nothing is sent yet.
+
+        url: As `parse_url` returns it.
+        timeout_s: Seconds that one request may take.
+        patience_s: Seconds for which a request that fails is sent again.
+        first_patience_s: The same for a server that has never replied, which may still load its
+            model. None: a few seconds, as its URL may be wrong.
+        """
         self.url = url
         self.timeout_s = timeout_s
         self.patience_s = patience_s
@@ -135,7 +147,12 @@ class Connection:
         return DataError(f"{self.url} {problem}")
 
     def request(self, path: str, body: Mapping | None = None) -> Any:
-        """Return the reply to a request, sent again for as long as `patience_s`."""
+        """Return the reply to a request as parsed JSON. A request that fails is sent again for the
+        seconds of patience, with growing waits between.
+
+        path: Of the URL, such as /v1/models.
+        body: What is sent as JSON. None: the request is a GET.
+        """
         wait_s = FIRST_WAIT_S
         deadline = math.inf
         while True:
@@ -168,7 +185,7 @@ class Connection:
         headers = _headers()
         method = "GET" if body is None else "POST"
         content = b"" if body is None else json.dumps(body).encode()
-        most_bytes = REPLY_BYTES + REPLY_SHARE * len(content)
+        most_bytes = MAX_REPLY_BYTES + MAX_REPLY_BYTES_PER_BYTE * len(content)
         deadline = time.monotonic() + self.timeout_s
         too_late = _NoReply(f"no whole reply within {self.timeout_s:g} s")
         raw = bytearray()
@@ -196,7 +213,8 @@ class Connection:
         return self._parsed(path, raw)
 
     def _check_status(self, response: httpx.Response, path: str, raw: bytearray) -> None:
-        """Raise unless the request succeeded."""
+        """Raise unless the request succeeded: `_NoReply` for a status that may pass, DataError for
+        any other."""
         status = response.status_code
         if status in PASSING_STATUS:
             retry_after = response.headers.get("Retry-After", "")
@@ -217,7 +235,8 @@ class Connection:
             raise self.error(f"compressed its reply to {path} ({encoding}), unasked; {remedy}")
 
     def _parsed(self, path: str, raw: bytearray) -> Any:
-        """Return the JSON of a reply; raise `_NoReply` if another try may bring it."""
+        """Return the JSON of a reply. Raise `_NoReply` if another try may bring it, and DataError
+        if none will."""
         try:
             return json.loads(raw)
         except (ValueError, RecursionError):
@@ -230,7 +249,8 @@ class Connection:
 
     @contextmanager
     def _reporting(self, path: str) -> Iterator[None]:
-        """Print a line if a reply takes long: the time limit may be many minutes away."""
+        """Print a line if what happens inside takes long: the time limit may be many minutes
+        away."""
         waiting = f"has not replied to {path} for {HANGING_S:g} s"
         line = f"{self.url} {waiting}; a request ends after {self.timeout_s:g} s (--timeout)"
         timer = threading.Timer(HANGING_S, self._report_once, (line,))
@@ -262,7 +282,7 @@ def _headers() -> dict[str, str]:
     key = os.environ.get(API_KEY, "").strip()
     if not (key.isascii() and key.isprintable()):
         raise ConfigError(f"{API_KEY} holds letters that HTTP does not allow; use ASCII alone")
-    # A compressed reply could be larger than `REPLY_BYTES` allows.
+    # A compressed reply could be larger than its limit allows.
     headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
     if key:
         headers["Authorization"] = f"Bearer {key}"

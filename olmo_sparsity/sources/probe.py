@@ -1,8 +1,12 @@
-"""A text that every server scores before anything else, to recognize its model by.
+"""Recognize a server's model by its numbers for one fixed text, the probe.
 
-Place in the flow: server_checks.py and server.py score the probe; a folder of results keeps its
-numbers, so that later runs (servers.py) and comparisons with a baseline (same_model.py) notice
-another model.
+A server tells the name of its model, but the name stays when other weights are loaded. So the
+log-probabilities of the probe are compared:
+
+    server_checks.py   with those of the first server, when a server is met
+    server.py          with those when it was met, after the connection was lost
+    servers.py         with those that a folder of results keeps, when a run goes on in it
+    same_model.py      with those of the baseline
 """
 
 from __future__ import annotations
@@ -28,15 +32,16 @@ server showed."""
 
 
 def distance(log_p: np.ndarray, earlier_log_p: np.ndarray) -> float:
-    """Return the mean difference of log-probabilities of the same tokens, in nats a token. Infinity
-    if they are of different tokens."""
+    """Return the mean absolute difference of two lists of log-probabilities, in nats a token;
+    infinity if they are of different length, and so not of the same tokens."""
     if log_p.shape != earlier_log_p.shape:
         return math.inf
     return float(np.abs(log_p - earlier_log_p).mean())
 
 
 def read_probe(folder: Path) -> np.ndarray | None:
-    """Return what a server returned for the probe when the results in this folder were begun."""
+    """Return the numbers that a folder of results keeps; None if its model is not on a server, or
+    nothing was begun."""
     file = folder / PROBE_FILE
     if not file.exists():
         return None

@@ -5,7 +5,12 @@ Place in the flow: prompts as token IDs → requests (dialects.py, connection.py
 
 A server is not trusted. server_checks.py proves what its numbers are before any is used. Here every
 reply must show which prompt it is of, and a server that was restarted must show that it is the same
-model.
+model:
+
+    score          request → reply → is it of this prompt? → are they numbers? → log p
+    recognize      connection lost → score the probe again → as at the first time? → go on
+
+A *probe* is a fixed text by whose numbers a model is recognized (probe.py).
 """
 
 from __future__ import annotations
@@ -40,10 +45,10 @@ OF_ANOTHER_FORM = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 
 
 class ScoredPrompt(NamedTuple):
-    """A checked reply."""
+    """A reply whose prompt and numbers were checked."""
 
     log_p: np.ndarray
-    """log p of the tokens of the prompt that were asked for."""
+    """log p of the tokens of the prompt, from the first that was asked for."""
 
     generated: Scored | None
     """The token that the server generates behind the prompt, unchecked. None: it returned none."""
@@ -62,16 +67,21 @@ class Server:
         patience_s: float,
         first_patience_s: float | None = None,
     ) -> None:
-        """For `first_patience_s` see `Connection`."""
+        """Prepare requests; none is sent yet.
+
+        url: As in the class's docstring.
+        tokenizer: The tokenizer of its model, of the package tokenizers.
+        timeout_s, patience_s, first_patience_s: How long it is waited for (`Connection`).
+        """
         self.url, self.model = parse_url(url)
         self.tokenizer = tokenizer
         self.dialect: Dialect = ECHO
         self.card = dict[str, Any]()
-        """What identifies the model, of what the server lists about it."""
+        """Keys of /v1/models that identify the model."""
 
         self.probe_ids = self.encode(PROBE) or []
         self.probe_log_p = np.empty(0)
-        """log p of `probe_ids`, when the server was met."""
+        """log p of `probe_ids` from the second token on, when the server was met."""
 
         self.noise = 0.0
         """Nats a token by which two replies to the same request differ at most."""
@@ -100,13 +110,17 @@ class Server:
         request_name = uuid.uuid4().hex
         bodies = self.dialect.score_requests(ids, first, request_name)
         replies = [self._request(self.dialect.path, body) for body in bodies]
+
+        # Is it the reply to this request, about this prompt?
         reply = self._read_scores(replies, ids, first)
         self._check_request(reply, request_name)
         sent_ids = ids[reply.first :]
         self._check_tokens(reply.tokens, sent_ids)
+
+        # Are they log-probabilities?
         log_p = [as_log_p(written) for written in reply.log_p]
-        # A reply may begin before `first`. The numbers before it may be null, as of the first token
-        # of a text.
+        # A reply may begin before `first`. The numbers before it may be null, such as that of the
+        # first token of a text.
         num_before = first - reply.first
         scored = log_p[num_before:]
         if None in scored:
@@ -117,7 +131,8 @@ class Server:
         return ScoredPrompt(np.array(scored, dtype=float), reply.generated)
 
     def _read_scores(self, replies: list[Any], ids: list[int], first: int) -> Reply:
-        """Return the tokens and numbers of a reply: as many as were sent."""
+        """Return the tokens and numbers of a reply. Raise DataError if it has another form, or has
+        not as many tokens and numbers as were sent."""
         try:
             reply = self.dialect.read_scores(replies, ids, first)
             num_sent = len(ids) - reply.first
@@ -134,14 +149,14 @@ class Server:
             raise self.error(problem) from None
 
     def _check_request(self, reply: Reply, request_name: str) -> None:
-        """Raise if the reply is to another request. A server that has named a request once names
-        all of them."""
+        """Raise DataError if the reply is to another request. A server that has named a request
+        once must name all of them."""
         if self._names_requests and reply.request != request_name:
             raise self.error("returned the reply to another request")
         self._names_requests |= reply.request == request_name
 
     def _check_tokens(self, tokens: Sequence[Any], sent_ids: list[int]) -> None:
-        """Raise unless the tokens of a reply are those that were sent."""
+        """Raise DataError unless the tokens of a reply are those that were sent."""
         for token, sent_id in zip(tokens, sent_ids, strict=True):
             if not self._is_same(token, sent_id):
                 expected = f"{self._spelling(sent_id)!r} ({sent_id})"
@@ -167,7 +182,8 @@ class Server:
         return spelt == sent_text.strip() or is_special
 
     def candidates(self, ids: list[int]) -> list[float]:
-        """Return log p of the most probable tokens behind a prompt; none if it does not tell."""
+        """Return log p of the most probable tokens behind a prompt; empty if the server does not
+        return them."""
         body = self.dialect.candidates_request(ids)
         if body is None:
             return []
@@ -180,8 +196,8 @@ class Server:
         return [number for number in numbers if number is not None]
 
     def generate(self, ids: list[int], max_new_tokens: int) -> list[int]:
-        """Return the tokens that the server generates greedily, of its text: servers do not agree
-        on how to return IDs."""
+        """Return the tokens that the server generates greedily. They are encoded from its text, as
+        servers do not agree on how to return IDs."""
         body = {"prompt": ids, "max_tokens": max_new_tokens, "temperature": 0}
         reply = self._request("/v1/completions", body)
         try:
@@ -206,14 +222,16 @@ class Server:
     # --- tokens ---
 
     def encode(self, text: Any) -> list[int] | None:
-        """Return the token IDs of a text from outside; None if it is not one."""
+        """Return the token IDs of what should be a text; None if it is not a text, or has halves of
+        letters, which no tokenizer takes."""
         if not isinstance(text, str) or any("\ud800" <= letter <= "\udfff" for letter in text):
             return None
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def id_of(self, token: Any) -> int | None:
-        """Return the ID of a token of a reply; None if it is none, or a text of several tokens."""
+        """Return the ID of a token of a reply, an ID or a text; None if it is neither, or a text of
+        several tokens."""
         if isinstance(token, str):
             ids = self.encode(token) or []
             return ids[0] if len(ids) == 1 else None
@@ -222,15 +240,16 @@ class Server:
     # --- which model it is ---
 
     def trust(self) -> None:
-        """Take the server for the model that it was met as, until the connection is lost."""
+        """Let `recognize` do nothing until the connection is lost: its model was just compared."""
         self._connection.may_be_another = False
 
     def distrust(self) -> None:
-        """Compare the server with its first numbers again before the next prompt."""
+        """Let the next `recognize` compare the server with its first numbers again."""
         self._connection.may_be_another = True
 
     def recognize(self) -> None:
-        """Raise if the server may have been restarted and its numbers are not its first ones."""
+        """Raise DataError if the server may have been restarted, and its numbers for the probe are
+        others than when it was met."""
         with self._recognizing:
             if self._connection.may_be_another:
                 log_p = self.score(self.probe_ids, 1)
@@ -240,9 +259,10 @@ class Server:
     def check_same_model(
         self, probe_log_p: np.ndarray, other_log_p: np.ndarray, compared_with: str
     ) -> None:
-        """Raise if these are numbers of two models for the probe.
+        """Raise DataError if two models gave these numbers for the probe: they differ by more than
+        rounding and the server's noise.
 
-        compared_with: Whose the other numbers are, for the message: "than …" or "since …".
+        compared_with: What the other numbers are from, for the message: "than …" or "since …".
         """
         nats = distance(probe_log_p, other_log_p)
         if nats > max(OTHER_NATS, 3 * self.noise):
@@ -260,8 +280,13 @@ def as_log_p(written: Any) -> float | None:
 
 
 def check_not_constant(ids: Sequence[int], log_p: Sequence[float | None], url: str) -> None:
-    """Raise if many different tokens have one and the same log-probability, as of a server that
-    computes nothing."""
+    """Raise DataError if many different tokens have one and the same log-probability, as a server
+    returns that computes nothing.
+
+    ids: Tokens.
+    log_p: Their log-probabilities; None where there is no usable number.
+    url: The server, for the message.
+    """
     known = {token: number for token, number in zip(ids, log_p, strict=True) if number is not None}
     if len(known) >= MANY_TOKENS and len(set(known.values())) == 1:
         problem = f"{url} gives {len(known)} different tokens the same log-probability"

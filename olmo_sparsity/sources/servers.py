@@ -1,7 +1,12 @@
 """Share prompts among servers of one model.
 
-Place in the flow: prompts of trials.py → **log p** (`Servers.score`), by threads that each ask one
-server (server.py). A server that stops replying leaves its prompts to the others.
+Place in the flow: prompts of trials.py → **`Servers.score`** → log p. Threads take prompts from one
+queue, and each asks one server (server.py). A server that stops replying leaves its prompts to the
+others:
+
+    queue     p1 p2 p3 p4 p5 …        sorted, so that neighbours begin alike
+    threads   A: p1   B: p2   A: p3   …
+    A stops   p3 goes back to the end of the queue, and B takes all that is left
 """
 
 from __future__ import annotations
@@ -27,24 +32,25 @@ from olmo_sparsity.sources.server_checks import meet
 from olmo_sparsity.sources.threads import in_threads
 
 PromptKey = tuple[tuple[int, ...], tuple[int, ...]]
-"""Token IDs of a prompt and of its continuation: `Prompt.key`."""
+"""Token IDs of a prompt and of its continuation: `Prompt.key`. Equal prompts are sent once."""
 
 
 @dataclass(frozen=True)
 class _Work:
-    """Prompts that threads score together."""
+    """Prompts that threads score together. Each operation on the queue and the dictionaries is
+    atomic in Python, so no lock is needed."""
 
     waiting: deque[PromptKey]
     log_p: dict[PromptKey, np.ndarray] = field(default_factory=dict)
-    """By prompt, what was scored."""
+    """log p of the continuation, by prompt."""
 
     gone: dict[Server, str] = field(default_factory=dict)
     """Servers that have stopped replying, with the reason."""
 
 
 class Servers(PromptModel):
-    """Servers of one model, each with `at_once` requests at a time; with one, if nothing in a reply
-    tells which prompt it is of."""
+    """Servers of one model. Each gets `at_once` requests at a time, or one if nothing in its
+    replies tells which prompt they are of."""
 
     device = torch.device("cpu")  # nothing is left to compute here
 
@@ -62,7 +68,14 @@ class Servers(PromptModel):
         first_patience_s: float | None = None,
         are_checked: bool = True,
     ) -> None:
-        """`are_checked`: check the servers' numbers; without it, no request is sent."""
+        """Meet the servers.
+
+        urls: One URL for each server.
+        tokenizer: The tokenizer of the model.
+        at_once: Number of requests that a server gets at a time.
+        timeout_s, patience_s, first_patience_s: How long a server is waited for (`Connection`).
+        are_checked: Whether to check the servers' numbers. Without it, no request is sent.
+        """
         self.servers = [
             Server(url, tokenizer, timeout_s, patience_s, first_patience_s) for url in urls
         ]
@@ -73,13 +86,13 @@ class Servers(PromptModel):
                 meet(server, reference=self.servers[0])
 
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
-        """Return log p of each prompt's continuation. Threads take the sorted prompts in turn, so
-        that neighbours meet what a server's cache holds of them. `token_forwards` counts what is
-        sent."""
+        """Return log p of each prompt's continuation. `token_forwards` counts what is sent."""
+        # Sorted, so that prompts with the same beginning meet what a server's cache holds of it.
         different = sorted({prompt.key for prompt in prompts})
         work = _Work(deque(different))
         for server in self.servers:
-            server.distrust()
+            server.distrust()  # minutes may have passed since the last call
+        # Again if a server has put its prompt back when the threads of the others had ended.
         while work.waiting:
             alive = [server for server in self.servers if server not in work.gone]
             if not alive:
@@ -92,15 +105,16 @@ class Servers(PromptModel):
         return [work.log_p[prompt.key] for prompt in prompts]
 
     def _workers(self, alive: Sequence[Server]) -> list[Server]:
-        """Return the server that each thread asks: in turn, so that few prompts are shared."""
+        """Return the server that each thread asks. Servers take turns, so that few prompts are
+        shared fairly, too."""
         workers = [*alive]
         for _ in range(self.at_once - 1):
             workers += [server for server in alive if server.identifies_prompts]
         return workers
 
     def _check_replies(self, work: _Work) -> None:
-        """Raise if all tokens have the same number, over all replies: each may be too short to show
-        it."""
+        """Raise DataError if the tokens of all replies together have one and the same number: a
+        single reply may be too short to show it."""
         ids = list[int]()
         every_log_p = list[float]()
         for (_, continuation), log_p in work.log_p.items():
@@ -109,8 +123,8 @@ class Servers(PromptModel):
         check_not_constant(ids, every_log_p, self.servers[0].url)
 
     def recognize_in(self, folder: Path) -> None:
-        """Write the first server's numbers for the probe into a folder of results, or raise if
-        they differ from those in it."""
+        """Write the first server's numbers for the probe into a folder of results. If the folder
+        has such numbers, raise DataError unless they are of the same model."""
         server = self.servers[0]
         stored_log_p = read_probe(folder)
         if stored_log_p is None:
@@ -124,16 +138,19 @@ class Servers(PromptModel):
 
 
 def _score_waiting(server: Server, work: _Work) -> None:
-    """Score the prompts that are waiting, until the server does not reply."""
+    """Score prompts of the queue with one server, until the queue is empty or the server is
+    gone."""
     while server not in work.gone:
         try:
             prefix, continuation = work.waiting.popleft()
         except IndexError:
             return
         try:
+            # Before, as the server may be another one since the last prompt; and after, as it may
+            # have been restarted meanwhile, and the number would be of another model.
             server.recognize()
             log_p = server.score([*prefix, *continuation], len(prefix))
-            server.recognize()  # it may have been restarted meanwhile
+            server.recognize()
             work.log_p[prefix, continuation] = log_p
         except ServerGone as error:
             work.waiting.append((prefix, continuation))

@@ -1,4 +1,7 @@
-"""Run calls at once in threads."""
+"""Run calls at once in threads.
+
+Place in the flow: below servers.py and server_checks.py, which send several requests at once.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,9 @@ class _Outcome:
 
 
 def in_threads(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Return the results of calls that run at once. The first failure, or an interrupt, does not
-    wait for the others, as an executor of `concurrent.futures` would."""
+    """Return the results of calls that run at once, in the order of the calls. The first failure is
+    raised at once, and so is an interrupt: an executor of `concurrent.futures` would wait for the
+    other calls, which may take minutes."""
     outcomes = SimpleQueue[_Outcome]()
 
     def run(number: int) -> None:
@@ -30,6 +34,7 @@ def in_threads(calls: Sequence[Callable[[], Any]]) -> list[Any]:
             outcomes.put(_Outcome(number, error=error))
 
     for number in range(len(calls)):
+        # Daemons do not keep the program from ending.
         threading.Thread(target=run, args=(number,), daemon=True).start()
     results = dict[int, Any]()
     for _ in calls:
