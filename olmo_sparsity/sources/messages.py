@@ -1,13 +1,14 @@
-"""Read the log of an agent: which blocks and tool outputs did a message rely on?
+"""Turn the log of an agent into sources and an answer, to ask on what the answer relies.
 
-Place in the flow: chat_log.py → **`read_messages`**: sources and an answer → request.py. The
-passages of the user's last message are found by passages.py. Of a log, these become
+Place in the flow: chat_log.py → **`read_messages`** → request.py. passages.py finds the passages of
+the user's last message. What the messages of a log become:
 
+    message of             becomes
     system                 sources: its blocks, named "system: Rules" by their headings
     user                   a source, named "user: What is …"
-    assistant              in view
+    assistant              a text that stays in view
     tool                   a source, named "tool: search"
-    user, the last one     in view, but for `passages`
+    user, the last one     a text that stays in view, but for its `passages`, which are sources
     assistant              the answer
 """
 
@@ -21,7 +22,12 @@ from typing import Any, NamedTuple
 from olmo_sparsity.base.errors import ConfigError, printable
 from olmo_sparsity.sources.chat_log import LogMessage, Messages, normalize_messages
 from olmo_sparsity.sources.documents import Segment
-from olmo_sparsity.sources.passages import UNNAMED_PASSAGE, doubts_about, split_at_passages
+from olmo_sparsity.sources.passages import (
+    UNNAMED_PASSAGE,
+    Passage,
+    doubts_about,
+    split_at_passages,
+)
 
 HEADING = re.compile(r"^(?=#{1,6} |<\w[\w-]*>\s*$)", re.MULTILINE)
 """Matches the place before a heading of Markdown, or a tag that is alone in its line."""
@@ -34,11 +40,11 @@ class LoggedAnswer(NamedTuple):
     """A message of a log as the answer to what precedes it."""
 
     sources: list[Any]
-    """The messages before it, whose named parts are sources."""
+    """The messages before it, as `attribute` takes `sources`: their named parts are sources."""
 
     answer: str
     reasoning: str | None
-    """What the message says as its reasoning, in tags."""
+    """The reasoning of the message, in tags. None: it has none."""
 
     doubts: list[str]
     """Warnings about passages that may hold more than they should."""
@@ -74,9 +80,14 @@ def read_messages(
 
 
 class _SourceNamer:
-    """Names the parts of messages that are sources."""
+    """Divides messages into sources with different names, and texts that stay in view."""
 
     def __init__(self, log: Sequence[LogMessage], passages: str | None) -> None:
+        """Find the names of tools, and the last message of the user.
+
+        log: The messages before the answer.
+        passages: As in `read_messages`.
+        """
         self.log = log
         self.passages = passages
         self.name_counts = Counter[str]()
@@ -101,8 +112,8 @@ class _SourceNamer:
             )
 
     def named_messages(self) -> list[dict[str, Any]]:
-        """Return the messages as chat templates take them, but with parts as their content, of
-        which sources have names."""
+        """Return the messages as chat templates take them, but with a list of parts as the content
+        of each."""
         return [
             {"role": message.role} | message.keys | {"content": self._parts(number, message)}
             for number, message in enumerate(self.log)
@@ -135,9 +146,9 @@ class _SourceNamer:
         self.doubts += doubts_about(texts, split_parts, passages)
         parts = list[Any]()
         for part in split_parts:
-            if not part.name:
-                parts.append(part.text)
-            elif part.has_own_name:
+            if not isinstance(part, Passage):
+                parts.append(part)
+            elif part.own_name:
                 parts.append(self._source(part.name, part.text))
             else:
                 # `expect` of a questions file may take the name without its number.
@@ -145,8 +156,10 @@ class _SourceNamer:
         return parts
 
     def _source(self, name: str, text: str, *ids: str) -> Segment:
-        """Return a source of this name, with a number if it is not the first of it. `ids`: other
-        names that `expect` of a questions file takes."""
+        """Return a source of this name. The second one of the same name gets the number 2.
+
+        ids: Other names that `expect` of a questions file takes, besides the name without a number.
+        """
         self.name_counts[name] += 1
         count = self.name_counts[name]
         numbered_name = name if count == 1 else f"{name} ({count})"
@@ -161,7 +174,7 @@ def blocks(text: str) -> list[str]:
 
 
 def _title(text: str) -> str:
-    """Return the beginning of a text, as its name."""
+    """Return the first line of a text, shortened, as its name."""
     first_line = text.strip().splitlines()[0]
     # A first line of marks alone, such as a rule of hyphens, has no words.
     title = " ".join(first_line.strip("#<> ").split()) or text.strip()[:8]

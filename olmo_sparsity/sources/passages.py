@@ -1,12 +1,18 @@
 """Find the passages that a message of the user holds, by a tag or a regular expression.
 
-Place in the flow: the last message of the user → **`split_at_passages`**: passages, which are
-sources, and what stays in view → messages.py, which names them. With the tag `document` and with
-the regular expression `\\[\\d+\\] (?P<name>.+)\\n(?P<text>.+)` this message has one passage:
+Place in the flow: the last message of the user → **`split_at_passages`** → messages.py, which makes
+the passages sources. What is between passages stays in view. With the tag `document`, and with the
+regular expression `\\[\\d+\\] (?P<name>.+)\\n(?P<text>.+)`, these messages have one passage:
 
     <document title="faq.md">Tickets cost 4 euros.</document>     [1] faq.md
                                                                   Tickets cost 4 euros.
     What do tickets cost?                                         What do tickets cost?
+
+    stays in view   <document title="faq.md">                     [1] faq.md
+    Passage         Tickets cost 4 euros.                         Tickets cost 4 euros.
+    stays in view   </document> What do tickets cost?             What do tickets cost?
+
+`doubts_about` warns of expressions that match more than a user usually means.
 """
 
 from __future__ import annotations
@@ -30,19 +36,27 @@ NAMED_GROUPS = {"name", "text"}
 QUESTION_MARKS = ("?", "？", "؟")
 
 
-class Part(NamedTuple):
-    """A part of a message of the user."""
+class Passage(NamedTuple):
+    """A text of a message that is a source."""
 
     text: str
-    name: str = ""
-    """The name of the passage. Empty: the text is none, and stays in view."""
+    own_name: str
+    """The name that the message gives it; empty if it gives none."""
 
-    has_own_name: bool = False
-    """Whether the message names the passage. Otherwise its name is its number."""
+    number: int
+    """The number of the passage in the message, from 1."""
+
+    @property
+    def name(self) -> str:
+        return self.own_name or f"{UNNAMED_PASSAGE} {self.number}"
 
 
-def split_at_passages(texts: Sequence[str], passages: str) -> list[Part]:
-    """Return the parts of a message: its passages, and what stays in view.
+MessagePart = Passage | str
+"""A passage, or a text that stays in view."""
+
+
+def split_at_passages(texts: Sequence[str], passages: str) -> list[MessagePart]:
+    """Return the passages of a message, and the texts between them.
 
     texts: The texts of the message, one for each block of its content.
     passages: A tag, or a regular expression. The group `text`, or the first without the name
@@ -50,70 +64,99 @@ def split_at_passages(texts: Sequence[str], passages: str) -> list[Part]:
         `name` is its name.
     """
     pattern = _compile(passages)
-    parts = list[Part]()
+    text_group = _text_group(pattern)
+    parts = list[MessagePart]()
     num_passages = 0
     for text in texts:
         last_end = 0
         for match in pattern.finditer(text):
-            group = _text_group(pattern)
-            passage = match[group]
-            if not passage or not passage.strip():
+            if not (match[text_group] or "").strip():
                 continue
-            first, end = match.span(group)
             num_passages += 1
-            name = _name_in(match)
-            # What precedes the passage stays in view, with the opening tag.
-            parts.append(Part(text[last_end:first]))
-            parts.append(
-                Part(passage, name or f"{UNNAMED_PASSAGE} {num_passages}", has_own_name=bool(name))
-            )
+            first, end = match.span(text_group)
+            # What precedes the text of the passage stays in view, with the opening tag.
+            parts.append(text[last_end:first].strip())
+            parts.append(Passage(match[text_group].strip(), _name_in(match), num_passages))
             last_end = end
-        parts.append(Part(text[last_end:]))
-    if not num_passages:
+        parts.append(text[last_end:].strip())
+    if num_passages == 0:
         raise ConfigError(
             f"passages={passages!r:.40} matches nothing in the last message of the user"
         )
-    return [part._replace(text=part.text.strip()) for part in parts if part.text.strip()]
+    return [part for part in parts if part != ""]
 
 
-def doubts_about(texts: Sequence[str], parts: Sequence[Part], passages: str) -> list[str]:
-    """Return what suggests that a passage holds more than it should, as warnings: its decoys would
-    then replace the question or other passages, too.
+# --- warnings -------------------------------------------------------------------------------------
 
-    texts: The texts of the message, of which `split_at_passages` made the parts.
+
+def doubts_about(texts: Sequence[str], parts: Sequence[MessagePart], passages: str) -> list[str]:
+    """Return warnings for a message in which a passage may hold more than it should. Its decoys
+    would then replace the question or other passages, too.
+
+    texts: The texts of the message.
+    parts: What `split_at_passages` made of them.
+    passages: The tag or regular expression.
     """
-    sources = [part for part in parts if part.name]
-    place = f"passages={passages!r:.40}"
+    pattern = _compile(passages)
     doubts = list[str]()
-    last_line = texts[-1].rstrip().rpartition("\n")[2].strip()
-    shown_line = printable(shorten(last_line, 60, placeholder="…"))
-    stays_in_view = any(re.search(r"\w", part.text) for part in parts if not part.name)
-    ends_in_question = last_line.endswith(QUESTION_MARKS) and bool(parts[-1].name)
-    if ends_in_question or not stays_in_view:
+    if _may_hold_the_question(texts, parts):
+        doubts.append(_doubt_about_question(texts, parts, passages))
+    found = [part for part in parts if isinstance(part, Passage)]
+    if len(found) == 1 and _holds_further_matches(found[0], texts, pattern):
         doubts.append(
-            f"{place}: the source '{printable(sources[-1].name)}' holds the last line of the "
-            f"user's message, '{shown_line}'; if that is the question, let passages end before it"
+            f"passages={passages!r:.40}: the only source, '{printable(found[0].name)}', holds "
+            "further matches; let each passage end before the next begins"
         )
-    if len(sources) == 1:
-        text = next(text for text in texts if sources[0].text in text)
-        first = text.index(sources[0].text)
-        line_starts = re.compile(r"(?<=\n)\S").finditer(text, first, first + len(sources[0].text))
-        pattern = _compile(passages)
-        # Such as a second mark `[2]` at the beginning of a line.
-        if any(pattern.match(text, line.start()) for line in line_starts):
-            doubts.append(
-                f"{place}: the only source, '{printable(sources[0].name)}', holds further matches; "
-                "let each passage end before the next begins"
-            )
-            return doubts
-    if "attributes" in _compile(passages).groupindex:
-        for part in sources:
-            if re.search(rf"<{passages}\b", part.text):
+        return doubts
+    if _is_tag(pattern):
+        for passage in found:
+            if re.search(rf"<{passages}\b", passage.text):
                 doubts.append(
-                    f"{place}: another <{passages}> begins within the source "
-                    f"'{printable(part.name)}'; close each tag before the next one opens"
+                    f"passages={passages!r:.40}: another <{passages}> begins within the source "
+                    f"'{printable(passage.name)}'; close each tag before the next one opens"
                 )
     return doubts
+
+
+def _may_hold_the_question(texts: Sequence[str], parts: Sequence[MessagePart]) -> bool:
+    """Return whether no words stay in view, or the message ends with a passage that ends in a
+    question."""
+    has_words_in_view = any(
+        re.search(r"\w", part) is not None for part in parts if isinstance(part, str)
+    )
+    ends_in_question = _last_line(texts).endswith(QUESTION_MARKS)
+    return not has_words_in_view or (ends_in_question and isinstance(parts[-1], Passage))
+
+
+def _doubt_about_question(texts: Sequence[str], parts: Sequence[MessagePart], passages: str) -> str:
+    """Return the warning that the last passage may hold the question."""
+    last_passage = [part for part in parts if isinstance(part, Passage)][-1]
+    shown_line = printable(shorten(_last_line(texts), 60, placeholder="…"))
+    return (
+        f"passages={passages!r:.40}: the source '{printable(last_passage.name)}' holds the last "
+        f"line of the user's message, '{shown_line}'; if that is the question, let passages end "
+        "before it"
+    )
+
+
+def _last_line(texts: Sequence[str]) -> str:
+    """Return the last line of a message that is not blank."""
+    return texts[-1].rstrip().rpartition("\n")[2].strip()
+
+
+def _holds_further_matches(
+    passage: Passage, texts: Sequence[str], pattern: re.Pattern[str]
+) -> bool:
+    """Return whether the pattern matches again at the beginning of a later line of a passage, such
+    as at a second mark `[2]`."""
+    text = next(text for text in texts if passage.text in text)
+    first = text.index(passage.text)
+    # In the whole text, as the pattern may look at what is around the passage.
+    line_starts = re.compile(r"(?<=\n)\S").finditer(text, first, first + len(passage.text))
+    return any(pattern.match(text, line.start()) for line in line_starts)
+
+
+# --- the pattern ----------------------------------------------------------------------------------
 
 
 def _compile(passages: str) -> re.Pattern[str]:
@@ -139,19 +182,25 @@ def _compile(passages: str) -> re.Pattern[str]:
     return pattern
 
 
+def _is_tag(pattern: re.Pattern[str]) -> bool:
+    """Return whether this is the pattern of a tag: only it has the group `attributes`."""
+    return "attributes" in pattern.groupindex
+
+
 def _text_group(pattern: re.Pattern[str]) -> int:
     """Return the number of the group that is the text of a passage; 0 is all that matches."""
     if "text" in pattern.groupindex:
         return pattern.groupindex["text"]
-    of_names = pattern.groupindex.get("name")
-    others = [number for number in range(1, pattern.groups + 1) if number != of_names]
+    name_group = pattern.groupindex.get("name")
+    others = [number for number in range(1, pattern.groups + 1) if number != name_group]
     return others[0] if others else 0
 
 
 def _name_in(match: re.Match[str]) -> str:
     """Return the name that the message gives a passage; empty if it gives none."""
     groups = match.groupdict()
-    if "attributes" in groups:
+    if _is_tag(match.re):
         attribute = NAME_ATTRIBUTE.search(groups["attributes"])
         return attribute[1] if attribute else ""
+    # A name over several lines becomes one line.
     return " ".join((groups.get("name") or "").split())

@@ -10,7 +10,7 @@ import pytest
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.sources.messages import read_messages
-from olmo_sparsity.sources.passages import doubts_about, split_at_passages
+from olmo_sparsity.sources.passages import Passage, doubts_about, split_at_passages
 
 NUMBERED = """Use these.
 
@@ -25,7 +25,8 @@ When did it open?"""
 
 def found(pattern: str, text: str = NUMBERED) -> dict[str, str]:
     """The text of each passage by its name."""
-    return {part.name: part.text for part in split_at_passages([text], pattern) if part.name}
+    parts = split_at_passages([text], pattern)
+    return {part.name: part.text for part in parts if isinstance(part, Passage)}
 
 
 def test_a_dot_matches_no_line_break() -> None:
@@ -65,7 +66,8 @@ def test_the_first_group_is_the_text_of_a_passage() -> None:
 
 def test_passages_without_a_name_are_numbered_through_all_texts_of_a_message() -> None:
     parts = split_at_passages(["<doc>a</doc>", "<doc name='b'>b</doc>", "<doc>c</doc>"], "doc")
-    assert [part.name for part in parts if part.name] == ["passage 1", "b", "passage 3"]
+    names = [part.name for part in parts if isinstance(part, Passage)]
+    assert names == ["passage 1", "b", "passage 3"]
 
 
 def test_a_tag_may_hold_several_lines() -> None:
