@@ -1,10 +1,12 @@
 """Encode an answer, or have the model generate one, and split it into statements.
 
-Place in the flow: prompt (prompt.py) and answer → **tokens of the answer** (`encode_answer`) →
-layout.py.
+Place in the flow: prompt (prompt.py) and answer → **`encode_answer`** → `AnswerIds` → layout.py.
+What a user may pass, and what its statements are:
 
-A list of statements and an `Answer` with spans say which texts are statements. A plain text is
-split into sentences, after what precedes `</think>` in it was taken as reasoning.
+    None                                     the model generates a text, which is treated as below
+    "<think>…</think> It opened. Thanks."    each sentence; what precedes is the reasoning
+    ["It opened.", "Thanks."]                each text of the list
+    Answer("It opened. Thanks.", [(0, 10)])  the spans of characters; the rest stays in view
 """
 
 from __future__ import annotations
@@ -23,21 +25,23 @@ from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.sources.documents import Answer
 from olmo_sparsity.sources.prompt import SourcePrompt
-from olmo_sparsity.sources.reasoning import num_reasoning
+from olmo_sparsity.sources.reasoning import num_reasoning_tokens
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.units import Spans
 
 
 @dataclass(frozen=True)
 class AnswerIds:
-    """Tokens of the pieces of an answer."""
+    """An answer as tokens."""
 
     pieces: list[list[int]]
+    """The tokens of texts that together are the answer."""
+
     are_statements: list[bool] | None = None
     """Which pieces are statements. None: there is one piece, which is split into sentences."""
 
     reasoning: list[int] = field(default_factory=list)
-    """Tokens between the question and the answer."""
+    """Tokens of the reasoning, between the question and the answer."""
 
     def statement_spans(self, tokenizer: Tokenizer | None) -> Spans:
         """Return first and end token of each statement, counted from the start of the answer."""
@@ -62,10 +66,12 @@ def encode_answer(
     quiet: bool = False,
     reasoning: str | None = None,
 ) -> AnswerIds:
-    """Return the tokens of an answer.
+    """Return the tokens of an answer. Raise an error if it has another type, or is empty.
 
+    prompt: What precedes the answer, also for generating it.
     answer: A text, a list of statements, or an `Answer`. None: the model generates it.
     max_new_tokens: Length limit of a generated answer.
+    quiet: Show no progress.
     reasoning: What precedes the answer. None: what a text has up to `</think>`.
     """
     encode = partial(prompt.model.encode, follow=True)
@@ -100,7 +106,7 @@ def _without_reasoning(
     unless the user has passed some."""
     if reasoning_ids:
         return AnswerIds([text_ids], None, reasoning_ids)
-    num_tokens = num_reasoning(text_ids, tokenizer)
+    num_tokens = num_reasoning_tokens(text_ids, tokenizer)
     return AnswerIds([text_ids[num_tokens:]], None, text_ids[:num_tokens])
 
 
@@ -138,13 +144,13 @@ def _sentence_spans(document: Document) -> Spans:
 
 
 def statement_texts(model: LoadedModel, answer: str | Sequence[str] | Answer) -> list[str]:
-    """Return the statements of an answer without a prompt, split as those with a prompt are."""
+    """Return the statements of an answer whose prompt has no sources, split as others are."""
     if isinstance(answer, Answer):
         return [piece.text.strip() for piece in answer.pieces() if piece.is_statement]
     if not isinstance(answer, str):
         return [text.strip() for text in answer]
     ids = model.encode([answer])[0]
-    num_tokens = num_reasoning(ids, model.tokenizer)
+    num_tokens = num_reasoning_tokens(ids, model.tokenizer)
     document = Document(np.array(ids[num_tokens:]), tokenizer=model.tokenizer)
     spans = _sentence_spans(document)
     return ["".join(document.texts[first:end]).strip() for first, end in spans]

@@ -28,7 +28,7 @@ from olmo_sparsity.sources.encode_prompt import encode_prompt
 from olmo_sparsity.sources.evidence import decoy_rounds
 from olmo_sparsity.sources.layout import Layout, lay_out
 from olmo_sparsity.sources.prompt import SourcePrompt
-from olmo_sparsity.sources.reasoning import sentences
+from olmo_sparsity.sources.reasoning import sentence_spans
 from olmo_sparsity.sources.request import AttributeRequest
 from olmo_sparsity.sources.statements import Attribution
 from olmo_sparsity.sources.trials import Trials
@@ -127,7 +127,7 @@ class Attributing:
     def _links(self, ids: AnswerIds) -> list[Link]:
         """Return the answer, and each sentence of the reasoning as an answer of its own."""
         tokens = ids.reasoning
-        spans = sentences(tokens, self.model.tokenizer)
+        spans = sentence_spans(tokens, self.model.tokenizer)
         links = [Link(self._prompt.with_reasoning(tokens, spans), ids)]
         for number, (first, end) in enumerate(spans):
             # Earlier sentences are sources of a sentence, too.

@@ -1,7 +1,15 @@
-"""Make the tables of an `Attribution`: the matrix of effects, and a row for each source.
+"""Make two tables of an `Attribution`: the matrix of effects, and a row for each source.
 
-Place in the flow: losses.py, evidence.py → **`matrix_of`** → statements.py, whose table of
-statements needs the matrix → **`sources_table`**. docs/sources.md explains the columns.
+Place in the flow: losses.py, evidence.py → **`matrix_of`** → the table of statements
+(statement_rows.py), which needs the matrix → **`sources_table`**. docs/sources.md explains the
+columns. A cell of the matrix says of one statement and one source, for example,
+
+    gives  se_gives  beyond_gives  tried_gives  p_gives      lost  se_lost  …      above
+     8.0     0.1          8             8        0.0001       7.5     0.1           6.2
+
+that the source gives 8.0 ± 0.1 nats, more than 0 beside 8 of 8 decoys, which has a p-value of
+0.0001; that 7.5 nats are lost without it; and that its larger effect is 6.2 nats above the
+threshold.
 
 Dimension key: T statements, S sources, D decoys of a source.
 """
@@ -22,15 +30,20 @@ from olmo_sparsity.sources.losses import StatementLosses, mean_over_decoys
 def matrix_of(
     losses: StatementLosses, evidence: Evidence, source_names: Sequence[str]
 ) -> pd.DataFrame:
-    """Return a row for each statement and source, with both effects of the source in nats."""
+    """Return a row for each statement and source, with both effects of the source in nats.
+
+    losses: Losses of each statement.
+    evidence: What the tests say of these effects.
+    source_names: Names of the sources, in the order of S.
+    """
     nats_of_effects = {"gives": losses.gives_TSD, "lost": losses.lost_TSD}
     columns = dict[str, np.ndarray]()
     for name, p_TS in zip(EFFECTS, evidence.p_ETS, strict=True):
         nats_TSD = nats_of_effects[name]
         num_tried_TS = np.isfinite(nats_TSD).sum(-1)
         columns[name] = mean_over_decoys(nats_TSD)
-        # By the spread of the statement: the variance of a few decoys may be far too small. Where
-        # no decoy was tried, there is no standard error.
+        # By the spread of the statement, as the variance of a few decoys may be far too small.
+        # Where no decoy was tried, there is no standard error.
         num_or_nan_TS = np.where(num_tried_TS > 0, num_tried_TS, np.nan)
         columns[f"se_{name}"] = evidence.spread_TS / num_or_nan_TS**0.5
         columns[f"beyond_{name}"] = (nats_TSD > 0).sum(-1)

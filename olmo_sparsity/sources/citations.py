@@ -8,8 +8,8 @@ Place in the flow: `Attribution.text` (statements.py) → **`cite`**:
     [2] mayor.txt
     [3] fair.txt
 
-Sources that each suffice share one citation, `[2/3]`. Of sources that are needed together, each has
-its own, `[2][3]`.
+Sources that each suffice share one citation, `[2/3]`. Sources that are needed together have one
+citation each, `[2][3]`.
 """
 
 from __future__ import annotations

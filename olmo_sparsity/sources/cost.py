@@ -1,7 +1,12 @@
 """Count what requests cost, without a model's forward: what `attribute --dry-run` prints.
 
-Place in the flow: request → layouts (attributing.py) → **token-forwards and prompts, of all trials
-that verdicts may need, and of those that are needed if one source is clear at once**.
+Place in the flow: request → layouts (attributing.py) → **`count_cost`** → a `Cost` (`cost_of` for
+several questions). How many trials verdicts need depends on the losses, so two numbers are counted:
+
+    at most       all decoys of all sources, shown and replaced
+    if clear      one decoy of each source, and two of the first: that source is clear at once
+
+A *token-forward* is one token through the model. Prompts with the same beginning share it.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from olmo_sparsity.sources.trials import Trial, Trials, first_round, next_round
 
 @dataclass(frozen=True)
 class TrialCount:
-    """Counts what the trials of a prompt cost."""
+    """What some trials cost."""
 
     token_forwards: int
     num_prompts: int
@@ -45,8 +50,8 @@ def count_cost(request: AttributeRequest) -> Cost:
 
 
 def cost_of(questions: Sequence[Attributing]) -> Cost:
-    """Return what these questions cost together. With reasoning, the cost is counted as if the
-    answer relied on each of its sentences."""
+    """Return what these questions cost together. With reasoning, each of its sentences is counted
+    as if the answer relied on it."""
     at_most = NOTHING
     if_clear = NOTHING
     for question in questions:
@@ -80,7 +85,8 @@ def cost_of(questions: Sequence[Attributing]) -> Cost:
 
 
 def flops_per_second() -> float:
-    """Time a product of matrices on this machine, which takes a fraction of a second."""
+    """Return the speed of products of matrices on this machine. It is measured, which takes a
+    fraction of a second."""
     size = 768
     matrix = torch.ones(size, size)
     seconds = list[float]()
@@ -111,8 +117,14 @@ def _count_if_clear(prompt: SourcePrompt, layout: Layout, draws: int) -> TrialCo
 def _count(
     prompt: SourcePrompt, layout: Layout, draws: int, rounds: Sequence[list[Trial]]
 ) -> TrialCount:
-    """Count the trials of the first round and of these, with the shared beginnings of prompts
-    counted as often as the model computes them."""
+    """Count the trials of the first round and of further rounds. Beginnings that prompts share are
+    counted as often as the model computes them.
+
+    prompt: The prompt.
+    layout: The prompt with its answer.
+    draws: Number of decoys of each source.
+    rounds: The trials of each further round.
+    """
     server = prompt.model.prompt_model
     if server is None:
         # The states of what precedes the question are computed once, for all trials.
@@ -126,12 +138,12 @@ def _count(
 
 
 def _distinct_decoys(prompt: SourcePrompt, draws: int) -> list[np.ndarray]:
-    """Return decoys_DL of each source that share no token, so that prompts share no more than they
-    must. Their tokens are negative, which no text has."""
+    """Return decoys_DL of each source for counting: no two have a token in common, so that prompts
+    share no more than they must. Their tokens are negative, which no text has."""
     decoys = list[np.ndarray]()
     next_token = -1
-    for parts in prompt.parts_of_sources:
-        for ids in parts:
+    for sections in prompt.sections_by_source:
+        for ids in sections:
             num_tokens = draws * len(ids)
             decoys.append((next_token - np.arange(num_tokens)).reshape(draws, len(ids)))
             next_token -= num_tokens

@@ -1,12 +1,14 @@
 """Read unrelated texts, and draw the decoys of each source from them.
 
-Place in the flow: prompt (prompt.py) and texts (`read_decoys`) → **decoys, each as long as its
-source** (`draw_decoys`) → trials.py.
+Place in the flow: prompt (prompt.py) and unrelated texts → **`read_decoys`** → texts that share
+nothing with the prompt → **`draw_decoys`** → decoys, each as long as its source → trials.py.
 
 A decoy joins texts in random order, and leaves out the middle of what is too long:
 
     text 5  text 2  text 7                       joined
     text 5  te             xt 7                  as long as the source
+
+If sections of a source are judged, a decoy of the whole source is cut where the source is.
 
 Dimension key: D decoys of a source, L tokens of a source.
 """
@@ -34,27 +36,20 @@ MIN_TEXTS = 100
 
 
 def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[np.ndarray]:
-    """Return the tokens of different texts that share no passage with a source. `decoys`: a mapping
-    or list of texts, or any input that `open_documents` reads."""
+    """Return the tokens of different texts that share no passage with the prompt.
+
+    model: Encodes the texts.
+    prompt: The prompt whose sources are to be replaced.
+    decoys: A mapping or list of texts, or any input that `open_documents` reads.
+    """
     longest_length = prompt.longest_length
-    if isinstance(decoys, Mapping):
-        decoys = list(decoys.values())
-    if isinstance(decoys, list) and all(isinstance(text, str) for text in decoys):
-        encoded = model.encode(decoys, control_tokens=False)
-        texts = [np.array(ids, dtype=np.int64) for ids in encoded]
-    else:
-        # Enough for the longest source, even if texts have ten tokens each.
-        limit = max(MIN_TEXTS, longest_length // 10)
-        try:
-            texts = [document.tokens for document in open_documents(decoys, model, limit=limit)]
-        except UserError as error:
-            raise type(error)(f"decoys: {error}") from None
     # A decoy that repeats a source would give what the source gives.
     passages_of_prompt = _passages(prompt)
     different = dict[bytes, np.ndarray]()
-    for text in texts:
+    for text in _read_texts(model, decoys, longest_length):
         if len(text) and not _shares_a_passage(text, passages_of_prompt):
             different[text.tobytes()] = text
+
     num_tokens = sum(map(len, different.values()))
     if num_tokens < longest_length:
         raise DataError(
@@ -64,9 +59,27 @@ def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[n
     return list(different.values())
 
 
+def _read_texts(model: LoadedModel, decoys: Any, longest_length: int) -> list[np.ndarray]:
+    """Return the tokens of each text that the user has passed as decoys.
+
+    longest_length: Number of tokens of the longest source.
+    """
+    if isinstance(decoys, Mapping):
+        decoys = list(decoys.values())
+    if isinstance(decoys, list) and all(isinstance(text, str) for text in decoys):
+        encoded = model.encode(decoys, control_tokens=False)
+        return [np.array(ids, dtype=np.int64) for ids in encoded]
+    # Enough for the longest source, even if texts have ten tokens each.
+    limit = max(MIN_TEXTS, longest_length // 10)
+    try:
+        return [document.tokens for document in open_documents(decoys, model, limit=limit)]
+    except UserError as error:
+        raise type(error)(f"decoys: {error}") from None
+
+
 def _passages(prompt: SourcePrompt) -> dict[int, set[bytes]]:
-    """Return, by their length, the passages of sources and of what stays in view. A source that is
-    shorter than a passage is one as a whole."""
+    """Return the passages of sources and of long texts in view, by their length in tokens. All have
+    `SAME_TEXT` tokens, but a source that is shorter is one passage as a whole."""
     passages_by_length = dict[int, set[bytes]]()
     in_view = [piece.text_ids for piece in prompt.pieces if piece.source is None]
     # A short text in view, such as the mark of a turn, may be part of any decoy.
@@ -88,8 +101,14 @@ def _shares_a_passage(text: np.ndarray, passages_by_length: dict[int, set[bytes]
 def draw_decoys(
     prompt: SourcePrompt, texts: Sequence[np.ndarray], draws: int, seed: int
 ) -> list[np.ndarray]:
-    """Return decoys_DL of each judged part, all different: texts joined in random order. Where
-    parts of a source are judged, each is replaced by the same part of a decoy of the source."""
+    """Return decoys_DL of each source, or of each judged section of one. All decoys of a source
+    differ.
+
+    prompt: The prompt whose sources are to be replaced.
+    texts: What `read_decoys` returns.
+    draws: Number of decoys of each source.
+    seed: Seed of the random order of texts.
+    """
     num_tokens = sum(map(len, texts))
     num_needed = draws * prompt.longest_length
     if len(texts) < draws or num_tokens < num_needed:
@@ -97,7 +116,7 @@ def draw_decoys(
             f"{draws} decoys, {num_needed:,} tokens, are drawn from {len(texts)} texts of "
             f"{num_tokens:,} tokens: some share text"
         )
-    decoys_of_parts = list[np.ndarray]()
+    decoys = list[np.ndarray]()
     for number, source_L in enumerate(prompt.ids_of_sources):
         decoys_DL = _draw_different(texts, source_L, draws, stream(seed, "decoys", number))
         if len(decoys_DL) < draws:
@@ -105,16 +124,23 @@ def draw_decoys(
                 f"decoys: the texts make only {len(decoys_DL)} different ones of {len(source_L)} "
                 f"tokens, and draws={draws}; give more texts"
             )
-        lengths = [len(ids) for ids in prompt.parts_of_sources[number]]
-        decoys_of_parts += np.split(decoys_DL, np.cumsum(lengths)[:-1], axis=1)
-    return decoys_of_parts
+        # A section is replaced by the section of the decoy that has its places.
+        lengths = [len(ids) for ids in prompt.sections_by_source[number]]
+        decoys += np.split(decoys_DL, np.cumsum(lengths)[:-1], axis=1)
+    return decoys
 
 
 def _draw_different(
     texts: Sequence[np.ndarray], source_L: np.ndarray, draws: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Return decoys_DL: fewer than `draws` if no more are found that differ from each other and
-    from the source."""
+    """Return decoys_DL of one source. There are fewer than `draws` if no more are found that differ
+    from each other and from the source.
+
+    texts: Texts to join.
+    source_L: The source.
+    draws: Number of decoys that are wanted.
+    generator: Random numbers of this source.
+    """
     length = len(source_L)
     decoys = dict[bytes, np.ndarray]()
     first_texts = np.resize(generator.permutation(len(texts)), TRIES * draws).tolist()
@@ -136,7 +162,8 @@ def _join_to_length(texts: Sequence[np.ndarray], length: int) -> np.ndarray:
     """Return as many of these texts as needed, joined, without the middle of what is too long.
 
     So a decoy begins and ends as texts do: an end within a sentence would change how the question
-    after it is read."""
+    after it is read.
+    """
     ends = np.cumsum([len(text) for text in texts])
     num_texts = int(np.argmax(ends >= length)) + 1
     joined = np.concatenate(texts[:num_texts])

@@ -1,8 +1,11 @@
 """Read sources, messages and answers as a user passes them.
 
-Place in the flow: Python objects → **`read_turns`**: messages with named parts → encode_prompt.py,
-and → **`Answer.pieces`**: an answer in pieces → answer_tokens.py. A named part is a source; a part
-without a name stays in view. `read_turns` accepts
+Place in the flow:
+
+    sources   → **`read_turns`** → messages with named parts → encode_prompt.py
+    answer    → **`Answer.pieces`** → texts, some of which are statements → answer_tokens.py
+
+A part with a name is a source, and a part without a name stays in view. `read_turns` accepts
 
     {"faq.md": text, …}                            sources by name
     [Segment("faq.md", text), "In view.", …]       sources, and texts in view
@@ -73,11 +76,11 @@ class Turn:
     """A message, or texts outside messages."""
 
     role: str
-    """Empty: outside messages."""
+    """The role of the message; empty for texts outside messages."""
 
     parts: list[Segment]
     others: dict[str, Any] = field(default_factory=dict)
-    """What else the message has, such as `tool_calls`."""
+    """Other keys of the message, such as `tool_calls`."""
 
 
 def parts_of(turns: Iterable[Turn]) -> list[Segment]:
@@ -89,7 +92,7 @@ def parts_of(turns: Iterable[Turn]) -> list[Segment]:
 
 
 class AnswerPiece(NamedTuple):
-    """A part of the text of an answer."""
+    """A text of an answer: a statement, or what is between statements."""
 
     text: str
     is_statement: bool
@@ -108,8 +111,13 @@ class Answer:
     spans: Sequence[tuple[int, int]]
 
     def pieces(self) -> list[AnswerPiece]:
-        """Return texts that together are the answer, and whether each is a statement. White space
-        belongs to the piece behind it, as tokens hold it."""
+        """Return texts that together are the answer, and whether each is a statement:
+
+            Answer("It opened. Thanks.", [(0, 10)])   →   "It opened."   statement
+                                                          " Thanks."     stays in view
+
+        White space belongs to the piece behind it, as most tokenizers begin a word with its space.
+        """
         cuts = list[AnswerPiece]()
         last_end = 0
         for first, end in self._checked_spans():
@@ -164,8 +172,8 @@ SHOWN_CHARACTERS = 50
 
 
 def list_sources(sources: Sources | None) -> list[str]:
-    """Return the number of sources, then a line for each with its name and first words. A user who
-    has not chosen them, but how they are marked, sees whether they are the right ones."""
+    """Return lines with the number of sources, and the name and first words of each. A user who has
+    said how sources are marked, but not named them, sees whether they are the right ones."""
     named_parts = [part for part in parts_of(read_turns(sources)) if part.name]
     lines = ["1 source" if len(named_parts) == 1 else f"{len(named_parts)} sources"]
     for part in named_parts:
@@ -175,8 +183,8 @@ def list_sources(sources: Sources | None) -> list[str]:
 
 
 def read_turns(sources: Sources | None) -> list[Turn]:
-    """Return messages and their parts. Sources outside messages are the parts of a turn whose role
-    is empty."""
+    """Return messages and their parts. Sources in a row that are outside messages become the parts
+    of one turn without a role."""
     if isinstance(sources, Mapping):
         sources = [Segment(name, text) for name, text in sources.items()]
     if isinstance(sources, str | bytes) or not isinstance(sources, Sequence):
@@ -212,8 +220,9 @@ def _read_message(item: Mapping[str, Any]) -> Turn:
 
 
 def _with_segments(items: Sequence[Any]) -> list[Any]:
-    """Return items with documents of LangChain and nodes of LlamaIndex as segments. Chunks of one
-    file have one name, and are numbered."""
+    """Return the same items, but with a segment for each document of LangChain and node of
+    LlamaIndex. Chunks of one file have the same name there, so they are numbered: faq.md, faq.md
+    (2)."""
     items_with_segments = list[Any]()
     taken_names = {str(item.name) for item in items if isinstance(item, Segment)}
     for number, item in enumerate(items, start=1):
@@ -236,8 +245,11 @@ class _LibraryDocument(NamedTuple):
     metadata: Mapping[Any, Any]
 
     def segment(self, number: int, taken_names: Container[str]) -> Segment:
-        """Return the document as a source with a name that is free. `number`: its place in the
-        list, which names a document without a name."""
+        """Return the document as a source.
+
+        number: Its number in the list, from 1, which names a document without a name.
+        taken_names: Names that other sources have.
+        """
         names = [str(self.metadata[key]) for key in METADATA_NAMES if self.metadata.get(key)]
         ids = tuple(str(self.metadata[key]) for key in METADATA_IDS if self.metadata.get(key))
         first_name = names[0] if names else f"source {number}"
@@ -250,8 +262,8 @@ class _LibraryDocument(NamedTuple):
 
 
 def _as_library_document(item: Any) -> _LibraryDocument | None:
-    """Return what an item has as a document of a library; None if it is not one. Documents are
-    known by their attributes, so that neither library needs to be installed."""
+    """Return an item as a document of LangChain or LlamaIndex; None if it is not one. Documents are
+    recognized by their attributes, so that neither library needs to be installed."""
     metadata = getattr(item, "metadata", None)
     text = getattr(item, "page_content", None)
     if text is None:
@@ -276,12 +288,16 @@ def _read_part(item: Any) -> Segment:
     return item
 
 
-def check_no_half_letters(value: Any, place: str) -> None:
+def check_no_half_letters(value: Any, description: str) -> None:
     """Raise ConfigError if a text, or any text in nested lists and objects, has half of a surrogate
     pair. It comes from JSON that was cut within an emoji, or from bytes that are not UTF-8, and
-    neither tokenizers nor files take it. `place`: what the value is, for the message."""
+    neither tokenizers nor files take it.
+
+    value: A text, list or object.
+    description: What the value is, for the message.
+    """
     # A list of what is left to check, not recursion: objects may be nested beyond its limit.
-    waiting = [(place, value)]
+    waiting = [(description, value)]
     while waiting:
         where, item = waiting.pop()
         if isinstance(item, str):

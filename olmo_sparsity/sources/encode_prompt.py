@@ -3,7 +3,11 @@
 Place in the flow: request → texts (prompt_texts.py) → **`encode_prompt`** → a `SourcePrompt`
 (prompt.py) → layout.py, which adds an answer.
 
-Sources are encoded one by one, so that the others keep their tokens if a decoy replaces one.
+Sources are encoded one by one, so that the others keep their tokens if a decoy replaces one:
+
+    texts    "The bridge opened in 1921."   "\\n\\n"   "When did it open?\\n"
+    tokens   [464, 7696, …]                 [628]     [2215, 750, …]
+             text_ids of a Piece            after_ids  local_ids
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from olmo_sparsity.text.units import span_width
 
 
 def encode_prompt(model: LoadedModel, request: AttributeRequest) -> SourcePrompt:
-    """Encode the sources and the question of a request."""
+    """Return the prompt of a request as tokens, without an answer."""
     settings = request.settings
     turns = read_turns(request.sources)
     segments_of_request = parts_of(turns)
@@ -78,11 +82,13 @@ def _candidate_names(segments: Sequence[Segment], candidates: Sequence[str] | No
 def _encode_segments(
     model: LoadedModel, segments: Sequence[Segment], control_tokens: bool
 ) -> list[list[int]]:
-    """Return the tokens of each part of a prompt.
+    """Return the tokens of each segment of a prompt.
 
-    A source is encoded as a text of its own, and may hold no control tokens unless they are wanted.
-    A part without a name is encoded as what it is: the beginning of the prompt, or a text that
-    follows another, before which a tokenizer puts no space."""
+    A source is encoded as a text of its own. What looks like a control token in it, such as
+    `<|im_end|>`, is encoded as letters, unless `control_tokens` is set. A segment without a name is
+    encoded as what it is: the beginning of the prompt, or a text that follows another, before which
+    a tokenizer puts no space.
+    """
     source_numbers = [number for number, segment in enumerate(segments) if segment.name]
     in_view_numbers = [number for number, segment in enumerate(segments) if not segment.name]
     beginning_number = [number for number in in_view_numbers if number == 0]
@@ -99,12 +105,15 @@ def _encode_segments(
     return [ids_by_number[number] for number in range(len(segments))]
 
 
-# --- parts of sources -----------------------------------------------------------------------------
+# --- sections of sources --------------------------------------------------------------------------
 
 
 def _divide_sources(prompt: SourcePrompt, units: str) -> SourcePrompt:
-    """Return the prompt with each source divided into parts, which are judged instead of it. The
-    second part of notes.txt is named "notes.txt §2"."""
+    """Return the prompt with each source divided into sections, which are judged instead of it. The
+    second section of notes.txt is named "notes.txt §2".
+
+    units: What a section is, such as sentences, paragraphs or span:16.
+    """
     names = list[str]()
     pieces = list[Piece]()
     for piece in prompt.pieces:
@@ -112,10 +121,10 @@ def _divide_sources(prompt: SourcePrompt, units: str) -> SourcePrompt:
             pieces.append(piece)
             continue
         document = Document(np.array(piece.text_ids), tokenizer=prompt.model.tokenizer)
-        ends = _ends_of_parts(document, units)
+        ends = _ends_of_sections(document, units)
         first = 0
         for number, end in enumerate(ends, start=1):
-            # What separates the source from the next text follows its last part.
+            # What separates the source from the next text follows its last section.
             after_ids = piece.after_ids if end == ends[-1] else []
             ids = piece.text_ids[first:end]
             pieces.append(Piece(ids, after_ids, len(names), piece.source))
@@ -124,8 +133,8 @@ def _divide_sources(prompt: SourcePrompt, units: str) -> SourcePrompt:
     return replace(prompt, names=names, pieces=pieces)
 
 
-def _ends_of_parts(document: Document, units: str) -> list[int]:
-    """Return one past the last token of each part of a document."""
+def _ends_of_sections(document: Document, units: str) -> list[int]:
+    """Return one past the last token of each section of a document."""
     num_tokens = len(document.tokens)
     width = span_width(units)
     if width is None:

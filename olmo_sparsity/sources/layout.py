@@ -1,10 +1,13 @@
 """Lay out a prompt with its answer: where its sources and statements are.
 
-Place in the flow: prompt (prompt.py) and answer (answer_tokens.py) → **layout**, with a unit for
-each source and a target for each statement (`lay_out`) → trials.py.
+Place in the flow: prompt (prompt.py) and answer (answer_tokens.py) → **`lay_out`** → a `Layout`,
+with a unit for each source and a target for each statement → trials.py.
 
-    distant part                          │ local window        │ targets
-    source 0, text in view, …, source S−1 │ question, reasoning │ answer
+The words are those of analysis/: sources are the units of the distant tokens, and the answer is the
+targets.
+
+    distant tokens                        │ local window        │ targets
+    source 0, text in view, …, source S−1 │ question, reasoning │ statement 0, statement 1, …
 
 Dimension key: W tokens of the answer, R rows of losses, T statements.
 """
@@ -39,17 +42,17 @@ class Layout:
     document: Document
     windows: Windows
     statements: Spans
-    """First and end token of each statement, within the answer."""
+    """First and end token of each statement, counted from the start of the answer."""
 
     units: Units
-    """The places of each source, with what separates it from the next."""
+    """First and end token of each source, with what separates it from the next text."""
 
     text_ends: np.ndarray
-    """One past the last place of each source's own text, which decoys replace."""
+    """One past the last token of each source's own text, which decoys replace."""
 
     @cached_property
     def block(self) -> Block:
-        """The answer as targets; all sources lie in the distant part."""
+        """The answer as targets; all sources are among the distant tokens."""
         start = int(self.windows.short) + self.num_distant
         return self.windows.block(self.document.tokens, start, len(self.document.tokens))
 
@@ -77,7 +80,10 @@ class Layout:
         return [item for item in answer_texts if item.text or item.statement is not None]
 
     def by_statement(self, losses_RW: np.ndarray) -> np.ndarray:
-        """Return losses_TR: the sum over the tokens of each statement."""
+        """Return losses_TR: the loss of each statement, which is the sum over its tokens.
+
+        losses_RW: Losses of the answer's tokens, with a row for each prompt.
+        """
         # Summed in fp64: many small numbers in fp32 would lose digits.
         losses_RW = losses_RW.astype(float)
         return np.stack([losses_RW[:, first:end].sum(1) for first, end in self.statements])
@@ -85,20 +91,22 @@ class Layout:
 
 def lay_out(prompt: SourcePrompt, answer: AnswerIds) -> Layout:
     """Return the prompt with this answer, and where its sources and statements are."""
+    # Where sources are.
     num_sources = len(prompt.names)
     first = np.zeros(num_sources, dtype=np.int64)
     end = np.zeros(num_sources, dtype=np.int64)
     text_ends = np.zeros(num_sources, dtype=np.int64)
-    place = 0
+    piece_first = 0
     for piece in prompt.pieces:
-        text_end = place + len(piece.text_ids)
+        text_end = piece_first + len(piece.text_ids)
         piece_end = text_end + len(piece.after_ids)
         if piece.source is not None:
-            first[piece.source] = place
+            first[piece.source] = piece_first
             text_ends[piece.source] = text_end
             end[piece.source] = piece_end
-        place = piece_end
+        piece_first = piece_end
 
+    # All tokens, in one document.
     tokens = prompt.ids_before_answer
     answer_start = len(tokens)
     for ids in answer.pieces:

@@ -7,6 +7,12 @@ prompt of two sources, with a text in view between them, has
 
     pieces      source 0 │ "\\n\\n" │ text in view │ "\\n\\n" │ source 1 │ "\\n\\n"
     local_ids   question, and what follows it until the answer begins
+
+With the option `units`, sections of a source are judged in place of it, such as its paragraphs.
+Each section is then a source, as far as verdicts are concerned, and only decoys are drawn for whole
+sources:
+
+    pieces      notes.txt §1 │ notes.txt §2 │ "\\n\\n" │ …
 """
 
 from __future__ import annotations
@@ -24,16 +30,18 @@ from olmo_sparsity.text.units import Spans
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens of a part of the prompt, and of what separates it from the next."""
+    """A text of the prompt as tokens, and what separates it from the next."""
 
     text_ids: list[int]
     after_ids: list[int]
+    """Tokens of the separator, which stay in place when a decoy replaces the text."""
+
     source: int | None = None
-    """The number of the source, or of the judged part of a source. None: it stays in view."""
+    """The number of the source, or of the judged section of one. None: it stays in view."""
 
     whole_source: int | None = None
-    """The number of the source that contains this part. Equal to `source` where sources are judged
-    as wholes."""
+    """The number of the source that contains this section. Equal to `source` where sources are
+    judged as wholes."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class SourcePrompt:
 
     model: LoadedModel
     names: list[str]
-    """Names of the sources, or of the parts of them that are judged."""
+    """Names of the sources, or of the sections of them that are judged."""
 
     pieces: list[Piece]
     local_ids: list[int]
@@ -55,8 +63,11 @@ class SourcePrompt:
     """Number of sources at the end that are sentences of the model's reasoning."""
 
     def with_reasoning(self, ids: list[int], spans: Spans) -> SourcePrompt:
-        """Return the prompt continued by the tokens of the reasoning. Its sentences become further
-        sources.
+        """Return the prompt continued by the tokens of the reasoning, whose sentences become
+        further sources:
+
+            before   pieces │ local_ids: question
+            after    pieces │ question │ reasoning 1 │ … │ reasoning n │ local_ids: last token
 
         ids: Tokens of the reasoning.
         spans: First and end token of each sentence. Empty: the reasoning only stays in view.
@@ -89,18 +100,19 @@ class SourcePrompt:
         )
 
     @cached_property
-    def parts_of_sources(self) -> list[list[list[int]]]:
-        """The tokens of each judged part, for each source in order."""
-        parts_by_source = dict[int | None, list[list[int]]]()
+    def sections_by_source(self) -> list[list[list[int]]]:
+        """For each source in order, the tokens of each of its judged sections; of a source that is
+        judged as a whole, there is one."""
+        sections_by_source = dict[int | None, list[list[int]]]()
         for piece in self.pieces:
             if piece.source is not None:
-                parts_by_source.setdefault(piece.whole_source, []).append(piece.text_ids)
-        return list(parts_by_source.values())
+                sections_by_source.setdefault(piece.whole_source, []).append(piece.text_ids)
+        return list(sections_by_source.values())
 
     @cached_property
     def ids_of_sources(self) -> list[np.ndarray]:
-        """The tokens of each source, joined where its parts are judged."""
-        return [np.array([*chain(*parts)]) for parts in self.parts_of_sources]
+        """The tokens of each whole source."""
+        return [np.array([*chain(*sections)]) for sections in self.sections_by_source]
 
     @property
     def longest_length(self) -> int:

@@ -1,15 +1,15 @@
 """Write the texts of a prompt with sources, with or without a chat template.
 
-Place in the flow: messages with named parts (documents.py) → **`plain_texts` or `template_texts`**
-→ encode_prompt.py, which encodes them one by one.
+Place in the flow: messages with named parts (documents.py) → **`plain_texts`**, or
+**`template_texts`** with a chat template → encode_prompt.py, which encodes the texts one by one.
 
 A prompt is a list of parts, each with the text that separates it from the next, and a closing text
-that ends where the answer begins. Of one source and a question, without a template:
+that ends where the answer begins. One source and a question become, without a template:
 
     PromptPart(source "faq.md", after "\\n\\n")
     closing "When did it open?\\n"
 
-and with one (shortened):
+and with a template, whose own texts are parts that stay in view (shortened):
 
     PromptPart(in view "<|user|>", after "")
     PromptPart(source "faq.md", after "\\n\\n")
@@ -40,9 +40,10 @@ class PromptPart:
     """A text of the prompt, and what separates it from the next."""
 
     segment: Segment
-    """The text. Without a name it stays in view."""
+    """The text. With a name it is a source, without a name it stays in view."""
 
     after: str
+    """What separates it from the next text. It stays where a decoy replaces the source."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def template_texts(model: LoadedModel, turns: Sequence[Turn], question: str | No
     texts = [segment.text for segment in segments]
     _report_unseen_keys(model, turns, texts)
 
+    # What the template writes before the first part, and after each part.
     beginning, *following = split_template(model, lambda texts: _messages(turns, texts), texts)
     parts = [PromptPart(Segment("", beginning), "")]
     for segment, after in zip(segments, following, strict=True):
@@ -104,8 +106,12 @@ def _with_question(turns: Sequence[Turn], question: str | None) -> list[Turn]:
 def _messages(
     turns: Sequence[Turn], texts: Sequence[str], without_key: str = ""
 ) -> list[dict[str, Any]]:
-    """Return the messages with these texts as their parts. `without_key`: a key that is left
-    out."""
+    """Return messages as a chat template takes them.
+
+    turns: The messages.
+    texts: The texts of all their parts in order, which replace those of the turns.
+    without_key: A key of messages that is left out.
+    """
     remaining_texts = iter(texts)
     messages = list[dict[str, Any]]()
     for turn in turns:
@@ -116,8 +122,9 @@ def _messages(
 
 
 def _report_unseen_keys(model: LoadedModel, turns: Sequence[Turn], texts: Sequence[str]) -> None:
-    """Print which keys of messages the template leaves out: it writes the same without them, so the
-    model does not see them."""
+    """Print which keys of messages the template leaves out, such as `tool_calls`. The model does
+    not see them, which a user may not expect. A key is left out if the template writes the same
+    prompt without it."""
     whole_prompt = through_template(model, _messages(turns, texts))
     keys = sorted(set(chain(*(turn.others for turn in turns))))
     unseen = [

@@ -1,8 +1,12 @@
 """Find what a model wrote before its answer, and split it into sentences.
 
-Place in the flow: tokens of a text → tokens of reasoning and of the answer (`num_reasoning`) →
-**spans of the reasoning's sentences** (`sentences`). Each sentence is a source of the answer, and
-is attributed itself to what precedes it (attributing.py).
+Place in the flow: tokens of a text → **`num_reasoning_tokens`**, which answer_tokens.py cuts off →
+**`sentence_spans`** → attributing.py. Each sentence is a source of the answer, and is attributed
+itself to what precedes it. For example, with one token a word:
+
+    <think> One note says that Weiss opened it. </think>  Katharina Weiss opened it.
+    └───────────── 9 tokens of reasoning ─────────────┘   └──────── answer ────────┘
+            └────── one sentence ─────────────┘
 """
 
 from __future__ import annotations
@@ -26,9 +30,9 @@ MIN_TOKENS = 5
 that before."""
 
 
-def num_reasoning(ids: Sequence[int], tokenizer: Tokenizer | None) -> int:
-    """Return how many tokens precede the answer: those up to `</think>` and the white space after
-    it, or 0."""
+def num_reasoning_tokens(ids: Sequence[int], tokenizer: Tokenizer | None) -> int:
+    """Return how many tokens of a text precede the answer: those up to `</think>` and the white
+    space after it; 0 if the text has no `</think>`."""
     texts = Document(np.array(ids), tokenizer=tokenizer).texts
     reasoning, closing, _ = "".join(texts).partition(CLOSING)
     if not closing:
@@ -39,20 +43,28 @@ def num_reasoning(ids: Sequence[int], tokenizer: Tokenizer | None) -> int:
     return num_tokens
 
 
-def sentences(ids: Sequence[int], tokenizer: Tokenizer | None) -> Spans:
-    """Return first and end token of each sentence, without tags around all of them."""
+def sentence_spans(ids: Sequence[int], tokenizer: Tokenizer | None) -> Spans:
+    """Return first and end token of each sentence of the reasoning, without the tags around it.
+
+    ids: Tokens of the reasoning, with its tags.
+    tokenizer: Turns them into text.
+    """
     texts = Document(np.array(ids), tokenizer=tokenizer).texts
+
+    # Leave out the tags.
     match = TAGGED.fullmatch("".join(texts))
-    assert match is not None
+    assert match is not None  # both tags are optional, and anything may be between them
     ends = _character_ends(texts)
     text_first = int(np.searchsorted(ends, match.start("text"), side="right"))
     text_end = int(np.searchsorted(ends, match.end("text"), side="right"))
     if text_end <= text_first or not match["text"].strip():
         return []
 
-    # By themselves, as statements are: an open quotation before them does not reach into them.
+    # Split by itself, as statements are: an open quotation before it does not reach into it.
     inner = Document(np.array(ids[text_first:text_end]), tokenizer=tokenizer)
     sentence_ends = text_first + inner.units("sentences", 0, text_end - text_first).end
+
+    # Join what is too short to be a source, such as "Hm." or "1.".
     spans = list[tuple[int, int]]()
     first = text_first
     for end in sentence_ends.tolist():
@@ -67,5 +79,5 @@ def sentences(ids: Sequence[int], tokenizer: Tokenizer | None) -> Spans:
 
 
 def _character_ends(texts: Sequence[str]) -> np.ndarray:
-    """Return one past the last character of each token in the whole text."""
+    """Return where the text of each token ends in the whole text: one past its last character."""
     return np.cumsum([len(text) for text in texts], dtype=int)

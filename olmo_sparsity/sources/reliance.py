@@ -1,7 +1,9 @@
 """Say whether an answer relies on a source, for `assert attribution.relies_on("faq.md")`.
 
 Place in the flow: `Attribution.relies_on` (statements.py) → **a `Reliance`**, which is true or
-false, and which pytest prints if the assertion fails.
+false, and which pytest prints if the assertion fails:
+
+    expected: faq.md; found: statement 0, 'It opened in 1921.', relies on report.pdf (4.1 nats)
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ class Reliance:
 
     holds: bool
     words: str
+    """What was expected and found, as `describe_reliance` returns it."""
 
     def __bool__(self) -> bool:
         return self.holds
@@ -42,7 +45,7 @@ def describe_reliance(expected: str, rows: pd.DataFrame, relies: Sequence[bool])
     rows: Statements that were asked about, from `Attribution.statements`.
     relies: Whether each of them relies on that source (on any, if none is expected).
     """
-    # Those that rely on it come first, as not all are shown.
+    # Statements that rely on it come first, as not all are shown.
     order = np.argsort(np.logical_not(relies), kind="stable")
     shown = [_describe_row(row) for row in rows.iloc[order[:MAX_SHOWN]].itertuples()]
     if len(rows) > MAX_SHOWN:
@@ -51,7 +54,7 @@ def describe_reliance(expected: str, rows: pd.DataFrame, relies: Sequence[bool])
 
 
 def _describe_row(row: Any) -> str:
-    """Return the verdict of a statement in a few words."""
+    """Return the verdict on a statement in a few words. `row`: of `Attribution.statements`."""
     if row.kind == "undecided":
         verdict = "is undecided"
     else:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from olmo_sparsity import Segment, attribute
-from olmo_sparsity.sources.reasoning import num_reasoning, sentences
+from olmo_sparsity.sources.reasoning import num_reasoning_tokens, sentence_spans
 from olmo_sparsity.sources.statements import Attribution
 from tests.support.explanations import WORDS
 from tests.support.sources import GIVEN, SOURCES, made_up, model_of
@@ -126,7 +126,7 @@ def test_json_has_the_sentences_of_the_reasoning(chained: Attribution) -> None:
 
 def sentence_texts(text: str) -> list[str]:
     ids = tokenizer()(text, add_special_tokens=False).input_ids
-    spans = sentences(ids, tokenizer().backend_tokenizer)
+    spans = sentence_spans(ids, tokenizer().backend_tokenizer)
     return [tokenizer().decode(ids[first:end]) for first, end in spans]
 
 
@@ -148,5 +148,5 @@ def test_sentences_have_no_tags_and_at_least_five_tokens(text: str, expected: li
 
 def test_what_precedes_the_closing_tag_is_reasoning() -> None:
     ids = tokenizer()(f"{REASONING} w1", add_special_tokens=False).input_ids
-    assert num_reasoning(ids, tokenizer().backend_tokenizer) == len(ids) - 1
-    assert num_reasoning(ids[-1:], tokenizer().backend_tokenizer) == 0
+    assert num_reasoning_tokens(ids, tokenizer().backend_tokenizer) == len(ids) - 1
+    assert num_reasoning_tokens(ids[-1:], tokenizer().backend_tokenizer) == 0
