@@ -1,11 +1,16 @@
 """Store the answers to questions, one file each, and read them again.
 
-Place in the flow: questions.py writes them; gate.py and index_page.py read them. A folder of
-results holds
+Place in the flow: questions.py writes answers (**`write_answer`**); gate.py and index_page.py read
+them (**`read_answers`**). A folder of results holds
 
     identity.json           model, tokenizer, questions and settings that the answers are of
-    questions/000000.json   tables of the first answer, and under `gate` its `StoredAnswer`
+    questions/000000.json   the first answer:
+        question, identity  its number, and the hash of identity.json
+        gate                what the gate needs of it: a `StoredAnswer`
+        statements, matrix  tables of its attribution, and more (`Attribution.to_dict`)
     …
+
+A number is null in these files where an effect was not evaluated.
 """
 
 from __future__ import annotations
@@ -32,7 +37,8 @@ IDENTITY = "identity.json"
 
 
 class Effect(NamedTuple):
-    """A mean over decoys, and its standard error."""
+    """What a source gives, or what is lost without it: a mean over decoys, and its standard
+    error."""
 
     nats: float
     se: float
@@ -40,13 +46,20 @@ class Effect(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredCell:
-    """Numbers of a statement and a source; see docs/sources.md. None: not evaluated."""
+    """Numbers of a statement and a source, in nats. None: not evaluated."""
 
     gives: float | None
+    """What the source gives when decoys replace all others."""
+
     lost: float | None
+    """What is lost when a decoy replaces the source."""
+
     se_gives: float | None
     se_lost: float | None
+    """Standard errors of both."""
+
     above: float | None
+    """By how much the larger effect exceeds the threshold of a named source."""
 
     @property
     def effects(self) -> list[Effect | None]:
@@ -63,7 +76,8 @@ class StoredCell:
 
 @dataclass(frozen=True)
 class StoredStatement:
-    """A row of `Attribution.statements`, with its rows of the matrix."""
+    """A statement with its verdict: a row of `Attribution.statements`, with the rows of the matrix
+    that belong to it."""
 
     number: int
     """The number of the statement in its answer, from 0."""
@@ -85,7 +99,7 @@ class StoredStatement:
 
     verdict: str
     cells: dict[str, StoredCell]
-    """Rows of the matrix by source."""
+    """The numbers of each source, by its name."""
 
     @property
     def rests_on_none(self) -> bool:
@@ -99,7 +113,7 @@ class StoredStatement:
 
 @dataclass(frozen=True)
 class StoredAnswer:
-    """What the gate needs of an answer: the key `gate` of a file of `questions/`."""
+    """An answer with the verdicts on its statements, as the gate compares it."""
 
     question: int
     """The number of the question in its file, from 0."""
@@ -114,7 +128,8 @@ class StoredAnswer:
     """How long the question took."""
 
     source_texts: dict[str, str]
-    """A hash of the text of each source."""
+    """A hash of the text of each source, by its name: whether a text has changed is all that is
+    compared."""
 
     statements: list[StoredStatement]
 
@@ -122,7 +137,14 @@ class StoredAnswer:
     def of(
         number: int, asked: str, attribution: Attribution, id: str = "", seconds: float = 0.0
     ) -> StoredAnswer:
-        """Return what is stored of the attribution of question `number`."""
+        """Return what the gate needs of an attribution.
+
+        number: The number of the question in its file, from 0.
+        asked: The text of the question.
+        attribution: The attribution of its answer.
+        id: The question's id.
+        seconds: How long the question took.
+        """
         hashes = {
             name: hash_of(attribution.source_text(i)) for i, name in enumerate(attribution.names)
         }
@@ -159,7 +181,8 @@ class StoredAnswer:
 
 def _stored_statement(attribution: Attribution, row: Any) -> StoredStatement:
     """Return a statement with its numbers. `row`: of `Attribution.statements`."""
-    numbers = attribution.matrix[[field.name for field in fields(StoredCell)]].loc[row.Index]
+    columns = [field.name for field in fields(StoredCell)]
+    numbers = attribution.matrix[columns].loc[row.Index]
     return StoredStatement(
         number=row.Index,
         text=row.text,
@@ -191,7 +214,8 @@ def _statement_without_sources(number: int, text: str) -> StoredStatement:
 
 
 def identity_in(folder: str | Path) -> dict[str, Any]:
-    """Return what the results in a folder are of, as `identity_of_questions` returned it."""
+    """Return what the results in a folder are of: what `identity_of_questions` returned when they
+    were begun. Raise DataError if another version has written them."""
     identity = read_json(Path(folder) / IDENTITY, dict, "measure the questions again")
     if identity.get("version") != VERSION or not isinstance(identity.get("num_questions"), int):
         raise DataError(f"{folder} is not of version {VERSION}; measure the questions again")
@@ -210,14 +234,20 @@ def read_answers(folder: str | Path) -> list[StoredAnswer]:
 
 
 def write_answer(folder: Path, identity: str, answer: StoredAnswer, tables: dict[str, Any]) -> None:
-    """Write the file of a question. `identity`: the hash of the folder's identity.json. `tables`:
-    what `Attribution.to_dict` returns."""
+    """Write the file of a question.
+
+    folder: The folder of the results.
+    identity: The hash of the folder's identity.json.
+    answer: What the gate needs.
+    tables: What `Attribution.to_dict` returns.
+    """
     stored = {"question": answer.question, "identity": identity, "gate": asdict(answer)} | tables
     write_as_json(answer_file(folder, answer.question), with_crc(to_json_value(stored)))
 
 
 def read_stored(folder: Path, num_questions: int) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield each question's file and what it holds."""
+    """Yield each question's file and what it holds. Raise DataError for a file that was written for
+    another question or with other settings."""
     identity = sha256_of(folder / IDENTITY)
     for number in range(num_questions):
         file = answer_file(folder, number)

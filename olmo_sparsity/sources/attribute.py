@@ -1,7 +1,9 @@
-"""The entry point `attribute`: which source each statement of an answer relies on.
+"""Declare the entry point `attribute`: which source each statement of an answer relies on.
 
-Place in the flow: on top of the second product, as analysis/api.py is of the first. Importing this
-module imports no torch.
+Place in the flow: on top of the package `sources`, as analysis/api.py is on top of `analysis`. This
+module has the signature and its explanation, which `--help` shows, too. `entry_point` turns a call
+into an `AttributeRequest` (request.py), which attributing.py answers. Importing this module imports
+no torch.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 
 def _attribute() -> EntryPoint:
+    """Return what answers a call, and what counts its cost. Imported when it is called."""
     from olmo_sparsity.sources.attributing import attribute
     from olmo_sparsity.sources.cost import count_cost
     from olmo_sparsity.sources.request import AttributeRequest

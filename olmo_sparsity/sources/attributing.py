@@ -1,15 +1,25 @@
-"""Answer a request of `attribute`: tokens → losses → **an `Attribution`** (`attribute`).
+"""Answer a request of `attribute`.
+
+Place in the flow: request (request.py) → **`attribute`** → an `Attribution` (statements.py):
 
     request ─ encode_prompt.py ─ answer_tokens.py ─ layout.py ─┐
               decoys.py ───────────────────────────────────────┴─ trials.py ─ statements.py
 
 `Attributing` lays out the prompt, draws decoys, and has losses evaluated. The `Attribution` that it
-returns turns them into verdicts. If the model reasons before it answers, each sentence of the
-reasoning that a verdict names is attributed in turn, as a statement of its own.
+returns turns them into verdicts.
+
+If the model reasons before it answers, the answer may rest on sentences of the reasoning. Each
+sentence that a verdict names is then attributed in turn, as an answer of its own, and so on:
+
+    link         prompt                                     answer
+    answer       sources, question, reasoning 1 to n        the answer
+    reasoning 2  sources, question, reasoning 1             sentence 2 of the reasoning
+    reasoning 1  sources, question                          sentence 1 of the reasoning
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -41,14 +51,16 @@ DEFAULT_DECOYS = "builtin:embedded"
 
 
 def attribute(request: AttributeRequest) -> Attribution:
-    """Answer a request."""
+    """Answer a request: load its model, and return the attribution of its answer."""
     with in_use(request.model):
         return Attributing(load_model_of(request), request).run()
 
 
 def load_model_of(request: AttributeRequest, *, only_counts: bool = False) -> LoadedModel:
-    """Load the model of a request. `only_counts`: nothing is computed, so a server gets no
-    request."""
+    """Load the model of a request.
+
+    only_counts: Nothing will be computed, so a server gets no request.
+    """
     return load(
         request.model,
         request.tokenizer,
@@ -62,7 +74,7 @@ def load_model_of(request: AttributeRequest, *, only_counts: bool = False) -> Lo
 
 @dataclass(frozen=True)
 class Link:
-    """The answer, or a sentence of the reasoning, with the prompt that precedes it."""
+    """The answer, or a sentence of the reasoning as an answer, with the prompt that precedes it."""
 
     prompt: SourcePrompt
     answer: AnswerIds
@@ -70,7 +82,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Attributing:
-    """A request to a model, to run or to count."""
+    """A request together with its model, to run (`run`) or to count (`layouts`)."""
 
     model: LoadedModel
     request: AttributeRequest
@@ -92,22 +104,35 @@ class Attributing:
                 reasoning=request.reasoning,
             )
             answer_link, *sentence_links = self._links(ids)
-            answer = self._judge("explaining", answer_link)
-            steps = dict[str, Attribution]()
-            waiting = [*answer.named_sentences]
-            for number in waiting:  # grows, by the sentences that a sentence relies on
-                name = f"reasoning {number + 1}"
-                step = self._judge(f"explaining {name}", sentence_links[number])
-                steps[name] = replace(step, steps=steps)
-                waiting += [other for other in step.named_sentences if other not in waiting]
+            answer = self._attribute_link("explaining", answer_link)
+            steps = self._attribute_reasoning(answer, sentence_links)
         forwards_of_steps = sum(step.token_forwards for step in steps.values())
         token_forwards = answer.token_forwards + forwards_of_steps
         return replace(answer, steps=steps, token_forwards=token_forwards)
 
+    def _attribute_reasoning(
+        self, answer: Attribution, sentence_links: Sequence[Link]
+    ) -> dict[str, Attribution]:
+        """Attribute each sentence of the reasoning on which the answer relies, also through other
+        sentences. Return the attributions by the names of the sentences.
+
+        answer: The attribution of the answer.
+        sentence_links: All sentences of the reasoning.
+        """
+        steps = dict[str, Attribution]()
+        waiting = [*answer.named_sentences]
+        for number in waiting:  # grows, by the sentences that a sentence relies on
+            name = f"reasoning {number + 1}"
+            step = self._attribute_link(f"explaining {name}", sentence_links[number])
+            # All steps share one dictionary, in which each finds those that it relies on.
+            steps[name] = replace(step, steps=steps)
+            waiting += [other for other in step.named_sentences if other not in waiting]
+        return steps
+
     @cached_property
     def layouts(self) -> list[tuple[SourcePrompt, Layout]]:
-        """Prompt and layout of the answer, as long as it may become, and of each sentence of the
-        reasoning. For counting: nothing is generated."""
+        """Prompt and layout of the answer, and of each sentence of the reasoning, for counting.
+        Nothing is generated: an answer that the model would write is as long as it may become."""
         request = self.request
         prompt = self._prompt
         max_new_tokens = self._max_new_tokens
@@ -136,11 +161,16 @@ class Attributing:
         return links
 
     def _decoy_texts(self, prompt: SourcePrompt) -> list[np.ndarray]:
+        """Return the unrelated texts of which decoys are drawn. Raise if they do not suffice."""
         decoys = self.request.decoys
         return read_decoys(self.model, prompt, DEFAULT_DECOYS if decoys is None else decoys)
 
-    def _judge(self, progress_name: str, link: Link) -> Attribution:
-        """Evaluate as many decoys as the verdicts of this answer need."""
+    def _attribute_link(self, progress_name: str, link: Link) -> Attribution:
+        """Evaluate as many decoys as the verdicts on this answer need, and return its attribution.
+
+        progress_name: What the line of progress says.
+        link: The answer, or a sentence of the reasoning.
+        """
         settings = self.request.settings
         prompt = link.prompt
         decoys = draw_decoys(prompt, self._decoy_texts(prompt), settings.draws, settings.seed)
@@ -167,7 +197,8 @@ class Attributing:
         )
 
     def _check_sources_are_read(self, trials: Trials, prompt: SourcePrompt, layout: Layout) -> None:
-        """Raise if a server has cut sources off the prompt: no statement would rely on them."""
+        """Raise DataError if a server has cut sources off the prompt: no statement would rely on
+        them, and the verdicts would look sound."""
         if self.model.prompt_model is None:
             return  # A model in this process reads whole prompts, whatever it makes of them.
         unread = trials.unread_sources()

@@ -1,7 +1,7 @@
 """Read messages as OpenAI's or Anthropic's API takes them into one form.
 
-Place in the flow: a file (`read_log`) or Python objects → **`normalize_messages`** → messages.py,
-which says which of them are sources.
+Place in the flow: a file (**`read_log`**) or Python objects → **`normalize_messages`** → a list of
+`LogMessage` → messages.py, which says which of them are sources.
 
 The two APIs differ in where they put the system prompt, calls of tools and results of tools:
 
@@ -51,11 +51,11 @@ class LogMessage:
     """The texts of its content, one for each block."""
 
     keys: dict[str, Any] = field(default_factory=dict)
-    """Other keys, as chat templates take them, such as `name` and `tool_call_id`."""
+    """Other keys of the message, as chat templates take them, such as `name` and `tool_call_id`."""
 
     @property
     def reasoning(self) -> str | None:
-        """What the model wrote before its answer."""
+        """What the model wrote before its answer. None: the log has no reasoning."""
         for key in REASONING_KEYS:
             if self.keys.get(key):
                 return str(self.keys[key])
@@ -79,7 +79,10 @@ def read_log(path: str | Path) -> Messages:
 
 
 def _parse_json(text: str | bytes, place: str) -> Any:
-    """Parse JSON without duplicate keys. `place`: the file or line, for messages."""
+    """Parse JSON; raise DataError for a key that an object has twice, as one would be lost.
+
+    place: The file or line, for the message.
+    """
     try:
         return json.loads(text, object_pairs_hook=unique)
     except DuplicateKey as error:
@@ -90,7 +93,8 @@ def _parse_json(text: str | bytes, place: str) -> Any:
 
 
 def normalize_messages(messages: Messages) -> list[LogMessage]:
-    """Return messages of either API in the form of chat templates."""
+    """Return messages of either API in one form. A message with results of tools, as Anthropic
+    writes it, becomes several."""
     log = list[LogMessage]()
     if isinstance(messages, Mapping):
         system = messages.get("system")
@@ -107,7 +111,11 @@ def normalize_messages(messages: Messages) -> list[LogMessage]:
 
 
 def _normalize_message(message: Any, number: int) -> list[LogMessage]:
-    """Return a message, after the results of tools that it holds as messages of their own."""
+    """Return a message, preceded by a message for each result of a tool that it holds.
+
+    message: As a user passes it.
+    number: Its number in the list, from 0.
+    """
     role = message.get("role") if isinstance(message, Mapping) else None
     if not isinstance(role, str):
         raise ConfigError(f"messages: number {number} has no role: {message!r:.80}")
@@ -121,6 +129,8 @@ def _normalize_message(message: Any, number: int) -> list[LogMessage]:
     for key in REASONING_KEYS:
         if not isinstance(keys.get(key, ""), str):
             raise ConfigError(f"{place}: {key}={keys[key]!r:.60} must be a text")
+
+    # Calls and reasoning that Anthropic writes as blocks become keys, as OpenAI writes them.
     calls = [*_as_list(keys.pop("tool_calls", []), "tool_calls", place), *content.calls]
     if content.reasonings:
         keys["reasoning_content"] = "\n\n".join(filter(None, content.reasonings))
@@ -150,8 +160,12 @@ class _Content:
 
 
 def _read_content(content: Any, place: str) -> _Content:
-    """Read the content of a message: None, a text, or a list of blocks. `place`: the message, for
-    messages of errors."""
+    """Sort the content of a message by kinds of blocks. Raise DataError for a block without text,
+    such as an image.
+
+    content: None, a text, or a list of blocks.
+    place: The message, for errors.
+    """
     if content is None or isinstance(content, str):
         return _Content([content] if content else [])
     by_kind = _Content()
@@ -177,7 +191,7 @@ def _read_content(content: Any, place: str) -> _Content:
 
 
 def _as_list(value: Any, name: str, place: str) -> list[Any]:
-    """Return a value that must be a list."""
+    """Return the value; raise ConfigError if it is not a list."""
     if not isinstance(value, list):
         raise ConfigError(f"{place}: {name}={value!r:.60} must be a list")
     return value

@@ -1,9 +1,12 @@
 """Write the requests and read the replies of servers: vLLM, SGLang, llama.cpp's own, and those that
 follow OpenAI's `echo`.
 
-Place in the flow: server.py sends what a dialect writes, and checks what it reads. To support
-another server, write one subclass of `Dialect` here and add it to `DIALECTS` at the end of this
-file; docs/extend.md has an example of ten lines.
+Place in the flow: server.py sends what a dialect writes, and checks what it reads:
+
+    token IDs → **`score_requests`** → JSON → the server → JSON → **`read_scores`** → a `Reply`
+
+To support another server, write one subclass of `Dialect` here and add it to `DIALECTS` at the end
+of this file; docs/extend.md has an example of ten lines.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True)
 class Reply:
-    """What a server says of a prompt's tokens and of the token that it generates."""
+    """What a server returned for a prompt: its last tokens with their log-probabilities, and the
+    token that the server generates behind it."""
 
     first: int
     """The number of the token of the prompt with which `tokens` begin."""
@@ -41,7 +45,7 @@ class Reply:
     """The log-probability of each of these tokens."""
 
     generated: Scored | None
-    """None: the reply does not have it."""
+    """The generated token. None: the reply does not have it."""
 
     request: Any = None
     """The identifier of the request, if the reply has it."""
@@ -161,7 +165,7 @@ class Sglang(Dialect):
     num_candidates = 20
 
     def score_requests(self, ids: list[int], first: int, name: str) -> list[dict[str, Any]]:
-        # The log-probability of the first token that is returned is null, so one more is asked for.
+        # SGLang returns null for the first token that it scores, so one more is asked for.
         return [self._generate(ids) | {"logprob_start_len": first - 1, "rid": name}]
 
     def read_scores(self, replies: list[Any], ids: list[int], first: int) -> Reply:
@@ -246,7 +250,7 @@ DIALECTS: dict[str, Dialect] = {
 
 
 def _token_of(written: Any) -> Any:
-    """Return the ID of a token that is written as `token_id:ID`; others as they are."""
+    """Return the ID of a token that is written as `token_id:ID`. Return anything else as it is."""
     if not isinstance(written, str):
         return written
     token_id = re.fullmatch(r"token_id:(\d{1,9})", written)

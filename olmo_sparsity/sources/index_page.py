@@ -16,7 +16,8 @@ from olmo_sparsity.sources.answers import StoredAnswer, read_answers
 HEAD = '<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>Questions</title>\n'
 
 WORDS_OF_CHECKS = {True: "passed", False: "failed", None: "none"}
-"""By whether all checks of a question passed; None: it has none."""
+"""What the column of checks says, by whether all checks of a question passed. None: it has no
+checks."""
 
 
 def page_file(pages: Path, number: int) -> Path:
@@ -33,8 +34,14 @@ def write_page_without_sources(pages: Path, number: int, question: str) -> None:
 def write_index(
     pages: str | Path, out: str | Path, passes: Mapping[int, bool] | None = None
 ) -> None:
-    """Write the page that lists the questions: how many statements rest on a source, how many are
-    undecided. `passes`: by question, from 0, whether its checks passed."""
+    """Write the page that lists the questions, with the number of statements that rest on a source,
+    and that are undecided.
+
+    pages: The folder of the pages.
+    out: The folder of the results.
+    passes: Whether all checks of a question passed, by its number from 0. None: no column of
+        checks.
+    """
     titles = ["question", "statements", "rest on a source", "undecided"]
     if passes is not None:
         titles.append("checks")
@@ -49,6 +56,7 @@ def write_index(
 
 
 def _cells(answer: StoredAnswer) -> list[str]:
+    """Return the cells of a question: a link to its page, and three counts of statements."""
     title = f"{answer.id}: {answer.asked}" if answer.id else answer.asked
     link = f'<a href="{page_file(Path(), answer.question)}">{escape(title)}</a>'
     num_undecided = sum(row.is_undecided for row in answer.statements)

@@ -1,9 +1,12 @@
 """Score prompts with llama.cpp in this process, from a quantized GGUF file as it is.
 
-Place in the flow: prompts of trials.py → **log p** (`LlamaCpp.score`), as from a server.
+Place in the flow: prompts of trials.py → **`LlamaCpp.score`** → log p, as from a server.
 
 Prompts are scored in sorted order, so that neighbours begin alike. What a prompt shares with the
-one before it stays in llama.cpp's cache and is not computed again.
+one before it stays in llama.cpp's cache and is not computed again:
+
+    prompt 1   a b c d | e f     all six tokens are computed
+    prompt 2   a b c x | e f     a b c are in the cache: three tokens are computed
 
 Dimension key: W tokens of a continuation, V tokens of the vocabulary.
 """
@@ -41,7 +44,7 @@ class LlamaCpp(PromptModel):
         self._on_gpu = device != "cpu"
         self._llama: Any = None
         self._num_places = 0
-        # Tokens whose states the cache holds.
+        # Tokens whose states llama.cpp's cache holds.
         self._cached: list[int] = []
         model = self._open(2 * BATCH).model
         if llama_cpp.llama_model_has_encoder(model):
@@ -53,7 +56,8 @@ class LlamaCpp(PromptModel):
         self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
 
     def _open(self, num_places: int) -> Any:
-        """Return a context with room for so many tokens: the open one, if it has that."""
+        """Return llama.cpp's model with room for so many tokens in its cache. It is loaded again
+        only if it has less."""
         if num_places > self._num_places:
             # The next power of two, so that slightly longer prompts do not load the model again.
             self._num_places = 1 << (num_places - 1).bit_length()
@@ -122,7 +126,7 @@ class LlamaCpp(PromptModel):
         """Return logits_WV after the tokens from number `first` on."""
         import llama_cpp
 
-        # Tokens from `first` on are computed again, as only they return logits.
+        # Tokens from `first` on are computed again if they are in the cache, as it has no logits.
         self._keep_in_cache(min(_num_shared(self._cached, tokens), first))
         context = self._open(0).ctx
         rows = list[np.ndarray]()
@@ -170,7 +174,7 @@ class LlamaCpp(PromptModel):
 
 
 def _num_shared(cached: Sequence[int], tokens: Sequence[int]) -> int:
-    """Return with how many equal tokens both begin."""
+    """Return the number of tokens with which both lists begin alike."""
     num_shared = 0
     for cached_token, token in zip(cached, tokens, strict=False):
         if cached_token != token:

@@ -51,8 +51,9 @@ class StatementLosses:
 
     @cached_property
     def cap_T(self) -> np.ndarray:
-        """The usual loss with decoys: their median. All losses are capped here, because a text that
-        raises the loss further misleads the model, which says nothing about what sources give."""
+        """The usual loss with decoys in place of all sources: the median over decoys. Effects count
+        a larger loss as this one. A text that raises the loss further misleads the model, which
+        says nothing about what sources give."""
         return np.nanmedian(self.decoys_TD, -1)
 
     @property

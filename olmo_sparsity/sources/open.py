@@ -1,7 +1,11 @@
 """Open a model that computes elsewhere: llama.cpp in this process, or servers behind URLs.
 
-Place in the flow: `load_model` finds `open_prompt_model` by the entry points of the group
-`olmo_sparsity.prompt_models` when it is given `llama:FILE.gguf` or a URL.
+Place in the flow: `load_model` finds **`open_prompt_model`** by the entry points of the group
+`olmo_sparsity.prompt_models` when it is given a name of one of these forms:
+
+    llama:FILE.gguf, llama:smollm2        llama.py, with the tokenizer of the file
+    http://127.0.0.1:8000                 servers.py, with the tokenizer that the user passes
+    http://a:8000,http://b:8000#NAME      the same, two servers of one model
 """
 
 from __future__ import annotations
@@ -43,9 +47,16 @@ def open_prompt_model(
     timeout: float | None = None,
     patience: float | None = None,
 ) -> LoadedModel:
-    """Open a prompt model. `name`: `llama:FILE.gguf` or `llama:smollm2`, which bring a tokenizer;
-    or a server's URL, or several with commas between them. `only_counts`: send no request to a
-    server. For `timeout` and `patience` see `ServerOptions`."""
+    """Open a prompt model.
+
+    name: `llama:FILE.gguf` or `llama:smollm2`, which bring a tokenizer; or a server's URL, or
+        several with commas between them.
+    tokenizer: The tokenizer of a model on a server: a folder, GGUF file, hub name or object.
+    device: Where llama.cpp computes; a server decides itself.
+    dtype, device_map: Must be the defaults, as weights are loaded elsewhere.
+    only_counts: Send no request to a server.
+    timeout, patience: See `ServerOptions`.
+    """
     is_llama = name.startswith(LLAMA)
     if is_llama and "://" in name:  # it may hold a password
         raise ConfigError(f"{LLAMA} must be followed by a GGUF file, not by a URL")
@@ -80,7 +91,7 @@ def _open_servers(
     patience: float | None,
     only_counts: bool,
 ) -> LoadedModel:
-    """Meet the servers behind these URLs, and return the model that they share."""
+    """Meet the servers behind these URLs, and return the model that they serve."""
     transformers_tokenizer = _read_tokenizer(tokenizer)
     fast_tokenizer = as_tokenizer(transformers_tokenizer)
     model = Servers(
@@ -137,8 +148,8 @@ def _open_llama(path: str, name: str, device: str) -> LoadedModel:
 
 
 def _read_tokenizer(tokenizer: Any) -> Any:
-    """Return a tokenizer of transformers: `tokenizer` itself if it is one, or that of a GGUF file,
-    of a folder or of the hub."""
+    """Return a tokenizer of transformers: `tokenizer` itself if it is an object, else what a GGUF
+    file, a folder or the hub has under this name."""
     if not isinstance(tokenizer, str | Path):
         return tokenizer
     if str(tokenizer).endswith(".gguf"):

@@ -1,4 +1,9 @@
-"""The options of `attribute`. Imports nothing large, because `--help` reads it."""
+"""Declare the options of `attribute`: settings of the verdicts, and how long servers are waited
+for.
+
+Place in the flow: read by request.py, the command and `--help`. So nothing large is imported here.
+The docstring of `attribute` (attribute.py) explains each setting.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from olmo_sparsity.config.schema import option, validate
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSettings:
-    """The settings of `attribute`."""
+    """The settings that determine the verdicts. Results store them."""
 
     draws: int = option(8, least=2)
     units: str = "sources"
@@ -30,7 +35,7 @@ class SourceSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """How long a model behind a server is waited for."""
+    """How long a server is waited for. These change no number, so results do not store them."""
 
     timeout: float | None = option(
         None, "seconds that a server may take for one request; 600", metavar="S", least=0.001

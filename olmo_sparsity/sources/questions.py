@@ -1,8 +1,14 @@
-"""Attribute the answers to many questions: a .jsonl file → **tables of all statements**.
+"""Attribute the answers to many questions of a .jsonl file, and write tables of all statements.
 
-Place in the flow (`measure_questions`): questions_file.py reads the file, attributing.py answers
-each question, answers.py stores what it returns, index_page.py lists the pages. Each finished
-question is one file, so that a killed run resumes, and processes share a folder.
+Place in the flow: **`measure_questions`** calls
+
+    questions_file.py   reads the file: a request for each line
+    attributing.py      answers each question
+    answers.py          stores the answer: one file for each question
+    index_page.py       lists the pages, if they are wanted
+
+Since each finished question is one file, a killed run resumes where it stopped, and several
+processes can share a folder.
 """
 
 from __future__ import annotations
@@ -51,11 +57,14 @@ def measure_questions(
     pages: Path | None = None,
 ) -> pd.DataFrame | None:
     """Attribute the answer to each question of a .jsonl file (docs/sources.md). Write
-    statements.parquet and matrix.parquet into `out`, and return the first. None: other processes
-    have questions left.
+    statements.parquet and matrix.parquet into `out`, and return the table of statements. Return
+    None if other processes have questions left: the last one writes the tables.
 
-    common: A loaded model, options, and `decoys`; default: the sources of other questions.
-    shard: Number of this process, and of all that share the questions.
+    common: What all questions have in common: a loaded model, options, and `decoys` (default: the
+        sources of other questions).
+    questions: The .jsonl file.
+    out: The folder of the results.
+    shard: Number of this process, from 0, and of all that share the questions.
     pages: A folder that gets a page for each question. A question without its page is answered
         again.
     """
@@ -82,7 +91,13 @@ def _answer_questions(
     folder: WorkFolder,
     pages: Path | None,
 ) -> None:
-    """Answer those of this process's questions that are not finished, and store each answer."""
+    """Answer the questions of this process that are not finished, and store each answer.
+
+    common, questions, pages: As in `measure_questions`.
+    requests: The requests of all questions.
+    own_numbers: Numbers of the questions of this process.
+    folder: The folder of the results.
+    """
     model = common.model
     lines = [*read_lines(questions)]
     unfinished = [n for n in own_numbers if not _is_finished(folder.path, pages, n)]
@@ -106,8 +121,8 @@ SHOWN_SOURCES = 3
 
 
 def _describe_question(request: AttributeRequest, number: int, id: str) -> str:
-    """Return what is read next, for a line of progress: the question's id or number, and its
-    sources."""
+    """Return which question is read next, for a line of progress, by id or number, with the names
+    of its sources."""
     names = [part.name for part in parts_of(read_turns(request.sources)) if part.name]
     shown = ", ".join(names[:SHOWN_SOURCES])
     num_left = len(names) - SHOWN_SOURCES
@@ -123,7 +138,7 @@ def _is_finished(folder: Path, pages: Path | None, number: int) -> bool:
 
 @dataclass(frozen=True)
 class _Answered:
-    """What is stored of a question."""
+    """What is stored of a question, in two forms."""
 
     answer: StoredAnswer
     tables: dict[str, Any]
@@ -149,8 +164,9 @@ def _answer_question(
 def _answer_without_sources(
     model: LoadedModel, request: AttributeRequest, number: int, id: str, pages: Path | None
 ) -> _Answered:
-    """Return that no statement of the answer rests on a source, without a model's forward."""
-    assert request.answer is not None  # `read_questions` refused it
+    """Return verdicts of "no source" on the statements of an answer whose prompt has no sources. No
+    model is run."""
+    assert request.answer is not None  # `read_questions` requires it
     texts = statement_texts(model, request.answer)
     answer = StoredAnswer.without_sources(number, request.question_text, texts, id)
     if pages is not None:
@@ -163,14 +179,15 @@ def _answer_without_sources(
 
 
 def _write_tables(folder: Path, num_questions: int) -> pd.DataFrame:
-    """Write the tables of all questions, and return that of statements."""
+    """Write the tables of all questions, and return the table of statements."""
     answers = [stored for _, stored in read_stored(folder, num_questions)]
     _write_table(folder, "matrix", answers)
     return _write_table(folder, "statements", answers)
 
 
 def _write_table(folder: Path, name: str, answers: list[dict[str, Any]]) -> pd.DataFrame:
-    """Write the rows of all answers in one table. `name`: of the table in stored answers."""
+    """Write the rows of all answers into one table, and return it. `name`: "statements" or
+    "matrix", as in stored answers."""
     rows = [
         pd.DataFrame(stored[name]).assign(question=number) for number, stored in enumerate(answers)
     ]
@@ -181,7 +198,8 @@ def _write_table(folder: Path, name: str, answers: list[dict[str, Any]]) -> pd.D
 
 
 def count_questions(common: AttributeRequest, questions: str | Path) -> Cost:
-    """Count what `measure_questions` costs in all."""
+    """Count what `measure_questions` costs in all, and print which sources each log has: they were
+    marked and not named, so the user sees whether they are the right ones."""
     requests = read_questions(common, questions)
     counted = list[Attributing]()
     for line, request in zip(read_lines(questions), requests, strict=True):
@@ -200,8 +218,9 @@ def count_questions(common: AttributeRequest, questions: str | Path) -> Cost:
 
 
 def identity_of_questions(common: AttributeRequest, questions: str | Path) -> dict[str, Any]:
-    """Return what results are of: model, tokenizer, template, questions, settings, decoys."""
-    # They change no number, so that they may be added to questions that were answered.
+    """Return what determines the results: model, tokenizer, template, questions, settings, decoys.
+    A folder of results is of one identity, and another run cannot go on in it."""
+    # These fields change no number, so they may be added to questions that were answered.
     may_change = ("expect", "id")
     records = list[dict[str, Any]]()
     for line in read_lines(questions):
@@ -219,7 +238,8 @@ def identity_of_questions(common: AttributeRequest, questions: str | Path) -> di
 
 
 def _fingerprint_of_decoys(common: AttributeRequest) -> str | None:
-    """Return a hash of the texts, which may change while the name of their file stays."""
+    """Return a hash of the texts of which decoys are drawn, as their file may change while its name
+    stays; None if decoys are the sources of other questions, which the identity has anyway."""
     decoys = common.decoys
     if decoys is None:
         return None
@@ -228,7 +248,7 @@ def _fingerprint_of_decoys(common: AttributeRequest) -> str | None:
 
 
 def describe(statements: pd.DataFrame) -> str:
-    """Return the shares of verdicts as text for a terminal."""
+    """Return how many of all statements have each kind of verdict, as text for a terminal."""
     words_of_kinds = {
         "one": "rest on one source",
         "either": "rest on either of several",
@@ -236,8 +256,8 @@ def describe(statements: pd.DataFrame) -> str:
         "none": "rest on no source",
         "undecided": "are undecided",
     }
-    shares = statements.kind.value_counts(normalize=True)
+    fractions = statements.kind.value_counts(normalize=True)
     lines = [f"{len(statements):,} statements of {statements.question.nunique():,} questions"]
     for kind, words in words_of_kinds.items():
-        lines.append(f"  {shares.get(kind, 0.0):6.1%} {words}")
+        lines.append(f"  {fractions.get(kind, 0.0):6.1%} {words}")
     return "\n".join(lines)

@@ -1,10 +1,11 @@
-"""Read a .jsonl file of questions: one JSON object a line → **a request for each**.
+"""Read a .jsonl file of questions: one JSON object a line.
 
-Place in the flow: `read_questions` makes the requests that questions.py answers. `read_lines`
-yields the lines as they are, of which expectations.py reads what they expect. A line is, for
-example,
+Place in the flow: **`read_questions`** makes a request of each line, which questions.py answers.
+**`read_lines`** yields the lines as they are, for expectations.py. A line is a question with its
+sources, or a log that ends with the answer:
 
     {"id": "t1", "sources": {"faq.md": "…"}, "question": "…", "answer": "…", "expect": "faq.md"}
+    {"id": "t2", "messages": [{"role": "user", …}, …], "passages": "document", "expect": "none"}
 """
 
 from __future__ import annotations
@@ -63,13 +64,17 @@ class QuestionLine:
 
     @property
     def id(self) -> str:
-        """Empty: the line has none."""
+        """The question's id; empty if the line has none."""
         return str(self.record.get("id", ""))
 
 
 def read_questions(common: AttributeRequest, path: str | Path) -> list[AttributeRequest]:
-    """Return a request for each line: `common` with the line's sources, question and answer.
-    Without `decoys`, these are the sources of other lines."""
+    """Return a request for each line.
+
+    common: What all requests have in common. Without `decoys`, the decoys of each request are the
+        sources of other lines.
+    path: The file.
+    """
     requests = list[AttributeRequest]()
     for line in read_lines(path):
         try:
@@ -140,7 +145,8 @@ def _check_fields(record: dict[str, Any], location: str) -> None:
 
 
 def _request_fields(line: QuestionLine) -> dict[str, Any]:
-    """Return the fields of `AttributeRequest` that a line has."""
+    """Return the fields of `AttributeRequest` that a line determines. Raise DataError if it has not
+    what a question needs, or fields that exclude each other."""
     record = line.record
     if "messages" in record:
         excluded = record.keys() & {"sources", "question", "answer", "reasoning"}
@@ -170,7 +176,11 @@ def _request_fields(line: QuestionLine) -> dict[str, Any]:
 
 
 def _as_answer(answer: Any, raw: bytes) -> str | list[str] | Answer | None:
-    """Return an answer from JSON; a number is the text that the file has."""
+    """Return an answer from JSON.
+
+    answer: The parsed field.
+    raw: The line. A number in place of a text is taken as it is written there.
+    """
     if isinstance(answer, dict) and set(answer) == {"text", "spans"}:
         spans = conform(answer["spans"], list[list[int]], "answer.spans")
         text = conform(answer["text"], str, "answer.text")
@@ -187,9 +197,13 @@ def _as_answer(answer: Any, raw: bytes) -> str | list[str] | Answer | None:
 
 
 def _as_sources(sources: Any) -> Any:
-    """Return sources from JSON: {"name": …, "text": …} is a Segment, also within messages, and may
-    have the `id` of its document; a document of LangChain or LlamaIndex is one as in Python; a list
-    of texts alone has no names of its own, so they are numbered."""
+    """Return sources from JSON as `attribute` takes them:
+
+    {"faq.md": "…"}                      the same
+    ["…", "…"]                           texts named source 1, source 2, …
+    {"name": …, "text": …, "id": …}      a Segment, also in a list and within messages
+    {"page_content": …, "metadata": …}   an object like a document of LangChain or LlamaIndex
+    """
     if isinstance(sources, list):
         if all(isinstance(item, str) for item in sources):
             return {f"source {i}": text for i, text in enumerate(sources, start=1)}
@@ -209,7 +223,7 @@ def _as_sources(sources: Any) -> Any:
 
 
 def names_by_id(line: QuestionLine) -> dict[str, set[str]]:
-    """Return the names of the sources that are chunks of a document, by each id of the document."""
+    """Return, by each id of a document, the names of the sources that are chunks of it."""
     names = dict[str, set[str]]()
     fields = _request_fields(line)
     # Without a request, whose warnings would be printed once more.
@@ -225,8 +239,8 @@ def names_by_id(line: QuestionLine) -> dict[str, set[str]]:
 
 
 def _with_decoys(requests: list[AttributeRequest]) -> list[AttributeRequest]:
-    """Return the requests with the named sources of the others as decoys, later lines first, so
-    that neighbours do not all get the same."""
+    """Return the requests with the sources of other requests as decoys. Those of later lines come
+    first, so that not all requests get the same ones where there are more than needed."""
     texts_of_requests = [_source_texts(request) for request in requests]
     with_decoys = list[AttributeRequest]()
     for number, request in enumerate(requests):

@@ -1,11 +1,17 @@
 """Find the names that the sources of an earlier run have now.
 
-Place in the flow: stored answers of both runs (answers.py) → **`with_current_names`,
-`describe_changes`** → baseline.py.
+Place in the flow: stored answers of both runs (answers.py) → **`current_names`**, then
+**`with_current_names`** and **`describe_changes`** → baseline.py.
 
 A source is known by its text, not by its name. A retriever that numbers its chunks gives the name
-`faq (2)` to another text as soon as it returns them in another order. Where this module says text,
-a hash of it is meant: answers store no texts.
+`faq (2)` to another text as soon as it returns them in another order:
+
+    earlier                 now                    the earlier source is now called
+    faq       text 1        faq       text 2       faq (2)
+    faq (2)   text 2        faq (2)   text 1       faq
+    notes     text 3        notes     text 4       notes: its text is gone, the name is free
+
+Where this module says text, a hash of it is meant: answers store no texts.
 """
 
 from __future__ import annotations
@@ -18,7 +24,8 @@ from olmo_sparsity.sources.answers import StoredAnswer
 
 
 def current_names(texts: Mapping[str, str], earlier_texts: Mapping[str, str]) -> dict[str, str]:
-    """Return, for each name of an earlier source, the name that its text has now.
+    """Return, for each name of an earlier source, the name that its text has now. No two earlier
+    sources get the same name.
 
     texts: Text of each source, by name.
     earlier_texts: The same in the earlier run.

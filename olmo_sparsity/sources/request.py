@@ -1,7 +1,10 @@
 """Hold a call of `attribute`: what a user passes, checked once where it enters.
 
-Place in the flow: Python call, command line or a line of a questions file → **request**
-(`AttributeRequest`) → attributing.py.
+Place in the flow: Python call, command line or a line of a questions file → an
+**`AttributeRequest`**, which `checked` completes → attributing.py. A request of a log becomes one
+of sources there:
+
+    messages, message, passages   →   sources, answer, reasoning
 """
 
 from __future__ import annotations
@@ -58,8 +61,8 @@ class AttributeRequest(Request):
     serving: ServerOptions = field(default_factory=ServerOptions)
 
     def checked(self) -> Self:
-        """Return the request with its log read as sources and an answer. Raise ConfigError if an
-        argument is wrong."""
+        """Return the request, with sources and an answer in place of a log. Raise ConfigError if an
+        argument is wrong, or has no effect."""
         self.settings.check()
         if self.messages is not None:
             return self._with_log_read().checked()
@@ -67,13 +70,7 @@ class AttributeRequest(Request):
             raise ConfigError(f"passages={self.passages!r:.40} belongs to `messages`; leave it out")
         if self.message != -1:
             raise ConfigError(f"message={self.message} belongs to `messages`; leave it out")
-        turns = read_turns(self.sources)
-        ends_in_message = bool(turns) and turns[-1].role != ""
-        has_question = isinstance(self.question, str) and self.question.strip() != ""
-        if not has_question and not (self.question is None and ends_in_message):
-            raise ConfigError(
-                f"question={self.question!r:.60} must be a text, which follows the sources"
-            )
+        self._check_question()
         if self.reasoning is not None and not isinstance(self.reasoning, str):
             raise ConfigError(f"reasoning={self.reasoning!r:.60} must be a text")
         check_no_half_letters(self.question, "question")
@@ -84,8 +81,20 @@ class AttributeRequest(Request):
             check_no_half_letters(self.decoys, "decoys")
         return self
 
+    def _check_question(self) -> None:
+        """Raise ConfigError unless there is a question. It may be missing only if the sources end
+        with a message, which then has it."""
+        turns = read_turns(self.sources)
+        ends_in_message = bool(turns) and turns[-1].role != ""
+        has_question = isinstance(self.question, str) and self.question.strip() != ""
+        if not has_question and not (self.question is None and ends_in_message):
+            raise ConfigError(
+                f"question={self.question!r:.60} must be a text, which follows the sources"
+            )
+
     def _with_log_read(self) -> Self:
-        """Return the request with sources, answer and reasoning in place of `messages`."""
+        """Return the request with sources, answer and reasoning in place of `messages`. Raise
+        ConfigError if it has these, too, or if the log has no source."""
         for name in ("sources", "question", "answer", "reasoning"):
             if getattr(self, name) is not None:
                 raise ConfigError(f"{name} cannot be combined with messages; leave it out")
@@ -111,7 +120,8 @@ class AttributeRequest(Request):
 
     @property
     def question_text(self) -> str:
-        """The question, or the last message of the user."""
+        """The text of the question. Where sources are messages, it is what the last message of the
+        user says besides sources."""
         if self.question is not None:
             return self.question
         turns = read_turns(self.sources)

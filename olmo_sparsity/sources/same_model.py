@@ -1,7 +1,8 @@
 """Check that two runs of a questions file measured the same model with the same settings.
 
-Place in the flow: the identity.json and the probe of two result folders → **notes, or an error** →
-gate.py. Verdicts of two models cannot be compared: another model knows other facts by heart.
+Place in the flow: two folders of results → **`compare_identities`**, by identity.json, and
+**`compare_servers`**, by the probe → notes for gate.py, or an error. Verdicts of two models cannot
+be compared: another model knows other facts by heart.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ comparison has a tolerance."""
 def compare_identities(
     identity: Mapping[str, Any], baseline: str | Path, allow_other_model: bool
 ) -> list[str]:
-    """Return how model, tokenizer, template or settings differ from those of the baseline; raise
-    ConfigError unless that is allowed.
+    """Return a note of how model, tokenizer, template or settings differ from those of the
+    baseline, or nothing. Raise ConfigError if they differ, unless that is allowed.
 
     identity: What identity.json of this run says.
-    baseline: The result folder of the earlier run.
+    baseline: The folder of the earlier run.
+    allow_other_model: Whether they may differ.
     """
     earlier_keys = _compared_keys(identity_in(baseline))
     keys = _compared_keys(identity)
@@ -44,8 +46,8 @@ def _compared_keys(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compare_servers(out: Path, baseline: Path, allow_other_model: bool) -> list[str]:
-    """Return by how much log-probabilities of the servers of both runs differ; raise ConfigError
-    unless that is allowed.
+    """Return a note of by how much log-probabilities of the servers of both runs differ, or
+    nothing. Raise ConfigError if they differ, unless that is allowed.
 
     A server may serve another model under the same name, so each run stores the log-probabilities
     of a fixed text (probe.py). Only runs behind a server have them.
@@ -64,7 +66,8 @@ def compare_servers(out: Path, baseline: Path, allow_other_model: bool) -> list[
 def _note_differences(
     model_differences: list[str], baseline: str | Path, allow_other_model: bool
 ) -> list[str]:
-    """Return these differences as a note; raise ConfigError unless they are allowed."""
+    """Return differences as a note; nothing if there are none. Raise ConfigError unless they are
+    allowed."""
     if not model_differences:
         return []
     note = f"baseline={baseline} is of another model: {', '.join(model_differences)}"

@@ -1,8 +1,12 @@
-"""Run the gate on a file of questions: questions → stored answers → **checks**, as one call.
+"""Run the gate on a file of questions, as one call.
 
-`check` is `olmo_sparsity.check`; the command `attribute --questions … --gate` calls `run`, which
-has questions.py answer the questions, gate.py check the answers, and gate_report.py write the
-checks.
+Place in the flow: **`check`** is `olmo_sparsity.check`. It and the command
+`attribute --questions … --gate` call **`run`**:
+
+    gate.py           is there anything to check?
+    questions.py      answer the questions, and store the answers
+    gate.py           compare verdicts with what is expected of them
+    gate_report.py    write gate.xml and gate.json
 """
 
 from __future__ import annotations
@@ -118,6 +122,9 @@ def run(
 
     common: What all questions share: a loaded model, options and decoys.
     path: The questions file.
+    pages: A folder that gets a page for each question.
+    baseline: The folder of an earlier run.
+    allow_other_model: The earlier run may be of another model.
     tolerance: `margin`, `must_pass` and `new_need_source`, as `gate.check` takes them.
     """
     identity = questions.identity_of_questions(common, path)
@@ -134,12 +141,12 @@ def run(
 
 
 def _as_file(questions: str | Path | Sequence[Mapping[str, Any]], out: Path) -> Path:
-    """Return the file of the questions, which is written if they are objects."""
+    """Return the file of the questions. If a user has passed objects, write them into one."""
     if isinstance(questions, str | PathLike):
         return path_of("questions", questions)
     accepted = "a .jsonl file, or a list of its objects"
     check_type("questions", questions, Mapping, accepted, several=True)
-    # Beside the folder of results, which holds nothing else.
+    # Next to the folder of results, as that holds nothing but results.
     path = out.with_name(f"{out.name}.questions.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(dict(record)) + "\n" for record in questions]
