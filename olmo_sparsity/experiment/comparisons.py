@@ -1,10 +1,14 @@
 """Pair the measurements of an experiment that `compare` subtracts, and sum up what seeds agree on.
 
 Two models are paired if they have the same seed and differ in one thing, their config or one axis
-of the grid: pose_seed0 with rope_seed0, pose_seed1 with rope_seed1. Where all models are seeds of
-one scheme, seeds are paired with each other.
+of the grid. If all models are seeds of one scheme, seeds are paired with each other. For example:
 
-Place in the flow: after the measurements, next to the figure. The command `compare` prints.
+    models        pose_seed0  pose_seed1  rope_seed0  rope_seed1, each measured at long=[1024, 4032]
+    comparisons   pose minus rope, long=1024    pairs: the two models of seed 0, those of seed 1
+                  pose minus rope, long=4032    the same
+
+Place in the flow: finished measurements → **`comparisons_of`**, and for each
+**`describe_agreement`** → the command `compare` (command/results.py), which prints them.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +35,20 @@ class Pair(NamedTuple):
 
     first: Measurement
     second: Measurement
+
+
+class ModelPair(NamedTuple):
+    """Two models that are compared."""
+
+    first: Model
+    second: Model
+
+
+class SchemePair(NamedTuple):
+    """Two schemes, of which models of each seed are compared."""
+
+    first: str
+    second: str
 
 
 @dataclass(frozen=True)
@@ -55,63 +73,73 @@ class Comparison:
 
 
 def comparisons_of(experiment: Experiment) -> list[Comparison]:
-    """Return all comparisons, by pair of schemes, then by long window, the shortest first. Raise
-    ConfigError if there are no two measured models."""
+    """Return all comparisons: those of the same schemes follow each other, the shortest long window
+    first. Raise ConfigError if fewer than two models are measured."""
     measurements = _measurements_by_model(experiment)
-    groups: dict[tuple[str, str], list[tuple[Model, Model]]] = defaultdict(list)
     measured = [model for model in experiment.models if model.name in measurements]
-    for first, second in _pairs_of_models(measured):
-        groups[first.scheme, second.scheme].append((first, second))
-    if not groups:
+    model_pairs: dict[SchemePair, list[ModelPair]] = defaultdict(list)
+    for pair in _pairs_of_models(measured):
+        model_pairs[SchemePair(pair.first.scheme, pair.second.scheme)].append(pair)
+    if not model_pairs:
         raise ConfigError(
             f"{experiment.folder} has one measured model: pass two results to compare"
         )
     comparisons = []
-    for (first_scheme, second_scheme), models in groups.items():
-        for long in measurements[models[0][0].name]:
+    for schemes, pairs_of_seeds in model_pairs.items():
+        # All models are measured with the same windows.
+        for long in measurements[pairs_of_seeds[0].first.name]:
             pairs = [
                 Pair(measurements[first.name][long], measurements[second.name][long])
-                for first, second in models
+                for first, second in pairs_of_seeds
             ]
-            comparisons.append(Comparison(first_scheme, second_scheme, long, pairs))
+            comparisons.append(Comparison(schemes.first, schemes.second, long, pairs))
     return comparisons
 
 
 def _measurements_by_model(experiment: Experiment) -> dict[str, dict[Long, Measurement]]:
-    """Return the measurements of each model at its last measured step, by name and long window:
-    those of the first of distant_states, without those that evaluate another seed's tokens."""
-    measured = [one for one in experiment.measurements if one.choices_of is None]
+    """Return the measurements that are compared, by the model's name, then by long window. They are
+    those of the last measured step and of the first of `distant_states`. Measurements that evaluate
+    the tokens of another seed are left out."""
+    measured = [
+        measurement for measurement in experiment.measurements if measurement.choices_of is None
+    ]
     if not measured:
         raise ConfigError(f"{experiment.path} measures nothing; add a section `measure`")
     last_step = max(_step_number(measurement) for measurement in measured)
     state = measured[0].distant_states
     by_model: dict[str, dict[Long, Measurement]] = defaultdict(dict)
-    for measurement in sorted(measured, key=lambda one: long_window(one.long).length):
+    for measurement in sorted(measured, key=_length_of_window):
         if _step_number(measurement) == last_step and measurement.distant_states == state:
             by_model[measurement.model.name][measurement.long] = measurement
     return by_model
 
 
+def _length_of_window(measurement: Measurement) -> float:
+    return long_window(measurement.long).length
+
+
 def _step_number(measurement: Measurement) -> float:
+    """Return the step of a measurement as a number, infinity for the last step."""
     return math.inf if measurement.step is None else measurement.step
 
 
-def _pairs_of_models(models: Sequence[Model]) -> Iterator[tuple[Model, Model]]:
-    """Yield pairs of one seed that differ in one thing; if there are none, as all models are seeds
-    of one scheme, each pair."""
-    pairs = list(itertools.combinations(models, 2))
-    is_paired = False
-    for first, second in pairs:
-        if first.seed == second.seed and _num_differences(first, second) == 1:
-            is_paired = True
-            yield first, second
-    if not is_paired:
-        yield from pairs
+def _pairs_of_models(models: Sequence[Model]) -> list[ModelPair]:
+    """Return the pairs of models with the same seed that differ in one thing. If there are none, as
+    all models are seeds of one scheme, return all pairs."""
+    all_pairs = [ModelPair(*pair) for pair in itertools.combinations(models, 2)]
+    comparable = [
+        pair
+        for pair in all_pairs
+        if pair.first.seed == pair.second.seed and _num_differences(*pair) == 1
+    ]
+    return comparable or all_pairs
 
 
 def _num_differences(first: Model, second: Model) -> int:
-    """Return in how many of config and axes of the grid, without the seed, two models differ."""
-    return sum(ours != theirs for ours, theirs in zip(first.choices, second.choices, strict=True))
+    """Return in how many things two models differ: their config, and each axis of the grid but the
+    seed."""
+    choices = zip(first.choices, second.choices, strict=True)
+    return sum(first_choice != second_choice for first_choice, second_choice in choices)
 
 
 # --- what seeds agree on --------------------------------------------------------------------------
@@ -126,8 +154,12 @@ GAP = "mean_gap"
 
 def describe_agreement(comparison: Comparison, tables: Sequence[pd.DataFrame]) -> list[str]:
     """Return lines that say, for the mean gap and for each k, whether all seeds have the same sign,
-    and how many intervals exclude 0. `tables`: of the pairs that are compared. Only the rows that
-    the figure draws count: the first selector, and the main set of targets."""
+    and how many intervals exclude 0. Only the rows that the figure draws count: those of the first
+    selector, and of the main set of targets.
+
+    comparison: The comparison.
+    tables: What `describe_comparison` returned for each pair that is finished.
+    """
     rows = pd.concat([_drawn_rows(table) for table in tables])
     rows = rows[rows[AGREEMENT].notna()]
     schemes = f"{comparison.first_scheme} minus {comparison.second_scheme}"
@@ -152,8 +184,11 @@ def _drawn_rows(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _describe_signs(of_seeds: pd.DataFrame, column: str) -> str:
-    """Return the signs of a column's values of some seeds, and how many of their intervals exclude
-    0."""
+    """Return which signs the values of a column have, and how many of their intervals exclude 0.
+
+    of_seeds: One row of each seed.
+    column: The column, which has an interval.
+    """
     values = of_seeds[column]
     low = of_seeds[f"{column}_low"]
     high = of_seeds[f"{column}_high"]

@@ -1,7 +1,8 @@
-"""Draw the figure of an experiment from what is finished. A measurement that is not is an empty
-point with its reason.
+"""Draw the figure of an experiment from what is finished.
 
-Place in the flow: the last job of an experiment.
+Place in the flow: the last job of an experiment calls **`draw`**. A measurement without results is
+an empty point of the figure, with its reason. The commands `report` and `figure` take
+**`main_measurements`**, one of each model.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def draw(experiment: Experiment) -> None:
             labels.append(label)
             continue
         except DataError as error:
+            # What its job knows says more than that results are missing.
             job = jobs[measurement.name]
             reason = job.state().detail or job.reason_to_skip(jobs) or str(error)
         say(f"{measurement.name} is not drawn: {reason}")
@@ -46,8 +48,8 @@ def draw(experiment: Experiment) -> None:
 
 
 def main_measurements(experiment: Experiment) -> list[Measurement]:
-    """Return one measurement of each model: of the last step, the longest window, the first of
-    distant_states."""
+    """Return one measurement of each model: at the last step, with the longest window, and with the
+    first of `distant_states`."""
     main: dict[str, Measurement] = {}
     for measurement in experiment.measurements:
         if measurement.choices_of is not None:
@@ -61,16 +63,20 @@ def main_measurements(experiment: Experiment) -> list[Measurement]:
 
 
 class _Rank(NamedTuple):
-    """Orders the measurements of a model: the larger one is the main one."""
+    """Orders the measurements of a model: the one of the largest rank is its main one."""
 
     step: float
     length: float
     has_same_states: bool
-    """Whether it has the distant_states of the one it is compared with, which comes earlier."""
+    """Whether it has the `distant_states` of the best one so far. A measurement with other states
+    comes later in the file, and does not replace it."""
 
 
 def _rank(measurement: Measurement, compared_with: Measurement) -> _Rank:
-    """Return the rank of a measurement next to another one of the same model."""
+    """Return the rank of a measurement.
+
+    compared_with: The best one of the same model so far.
+    """
     return _Rank(
         step=float("inf") if measurement.step is None else measurement.step,
         length=long_window(measurement.long).length,

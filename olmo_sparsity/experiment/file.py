@@ -4,7 +4,9 @@
     experiment.models         # all configs × all combinations of the grid (models.py, grid.py)
     experiment.measurements   # all checkpoints × all windows (measurements.py)
 
-Place in the flow: first. `jobs.py` makes jobs of both.
+Place in the flow: a file → **`read_experiment`** → an `Experiment` → jobs.py, which makes jobs of
+models and measurements. A copy of the file in the experiment's folder, from which
+**`saved_experiment`** reads the same, lets later commands do with the folder alone.
 """
 
 from __future__ import annotations
@@ -38,8 +40,10 @@ FILE_NAME = "experiment.yaml"
 
 @dataclass(frozen=True)
 class Experiment:
+    """A file of an experiment, expanded to all of its models and measurements."""
+
     path: str
-    """The file."""
+    """The path of the file."""
 
     overrides: list[str]
     """`--key.sub=value` words for all models."""
@@ -50,10 +54,11 @@ class Experiment:
     models: list[Model]
     measurements: list[Measurement]
     shards: int
-    """SLURM tasks that share a measurement."""
+    """Number of SLURM tasks that share a measurement."""
 
     @property
     def folder(self) -> Path:
+        """Return the folder of the results."""
         return Path(self.file.folder)
 
     @property
@@ -62,7 +67,8 @@ class Experiment:
         return Path(self.file.figure.out or self.folder / "figure2.png")
 
     def label_of(self, measurement: Measurement) -> str:
-        """Return what the figure calls a measurement's curve. All seeds of a scheme share it."""
+        """Return what the figure calls the curve of a measurement. All seeds of a scheme have the
+        same label."""
         model = measurement.model
         labels = self.file.figure.labels
         fitting = [key for key in labels if is_named_by(key, model.name)]
@@ -78,7 +84,8 @@ class Experiment:
         return state if len(schemes) == 1 and not fitting else f"{label}, {state}"
 
     def save(self) -> None:
-        """Keep the file in the folder, so that `figure`, `compare` and `report` find the rest."""
+        """Write a copy of the file into the experiment's folder, so that `figure`, `compare` and
+        `report` find models and measurements."""
         content = asdict(self.file)
         # The copy lies elsewhere, so that relative paths would not lead to the configs.
         configs = [find_config(name, Path(self.path)) for name in self.file.models]
@@ -89,7 +96,7 @@ class Experiment:
 
 
 def saved_experiment(folder: str | Path) -> Experiment | None:
-    """Return the experiment whose folder this is; None for another folder."""
+    """Return the experiment whose folder this is; None if it is no experiment's folder."""
     path = Path(folder) / FILE_NAME
     if not path.is_file():
         return None
@@ -101,7 +108,11 @@ def saved_experiment(folder: str | Path) -> Experiment | None:
 
 
 def read_experiment(path: str, overrides: Sequence[str] = ()) -> Experiment:
-    """Read and check the file. `overrides`: --key.sub=value words for all of its models."""
+    """Read and check the file of an experiment.
+
+    path: The file.
+    overrides: `--key.sub=value` words for all of its models.
+    """
     given = current_keys(read_given(path), EXPERIMENT_KEYS)
     experiment = _expand(build(ExperimentFile, given, path), path, list(overrides))
     _check_labels(experiment)
@@ -109,7 +120,8 @@ def read_experiment(path: str, overrides: Sequence[str] = ()) -> Experiment:
 
 
 def _check_labels(experiment: Experiment) -> None:
-    """Raise ConfigError if a label is of no model: the figure would lack it."""
+    """Raise ConfigError if a label names no model and no value of `distant_states`: it would have
+    no effect."""
     names = [model.name for model in experiment.models]
     for key in experiment.file.figure.labels:
         is_used = key in get_args(InterpretationName) or any(
@@ -123,7 +135,12 @@ def _check_labels(experiment: Experiment) -> None:
 
 
 def _expand(file: ExperimentFile, path: str, overrides: list[str]) -> Experiment:
-    """Return the experiment of a file, with all of its models and measurements."""
+    """Return the experiment of a file, with all of its models and measurements.
+
+    file: What the file says.
+    path: The path of the file, for messages, and from which paths in it are relative.
+    overrides: `--key.sub=value` words for all models.
+    """
     if not file.folder or not file.models:
         raise ConfigError(f"{path}: an experiment needs `folder` and `models`")
     check_no_tilde("folder", file.folder)

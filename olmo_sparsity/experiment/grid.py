@@ -9,6 +9,8 @@ An axis is a key and its values, or a name and named sets of keys:
         rope: {positions.scheme: contiguous}    rope: {positions.scheme: contiguous}
 
 These are four combinations. Labels become parts of a model's name: c4_seed1_pose.
+
+Place in the flow: file.py → **`expand_grid`** → models.py, which makes a model of each combination.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ from olmo_sparsity.base.errors import ConfigError
 
 @dataclass(frozen=True)
 class Choice:
-    """One of the values, or sets of keys, of an axis."""
+    """One of the values, or of the sets of keys, of an axis."""
 
     label: str
+    """The value as text, or the name of the set."""
+
     settings: Mapping[str, Any]
     """The dotted keys that it sets, with their values."""
 
@@ -45,8 +49,11 @@ class Combination:
 
 
 def expand_grid(origin: str, grid: Mapping[str, Any]) -> Iterator[Combination]:
-    """Yield all combinations, the last axis changing fastest. `origin` names the grid in
-    messages."""
+    """Yield all combinations, the last axis changing fastest.
+
+    origin: What messages call the grid, such as `c4_1b.yaml: grid`.
+    grid: The section of the file.
+    """
     axes = [_choices_of(origin, axis, values) for axis, values in grid.items()]
     for choices in itertools.product(*axes):
         name_parts = {}
@@ -68,8 +75,13 @@ def _choices_of(origin: str, axis: str, values: Any) -> list[Choice]:
 
 
 def _name_part(axis: str, values: Any, label: str) -> str:
-    """Return the part of a model's name that says what is chosen of an axis; empty if there is no
-    choice."""
+    """Return the part of a model's name for a choice: `seed1`, `pose`; empty if the axis has one
+    value only, so that nothing is chosen.
+
+    axis: The name of the axis.
+    values: Its values or sets of keys.
+    label: The label of the choice.
+    """
     if isinstance(values, dict):
         return as_name(label)
     if len(values) == 1:
@@ -79,12 +91,12 @@ def _name_part(axis: str, values: Any, label: str) -> str:
 
 
 def as_name(label: str) -> str:
-    """Return a label in which characters that a folder's name should not have are replaced."""
+    """Return a label as a part of a folder's name: other characters become hyphens."""
     return re.sub(r"[^\w.+-]", "-", label)
 
 
 def _as_text(value: Any) -> str:
-    """Return a value as one writes it in an option of the command line."""
+    """Return a value as it is written in an option of the command line."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -92,15 +104,20 @@ def _as_text(value: Any) -> str:
 
 
 def check_overrides(path: str, grid: Mapping[str, Any], overrides: list[str]) -> None:
-    """Raise ConfigError for an option that would make models equal that the grid sets apart, and
-    for a grid with two axes for one key. `path`: the experiment's file."""
+    """Raise ConfigError for an option that sets a key of the grid, as models would then be equal,
+    and for a grid in which two axes set one key.
+
+    path: The experiment's file, for messages.
+    grid: The grid.
+    overrides: `--key.sub=value` words for all models.
+    """
     axis_of_key = _axes_by_key(path, grid)
     for word in overrides:
         key = word.lstrip("-").partition("=")[0]
         if key == "run_folder":
             raise ConfigError(f"{word}: an experiment has several runs; set `runs` in {path}")
         for key_of_grid, axis in axis_of_key.items():
-            # Either may be a section that holds the other.
+            # Either may be a section that holds the other, as `--optimizer={…}` does.
             if _is_within(key_of_grid, key) or _is_within(key, key_of_grid):
                 raise ConfigError(
                     f"{word}: grid.{axis} of {path} sets {key_of_grid}; change it there"

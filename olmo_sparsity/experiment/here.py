@@ -2,8 +2,9 @@
 
     prepare texts → trainings, one after the other → measurements, several at once → the figure
 
-Place in the flow: file → jobs → **here**. A process of its own for each job, so that what one keeps
-in memory, or how it dies, does not reach the next.
+Place in the flow: file.py → jobs.py → **`run_here`**. Each job has a process of its own, so that
+what one keeps in memory, or how it dies, does not affect the next. The process is
+`olmo-sparsity experiment FILE --only=JOB`.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ class Command(NamedTuple):
 
 
 def run_here(experiment: Experiment) -> int:
-    """Run what is neither done nor running: prepare texts, train, measure, draw. Return the exit
-    code. What fails is left out of the figure; the same command tries it again."""
+    """Run each job that is neither done nor running: prepare texts, train, measure, draw. Return
+    the exit code. A job that fails is left out of the figure, and the same command tries it
+    again."""
     jobs = jobs_of(experiment)
     by_name = {job.name: job for job in jobs}
     experiment.save()
@@ -53,7 +55,8 @@ def run_here(experiment: Experiment) -> int:
 
 
 def _stages_of(jobs: Sequence[Job]) -> Iterator[list[Job]]:
-    """Yield the jobs of one kind that can begin once those of the earlier stages have ended."""
+    """Yield jobs in stages. The jobs of a stage are of one kind, and need only jobs of earlier
+    stages, so that they can run at once."""
     ended = set[str]()
     waiting = list(jobs)
     while waiting:
@@ -68,7 +71,7 @@ def _stages_of(jobs: Sequence[Job]) -> Iterator[list[Job]]:
 
 
 def _check_none_failed(jobs: Sequence[Job]) -> None:
-    """Raise UserError with the names of the jobs that have failed."""
+    """Raise UserError with the names of the jobs that have failed, if any has."""
     failed = [job.name for job in jobs if job.state().name == "failed"]
     if failed:
         names = ", ".join(failed[:3])
@@ -78,8 +81,12 @@ def _check_none_failed(jobs: Sequence[Job]) -> None:
 
 
 def _select_runnable(jobs: Sequence[Job], by_name: Mapping[str, Job]) -> list[Job]:
-    """Return the jobs that are to run, of some whose needs have ended. For a job that cannot run,
-    print the reason, and keep it as its note."""
+    """Return the jobs that are to run. For a job that cannot, print the reason, and write it into
+    the job's note.
+
+    jobs: Jobs of one stage: what they need has ended.
+    by_name: All jobs.
+    """
     runnable = []
     for job in jobs:
         state = job.state().name
@@ -98,7 +105,12 @@ def _select_runnable(jobs: Sequence[Job], by_name: Mapping[str, Job]) -> list[Jo
 
 
 def _run_jobs_of_one_kind(jobs: Sequence[Job], experiment: Experiment, num_processes: int) -> bool:
-    """Run jobs of one kind. Return whether a signal stopped them."""
+    """Run jobs of one kind. Return whether a signal stopped them.
+
+    jobs: The jobs.
+    experiment: The experiment.
+    num_processes: Processes of a training, and measurements at once.
+    """
     for job in jobs:
         say(f"{job.kind} {job.name}")
     # A training takes all processes, a measurement one.
@@ -114,7 +126,11 @@ def _run_jobs_of_one_kind(jobs: Sequence[Job], experiment: Experiment, num_proce
 
 
 def _prepare_texts(experiment: Experiment, jobs: Mapping[str, Job]) -> bool:
-    """Tokenize each text that a model still needs. Return whether a signal stopped it."""
+    """Tokenize each text that a model still needs. Return whether a signal stopped this.
+
+    experiment: The experiment.
+    jobs: All jobs, by name.
+    """
     folders = set[str]()
     for model in experiment.models:
         data = model.settings.data
@@ -140,8 +156,13 @@ _THIS_PROGRAM = (sys.executable, "-P", "-m", "olmo_sparsity")
 
 
 def _command_of(experiment: Experiment, job: Job, num_processes: int, num_at_once: int) -> Command:
-    """Return the command of a job. `num_processes`: of a training; `num_at_once`: jobs that share
-    the machine's cores."""
+    """Return the command that runs one job.
+
+    experiment: The experiment.
+    job: The job.
+    num_processes: Number of processes of a training.
+    num_at_once: Number of jobs that share the machine's cores.
+    """
     words = ["experiment", experiment.path, f"--only={job.name}", *experiment.overrides]
     if job.kind == "train" and num_processes > 1:
         launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
@@ -157,7 +178,8 @@ def _command_of(experiment: Experiment, job: Job, num_processes: int, num_at_onc
 
 
 def _num_processes(processes: int | str) -> int:
-    """Return the number of processes; for `auto`, that of the GPUs, or up to two on a CPU."""
+    """Return the number of processes of a training. For `auto` it is the number of GPUs, or up to
+    two on a CPU."""
     if isinstance(processes, int):
         return processes
     import torch
@@ -177,7 +199,12 @@ class Ending(NamedTuple):
 
 
 def run_processes(commands: Sequence[Command], num_at_once: int) -> Ending:
-    """Run commands, so many at once, and pass signals to stop on to them."""
+    """Run commands, and wait for them. A signal to stop is passed on to those that run, and no
+    further ones begin.
+
+    commands: The commands, in order.
+    num_at_once: Number of commands that run at once.
+    """
     children: list[subprocess.Popen] = []
     signals: list[int] = []
 

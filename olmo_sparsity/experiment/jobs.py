@@ -1,11 +1,16 @@
-"""List the jobs of an experiment, which of them each waits for, and how each stands.
+"""List the jobs of an experiment, what each waits for, and how each stands.
 
     TrainingJob  →  MeasurementJob  →  FigureJob
                       ↑         │
-                      └─────────┘ the one that chooses targets, or tokens
+                      └─────────┘ the measurement that chooses targets, or tokens, for others
 
-Place in the flow: file → **jobs** → here, or SLURM. States are read from the folders on disk alone,
-so that any machine that sees them knows the same.
+Place in the flow: file.py → **`jobs_of`** → here.py or slurm.py, which run the jobs. States are
+read from the folders on disk alone, so that any machine that sees them knows the same:
+
+    done      the last checkpoint, the manifest of a measurement, or the figure is there
+    running   a lock in the folder has been touched lately
+    failed    there is a note with an error message, or a lock that was not touched for long
+    waiting   none of these
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from olmo_sparsity.base.errors import ReportedElsewhere
 from olmo_sparsity.base.files import read_bounded, write_atomically
@@ -30,20 +35,19 @@ from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.run_folder import is_work_of
 
-STATES = ("done", "running", "failed", "waiting")
+StateName = Literal["done", "running", "failed", "waiting"]
+STATES: tuple[StateName, ...] = get_args(StateName)
 
-Kind = Literal["train", "measure", "figure"]
+JobKind = Literal["train", "measure", "figure"]
 
 
 @dataclass(frozen=True)
 class State:
     """How a job stands."""
 
-    name: str
-    """One of `STATES`."""
-
+    name: StateName
     step: int = 0
-    """Steps that are done, if the job trains."""
+    """Number of steps that are done, if the job trains."""
 
     detail: str = ""
     """Where the job runs, or why it failed."""
@@ -53,11 +57,11 @@ class State:
 class Job(ABC):
     """A part of an experiment that runs in a process of its own."""
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[JobKind]
 
     name: str
     needs: tuple[str, ...]
-    """Names of the jobs that have ended before this one begins, with success or not."""
+    """Names of the jobs that must have ended, with success or not, before this one begins."""
 
     @property
     @abstractmethod
@@ -84,7 +88,7 @@ class Job(ABC):
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Write the note if the job fails inside."""
+        """Write the note if what runs inside fails, and remove an earlier one."""
         self.note.parent.mkdir(parents=True, exist_ok=True)
         self.note.unlink(missing_ok=True)
         try:
@@ -109,11 +113,12 @@ class TrainingJob(Job):
         return self.model.folder
 
     def state(self) -> State:
-        """Return how the training stands: done by its last checkpoint, running by the lock of its
-        folder, failed by the note."""
+        """Return how the training stands: its last checkpoint says whether it is done, the lock of
+        its folder whether it runs, and the note why it failed."""
         folder = self.model.folder
         if not is_work_of(folder, flatten(self.model.settings)):
             return State("failed", 0, f"{folder} holds work with other settings")
+        # The newest checkpoint is the first; its folder is called step000100.
         saved_step = next((int(path.name[4:]) for path in list_checkpoints(folder)), 0)
         if saved_step >= self.model.num_steps:
             return State("done", saved_step)
@@ -126,8 +131,8 @@ class TrainingJob(Job):
         if holder is None:
             return State("failed", step, self._read_note())
         if holder.seems_alive:
-            return State("running", step, _place_of(holder.owner))
-        return State("failed", step, f"died {_place_of(holder.owner)}")
+            return State("running", step, _where_runs(holder.owner))
+        return State("failed", step, f"died {_where_runs(holder.owner)}")
 
 
 @dataclass(frozen=True)
@@ -149,9 +154,11 @@ class MeasurementJob(Job):
 
     @contextlib.contextmanager
     def recording_process(self, process: str) -> Iterator[None]:
-        """Hold a lock as this process of the measurement, and write the note if it fails inside.
+        """Hold a lock as one process of the measurement, and write the note if what runs inside
+        fails. A training needs no such lock, as it locks its own folder.
 
-        A training needs no such lock, as it locks its own folder."""
+        process: A name that no other process of the measurement has.
+        """
         with self.recording():
             folder = self.locks / process
             folder.mkdir(parents=True, exist_ok=True)
@@ -159,8 +166,8 @@ class MeasurementJob(Job):
                 yield
 
     def state(self) -> State:
-        """Return how the measurement stands: done by its manifest, running by the locks of its
-        processes, failed by its note."""
+        """Return how the measurement stands: its manifest says whether it is done, the locks of its
+        processes whether it runs, and the note why it failed."""
         if (self.results / MANIFEST).is_file():
             return State("done")
         death = ""
@@ -170,14 +177,15 @@ class MeasurementJob(Job):
                 continue
             # One process alive is enough: it takes over the documents of those that died.
             if holder.seems_alive:
-                return State("running", detail=_place_of(holder.owner))
-            death = f"died {_place_of(holder.owner)}"
+                return State("running", detail=_where_runs(holder.owner))
+            death = f"died {_where_runs(holder.owner)}"
         if self.note.is_file():
             return State("failed", detail=self._read_note())
         return State("failed" if death else "waiting", detail=death)
 
     def reason_to_skip(self, jobs: Mapping[str, Job]) -> str | None:
-        """Return why this cannot be measured: its checkpoint is missing, or the targets."""
+        """Return why this cannot be measured although other jobs have ended: its checkpoint is
+        missing, or the targets that another measurement chooses. None if it can."""
         return self._reason_of_training(jobs) or self._reason_of_choosers(jobs)
 
     def _reason_of_training(self, jobs: Mapping[str, Job]) -> str | None:
@@ -196,7 +204,8 @@ class MeasurementJob(Job):
         return f"{measurement.checkpoint} was not kept; train with checkpoint.keep_steps"
 
     def _reason_of_choosers(self, jobs: Mapping[str, Job]) -> str | None:
-        """Return which measurement has chosen no targets or tokens; None if all have."""
+        """Return which measurement should have chosen targets or tokens and has not; None if all
+        have."""
         for name in self.measurement.choosers:
             chooser = jobs[name].state()
             if chooser.name != "done":
@@ -222,20 +231,20 @@ class FigureJob(Job):
         return State("done" if self.figure.is_file() else "waiting")
 
 
-def _place_of(owner: Owner) -> str:
-    """Return where a process runs that holds a folder."""
-    place = f"on {owner.host}"
+def _where_runs(owner: Owner) -> str:
+    """Return where the process runs that holds a folder: "on node7, job 17"."""
+    where = f"on {owner.host}"
     if owner.slurm_job:
-        place += f", job {owner.slurm_job}"
-    return place
+        where += f", job {owner.slurm_job}"
+    return where
 
 
 # --- all jobs -------------------------------------------------------------------------------------
 
 
 def jobs_of(experiment: Experiment) -> list[Job]:
-    """Return all jobs, each after those that it needs: trainings, measurements, the figure. A file
-    without `measure` has no measurements, and draws nothing."""
+    """Return all jobs, trainings, measurements and the figure, each after the jobs that it needs.
+    An experiment without the section `measure` has no measurements, and draws nothing."""
     jobs: list[Job] = []
     for model in experiment.models:
         jobs.append(TrainingJob(model.name, _origins_of(model, experiment.models), model))
@@ -249,7 +258,7 @@ def jobs_of(experiment: Experiment) -> list[Job]:
 
 
 def _origins_of(model: Model, models: list[Model]) -> tuple[str, ...]:
-    """Return the models whose weights this one starts from."""
+    """Return the names of the models from whose checkpoints this one starts."""
     settings = model.settings
     origins = [origin for origin in (settings.init_from, settings.branch_from) if origin]
     return tuple(
@@ -261,7 +270,7 @@ def _origins_of(model: Model, models: list[Model]) -> tuple[str, ...]:
 
 
 def _sorted_by_needs(jobs: list[Job]) -> list[Job]:
-    """Return the jobs in the same order, but each after those that it needs."""
+    """Return the jobs in the same order, but each after the jobs that it needs."""
     waiting = list(jobs)
     placed: dict[str, Job] = {}
     while waiting:
@@ -274,8 +283,11 @@ def _sorted_by_needs(jobs: list[Job]) -> list[Job]:
 
 
 def format_states(jobs: Sequence[Job], queued: Mapping[str, str] | None = None) -> str:
-    """Return a line for each job, and how many there are of each state. `queued`: the SLURM job of
-    those that wait in a queue."""
+    """Return a line for each job with its state, and a line with the number of jobs in each state.
+
+    jobs: The jobs.
+    queued: The SLURM number of each job that waits in the queue, by the job's name.
+    """
     states = [job.state() for job in jobs]
     width = max(len(job.name) for job in jobs)
     lines = []

@@ -1,11 +1,19 @@
-"""List the measurements of an experiment: which checkpoint, with which window, by whose targets.
+"""List the measurements of an experiment: which checkpoint, with which window, at whose targets.
 
-For two seeds, `long: [12, 24]` and `steps: [2, last]` they are, with targets that are shared:
+For two seeds, `long: [12, 24]`, `steps: [2, last]` and shared targets they are:
 
-    seed1-last-12             chooses its targets       ← seed2-last-12
-    seed1-last-24             chooses its targets       ← seed1-2-24, seed2-last-24, seed2-2-24
+    name                      targets
+    seed1-last-12             its own
+    seed1-last-24             its own
+    seed1-2-24                those of seed1-last-24
+    seed2-last-12             those of seed1-last-12
+    seed2-last-24             those of seed1-last-24
+    seed2-2-24                those of seed1-last-24
     seed1-last-24-transfer    evaluates the tokens that seed2-last-24 has ranked
     seed2-last-24-transfer    evaluates the tokens that seed1-last-24 has ranked
+
+Place in the flow: the section `measure` (**`read_measure_section`**) and models.py →
+**`measurements_of`** → jobs.py.
 """
 
 from __future__ import annotations
@@ -39,7 +47,7 @@ class Measurement:
     name: str
     model: Model
     step: int | None
-    """None: the last one."""
+    """The step of the checkpoint. None: the last one."""
 
     long: Long
     distant_states: InterpretationName
@@ -56,8 +64,8 @@ class Measurement:
 
     @property
     def checkpoint(self) -> Path:
-        """Return the folder that is measured: the run, of which the last checkpoint is taken, or
-        the checkpoint of a step."""
+        """Return the folder that is measured: that of the checkpoint; or that of the run, whose
+        last checkpoint is then taken."""
         if self.step is None:
             return self.model.folder
         return self.model.folder / "checkpoints" / f"step{self.step:06d}"
@@ -74,23 +82,30 @@ class Measurement:
 
 @dataclass(frozen=True)
 class MeasurePlan:
-    """The section `measure` of a file."""
+    """The section `measure` of a file, divided by who reads its keys."""
 
     section: MeasureSection = field(default_factory=MeasureSection)
+    """Keys that say what is measured."""
+
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The options of the command `measure` in it."""
+    """Keys that are options of the command `measure`."""
 
 
 def read_measure_section(file: ExperimentFile, path: str) -> MeasurePlan:
-    """Return the section `measure`, checked; defaults, if the file has none."""
+    """Return the section `measure`, checked; the defaults if the file has none.
+
+    file: What the file says.
+    path: The path of the file, for messages.
+    """
     given = current_keys(file.measure or {})
     keys_of_section = kinds_of(MeasureSection).keys()
     _check_keys(given, path)
-    of_section = {key: value for key, value in given.items() if key in keys_of_section}
+    section_values = {key: value for key, value in given.items() if key in keys_of_section}
     for key in ("long", "steps", "distant_states"):
-        if key in of_section and not isinstance(of_section[key], list):
-            of_section[key] = [of_section[key]]
-    section = build(MeasureSection, of_section, f"{path}: measure")
+        # A single value may be written without brackets.
+        if key in section_values and not isinstance(section_values[key], list):
+            section_values[key] = [section_values[key]]
+    section = build(MeasureSection, section_values, f"{path}: measure")
 
     options = {key: value for key, value in given.items() if key not in keys_of_section}
     for schema in _OPTION_SCHEMAS:  # for the messages alone: each measurement builds its own
@@ -102,7 +117,8 @@ def read_measure_section(file: ExperimentFile, path: str) -> MeasurePlan:
 
 
 def _check_keys(given: Mapping[str, Any], path: str) -> None:
-    """Raise ConfigError for a key that is neither of the section nor an option of `measure`."""
+    """Raise ConfigError for a key that is neither one of `MeasureSection` nor an option of the
+    command `measure`."""
     known = set(kinds_of(MeasureSection))
     for schema in _OPTION_SCHEMAS:
         known |= set(kinds_of(schema))
@@ -117,7 +133,7 @@ def _check_keys(given: Mapping[str, Any], path: str) -> None:
 
 
 class _Point(NamedTuple):
-    """A checkpoint of each model, and the window that it is measured with."""
+    """Which checkpoint of each model is measured, and with which window. None: the last step."""
 
     step: int | None
     long: Long
@@ -126,7 +142,13 @@ class _Point(NamedTuple):
 def measurements_of(
     file: ExperimentFile, path: str, models: list[Model], plan: MeasurePlan
 ) -> list[Measurement]:
-    """Return all measurements, each after the one that chooses its targets."""
+    """Return all measurements, each after the one that chooses its targets.
+
+    file: What the file says.
+    path: The path of the file, for messages.
+    models: All models.
+    plan: The section `measure`.
+    """
     section = plan.section
     measured = _measured_models(path, models, section)
     lengths = sorted(section.long, key=lambda long: long_window(long).length)
@@ -137,7 +159,8 @@ def measurements_of(
     make = _MeasurementMaker(Path(file.folder) / "measured", plan)
     measurements: list[Measurement] = []
     for state in section.distant_states:
-        chooser_of_length: dict[Any, str] = {}  # the measurement that chooses the targets
+        # The measurement that chooses the targets, by long window: the first one with it.
+        chooser_of_length: dict[Any, str] = {}
         for model in measured:
             for point in _points_of(section, lengths):
                 chooser = None
@@ -155,8 +178,12 @@ def measurements_of(
 
 
 def _points_of(section: MeasureSection, lengths: Sequence[Long]) -> list[_Point]:
-    """Return the points at which each model is measured: at the last step with each length, at
-    earlier ones with the longest, as each point takes a share of the whole time."""
+    """Return the points at which each model is measured: each window at the last step, and at
+    earlier steps the longest window only, as every point costs time.
+
+    section: The section `measure`.
+    lengths: Long windows, the shortest first.
+    """
     points = []
     if "last" in section.steps:
         points += [_Point(None, long) for long in lengths]
@@ -165,7 +192,7 @@ def _points_of(section: MeasureSection, lengths: Sequence[Long]) -> list[_Point]
 
 
 def _measured_models(path: str, models: list[Model], section: MeasureSection) -> list[Model]:
-    """Return the models that `measure.models` names; all, if it names none."""
+    """Return the models that `measure.models` names; all models if it names none."""
     names = [model.name for model in models]
     for beginning in section.models:
         if not any(is_named_by(beginning, name) for name in names):
@@ -181,9 +208,12 @@ def _measured_models(path: str, models: list[Model], section: MeasureSection) ->
 
 @dataclass(frozen=True)
 class _MeasurementMaker:
-    """Names a measurement and its folder, and leaves out options that others decide."""
+    """Makes measurements: gives each a name and a folder, and leaves out options that have no
+    effect where another measurement chooses targets or tokens."""
 
     root: Path
+    """The folder in which each measurement has its own."""
+
     plan: MeasurePlan
 
     def __call__(
@@ -194,7 +224,14 @@ class _MeasurementMaker:
         targets_of: str | None = None,
         choices_of: str | None = None,
     ) -> Measurement:
-        """Return the measurement of a model at a point."""
+        """Return the measurement of a model at a point.
+
+        model: The model.
+        point: Its checkpoint and window.
+        state: The value of `distant_states`.
+        targets_of: Name of the measurement that chooses the targets; None: this one does.
+        choices_of: Name of the measurement that ranks the tokens; None: this one does.
+        """
         section = self.plan.section
         step = "last" if point.step is None else point.step
         name = f"{model.name}-{step}-{point.long}"
@@ -224,8 +261,8 @@ class _MeasurementMaker:
 
 
 def _check_settings(path: str, model: Model, options: Mapping[str, Any], long: Any) -> None:
-    """Raise ConfigError for windows that do not fit the options or the model, before anything is
-    trained."""
+    """Raise ConfigError for windows that do not fit the options or the model. This is noticed
+    before anything is trained, as training takes days."""
     given = {key: value for key, value in options.items() if key in kinds_of(Settings)}
     settings = build(Settings, given | {"long": long}, f"{path}: measure")
     try:

@@ -1,7 +1,13 @@
 """List the models of an experiment: each config with each combination of the grid.
 
+    models: [c4.yaml]              c4_seed1_pose    --seed=1 --positions.scheme=pose
+    grid: seed × positions     →   c4_seed1_rope    --seed=1 --positions.scheme=contiguous
+                                   c4_seed2_pose    …
+
 In a value of the grid, `{seed}` is replaced by the axis's part of the model's name (seed1), so that
 an experiment can start from the runs of another: `init_from: runs/first/c4_{seed}`.
+
+Place in the flow: file.py, grid.py → **`models_of`** → jobs.py, measurements.py.
 """
 
 from __future__ import annotations
@@ -31,12 +37,14 @@ class Model:
     """The name without the seed: models of one scheme share label and colour."""
 
     seed: str
-    """The part of the name that says the seed; empty if the grid has not several."""
+    """The part of the name that says the seed; empty if the grid has not several seeds."""
 
     choices: tuple[str, ...]
     """What the scheme is made of: the config's name, then the choice of each axis but the seed."""
 
     folder: Path
+    """The run folder."""
+
     config: str
     """Path of the config."""
 
@@ -44,9 +52,11 @@ class Model:
     """`--key.sub=value` words after the config, on the command line of `train`."""
 
     settings: RunConfig
+    """The config with these words applied."""
 
     @property
     def num_steps(self) -> int:
+        """Return the number of steps that the model is trained for."""
         return self.settings.training.num_steps
 
 
@@ -59,8 +69,13 @@ def is_named_by(beginning: str, name: str) -> bool:
 def models_of(
     file: ExperimentFile, path: str, overrides: list[str], measured_steps: list[int]
 ) -> list[Model]:
-    """Return all models of an experiment. `measured_steps`: those before the last, whose
-    checkpoints must be kept."""
+    """Return all models of an experiment.
+
+    file: What the file says.
+    path: The path of the file.
+    overrides: `--key.sub=value` words for all models.
+    measured_steps: Steps before the last that are measured, so that their checkpoints must be kept.
+    """
     models = []
     for name in file.models:
         config = os.path.relpath(find_config(name, find_config(path)))
@@ -90,13 +105,23 @@ def _make_model(
     overrides: list[str],
     measured_steps: list[int],
 ) -> Model:
-    """Return the model of a config and a combination. `name`: that of the config."""
-    parts = combination.name_parts
-    model_name = "_".join([name, *(part for part in parts.values() if part)])
-    choices = (name, *(part for axis, part in parts.items() if axis != "seed"))
-    chosen = [_name_axes(f"--{key}={value}", parts) for key, value in combination.settings.items()]
-    words = [*chosen, *overrides]
+    """Return the model of a config and a combination of the grid.
 
+    file, path, overrides, measured_steps: As in `models_of`.
+    config: The path of the config.
+    name: The name of the config.
+    combination: A choice of each axis.
+    """
+    name_parts = combination.name_parts
+    model_name = "_".join([name, *filter(None, name_parts.values())])
+    choices = (name, *(part for axis, part in name_parts.items() if axis != "seed"))
+    chosen_words = [
+        _name_axes(f"--{key}={value}", name_parts) for key, value in combination.settings.items()
+    ]
+    # The last word counts, so overrides come last; check_overrides keeps them off the grid.
+    words = [*chosen_words, *overrides]
+
+    # The run folder.
     folder = Path(file.folder if file.runs is None else file.runs) / model_name
     given = read_given(config, words)
     if file.runs is None and not file.grid and "run_folder" in given:
@@ -104,12 +129,13 @@ def _make_model(
     else:
         words.append(f"--run_folder={folder}")
 
+    # The checkpoints that are measured.
     settings = load_config(config, words)
     num_steps = settings.training.num_steps
-    beyond = [step for step in measured_steps if step > num_steps]
-    if beyond:
+    steps_beyond_end = [step for step in measured_steps if step > num_steps]
+    if steps_beyond_end:
         last_step = f"{model_name} has training.num_steps={num_steps}"
-        raise ConfigError(f"{path}: measure.steps={beyond}, and {last_step}; lower them")
+        raise ConfigError(f"{path}: measure.steps={steps_beyond_end}, and {last_step}; lower them")
     if measured_steps:
         keep_steps = sorted({*measured_steps, *(settings.checkpoint.keep_steps or [])})
         words.append(f"--checkpoint.keep_steps={keep_steps}")
@@ -117,7 +143,7 @@ def _make_model(
     return Model(
         name=model_name,
         scheme="_".join(choice for choice in choices if choice),
-        seed=parts.get("seed", ""),
+        seed=name_parts.get("seed", ""),
         choices=choices,
         folder=folder,
         config=config,
@@ -126,9 +152,9 @@ def _make_model(
     )
 
 
-def _name_axes(word: str, parts: Mapping[str, str]) -> str:
-    """Replace `{axis}` in a word by the axis's part of the model's name."""
-    return re.sub(r"\{([^{}]+)\}", lambda match: parts.get(match[1], match[0]), word)
+def _name_axes(word: str, name_parts: Mapping[str, str]) -> str:
+    """Replace `{axis}` in a word by the axis's part of the model's name. Other braces stay."""
+    return re.sub(r"\{([^{}]+)\}", lambda match: name_parts.get(match[1], match[0]), word)
 
 
 def _check_models_differ(models: Sequence[Model], path: str) -> None:
@@ -142,7 +168,8 @@ def _check_models_differ(models: Sequence[Model], path: str) -> None:
 
 
 def pairs_of_seeds(models: Sequence[Model]) -> Iterator[tuple[Model, Model]]:
-    """Yield each model with the next seed of its scheme; the last one with the first."""
+    """Yield each model together with the next seed of its scheme, and the last seed with the first:
+    (seed1, seed2), (seed2, seed3), (seed3, seed1). A scheme with one seed has no pairs."""
     for model in models:
         seeds = [other for other in models if other.scheme == model.scheme]
         if len(seeds) > 1:
