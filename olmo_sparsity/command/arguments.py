@@ -1,10 +1,13 @@
 """Declare the options of each `olmo-sparsity` command.
 
-`build_parser` calls a function for each command (`_add_measure`). Options that are settings of a
-function of `analysis/api.py` are derived from its schema and its docstring (`add_options`); the
-others are written here.
+Place in the flow: words of the command line → **`build_parser`** → options → cli.py, which runs the
+commands. A function here adds the options of one command (`_add_measure`), or of a group of
+commands (`_add_training`). There are two kinds of options:
 
-Place in the flow: below cli.py, which runs the commands. Imports no large package.
+    settings of a function, such as --ks   derived from its schema and docstring (`add_options`)
+    others, such as --out                  written here
+
+No large package is imported, so that `--help` takes no seconds.
 """
 
 from __future__ import annotations
@@ -30,12 +33,15 @@ from olmo_sparsity.command.parser import (
 from olmo_sparsity.config.command_line import add_options, arguments_of
 from olmo_sparsity.config.schema import kinds_of, spell
 
-Commands = Callable[[str, str], Parser]
-"""Adds a command: its name and help."""
+AddCommand = Callable[[str, str], Parser]
+"""Adds a command by its name and help, and returns its parser, to which options are added."""
 
 
 def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
-    """Return the parser of all commands. `runs`: the function of each command, by its name."""
+    """Return the parser of all commands.
+
+    runs: The function that runs each command, by the command's name.
+    """
     parser = Parser(
         prog="olmo-sparsity",
         description="Train language models with explicit position IDs, and measure which far-away "
@@ -47,6 +53,7 @@ def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def command(name: str, help: str) -> Parser:
+        # Without abbreviations, an option that is added later changes no script.
         sub = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
         sub.set_defaults(run=runs[name], command=name)
         return sub
@@ -67,7 +74,7 @@ def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_training(command: Commands) -> None:
+def _add_training(command: AddCommand) -> None:
     """Add the commands that make a model, with their options."""
     sub = command("configs", "list the configs that are installed, or print one")
     sub.add("name", metavar="NAME", nargs="?", help="print this one, for a file of yours")
@@ -161,7 +168,7 @@ def _add_gpus(sub: Parser) -> None:
 
 
 def _add_explain(sub: Parser) -> None:
-    """Add the options of `explain`, with the help of its docstring."""
+    """Add the options of `explain`, whose help is from the docstring of the function `explain`."""
     help = arguments_of(api.explain)
     sub.add("model", metavar="MODEL", help=MODEL)
     sub.add("--tokenizer", metavar="FOLDER", help=TOKENIZER)
@@ -184,7 +191,8 @@ def _add_explain(sub: Parser) -> None:
 
 
 def _add_measure(sub: Parser) -> None:
-    """Add the options of `measure`, with the help of its docstring."""
+    """Add the options of `measure`, whose help is from the docstring of the function `measure`, and
+    of `explain` where that refers to it."""
     own_help = arguments_of(api.measure)
     # "As in `explain`" would send the reader of --help elsewhere.
     own_help = {name: text for name, text in own_help.items() if not text.startswith("as in")}
@@ -232,7 +240,8 @@ def _add_losses(sub: Parser) -> None:
         help="one run alone: what it logged, without reading a model. Else runs (all checkpoints), "
         "folders of transformers' Trainer, or models",
     )
-    # Absent unless given: one run without options is read from its log.
+    # Options that were not given are absent: one run without options is read from its log, and no
+    # default must look like an option.
     absent = argparse.SUPPRESS
     sub.add("--text", default=absent, help="held-out text (default: the first run's own)")
     sub.add("--field", default=absent, help="the field that holds the text (text)")
@@ -245,12 +254,13 @@ def _add_losses(sub: Parser) -> None:
 
 
 def measured_losses() -> set[str]:
-    """Return the options that say how `losses` reads a model."""
+    """Return the names of the options that say how `losses` reads a model. With any of them a model
+    is evaluated; without them the log of a run is read."""
     schemas = (settings.LossSettings, ModelOptions)
     return {"text", "field", "out"}.union(*map(kinds_of, schemas))
 
 
-def _add_results(command: Commands) -> None:
+def _add_results(command: AddCommand) -> None:
     """Add the commands that show finished results, with their options."""
     sub = command("figure", "draw Figure 2 of measurements, or the losses of runs as they train")
     sub.add(

@@ -5,8 +5,8 @@
 Options are declared in arguments.py, and a command is in the module with its name (training.py,
 results.py: in that of its group). Exit codes and error messages are in ending.py.
 
-Place in the flow: on top of everything. Large packages are imported only inside a command, so that
-`--help` and a mistake in the options take no seconds.
+Place in the flow: on top of everything; `entry` is the program `olmo-sparsity`. Large packages are
+imported only inside a command, so that `--help` and a mistake in the options take no seconds.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ from olmo_sparsity.command.training import run_configs, run_export, run_prepare,
 __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
 
 GOES_ON = "goes on"
-"""What a command that was stopped does when it is given again, if it keeps what it has done."""
-
 STARTS_AGAIN = "starts again, as a dry run stores nothing"
-"""The same for a dry run."""
+"""What the same command would do after it was stopped: one that keeps what it has done, and a dry
+run."""
 
-RESUMED = ("prepare", "train", "experiment", "measure")
+RESUMED_COMMANDS = ("prepare", "train", "experiment", "measure")
 """Commands that keep what they have done, and go on when they are given again."""
 
 
@@ -66,7 +65,10 @@ def entry(arguments: list[str] | None = None) -> NoReturn:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command, and return its exit code. `arguments`: those of this process by default."""
+    """Run a command, and return its exit code.
+
+    arguments: Words of the command line. None: those of this process.
+    """
     if sys.flags.optimize > 1:  # the help of options, too, is made of docstrings
         return print_error(NO_DOCSTRINGS)
     parser = build_parser()
@@ -91,14 +93,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _exit_code_of(error: BaseException, options: argparse.Namespace) -> int:
-    """Print what stopped the command, and what the same command would do now; return the exit
-    code."""
+    """Print what stopped a command, and what the same command would do now; return the exit code.
+
+    error: What was raised.
+    options: The options of the command.
+    """
     if getattr(options, "questions", None) is not None:
         # Not the code of a stopped training, which SLURM's scripts submit again.
         return ending.exit_code_of(error, again=GOES_ON, code=ending.EXIT_INTERRUPTED)
-    if options.command in RESUMED and getattr(options, "dry_run", False):
+    if options.command in RESUMED_COMMANDS and getattr(options, "dry_run", False):
         return ending.exit_code_of(error, again=STARTS_AGAIN, code=ending.EXIT_INTERRUPTED)
-    keeps_work = options.command in RESUMED
+    keeps_work = options.command in RESUMED_COMMANDS
     if options.command == "losses":
         keeps_work = getattr(options, "out", None) is not None  # without a folder nothing is kept
     return ending.exit_code_of(error, again=GOES_ON if keeps_work else None)
@@ -121,8 +126,13 @@ MAY_BE_BLANK = ("prefix", "slurm", "measure_slurm")
 def _check_not_blank(
     parser: argparse.ArgumentParser, options: argparse.Namespace, words: list[str]
 ) -> None:
-    """Exit where an option is white space or nothing, as a variable of the shell that is not set
-    leaves it: as a path it would mean the current folder."""
+    """Exit with a message if an option is white space or nothing, as a variable of the shell that
+    is not set leaves it. As a path it would mean the current folder.
+
+    parser: Prints the message.
+    options: The parsed options.
+    words: The command line.
+    """
     for name, value in vars(options).items():
         values = value if isinstance(value, list | tuple) else [value]
         is_blank = any(isinstance(item, str) and not item.strip() for item in values)

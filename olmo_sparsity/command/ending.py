@@ -1,5 +1,8 @@
 """Map an error to an exit code and a one-line message, and keep streams readable to the end.
 
+Place in the flow: cli.py calls **`exit_code_of`** for whatever a command raises:
+
+    what has ended the command   exit code and message
     UserError, memory, disk      2, with a line that says what to do
     a signal                     75 or 130, with a line that says what the same command would do
     a reader that has left       141, silently
@@ -43,8 +46,8 @@ def print_error(message: str, code: int = EXIT_BAD_INPUT) -> int:
 
 
 def interrupt_on_signals() -> None:
-    """Let SIGTERM, and SLURM's SIGUSR2, end a command as Ctrl-C does. Training and experiments have
-    handlers of their own while they run."""
+    """Let SIGTERM, and SIGUSR2, which SLURM's scripts ask for before a time limit, end a command as
+    Ctrl-C does. Training and experiments have handlers of their own while they run."""
 
     def interrupt(number: int, _: object) -> None:
         signal.signal(number, signal.SIG_IGN)  # once: the command is ending then
@@ -55,9 +58,10 @@ def interrupt_on_signals() -> None:
 
 
 def exit_code_of(error: BaseException, *, again: str | None, code: int = EXIT_STOPPED) -> int:
-    """Print a line for any error that is not a defect, and return the exit code; defects are raised
-    again.
+    """Print a line for an error that is not a defect of ours, and return the exit code. Raise a
+    defect again.
 
+    error: What was raised.
     again: What the same command would do after it was stopped, such as "goes on"; None: it would
         start anew.
     code: The exit code of a stopped command that does not start anew.
@@ -82,13 +86,14 @@ def exit_code_of(error: BaseException, *, again: str | None, code: int = EXIT_ST
 
 
 def _exit_code_of_os_error(error: OSError) -> int:
-    """Print which file could not be read or written, and return the exit code."""
+    """Print which file could not be read or written, and return the exit code. Raise the error
+    again if no file is to blame."""
     if isinstance(error, BrokenPipeError):
         return EXIT_BROKEN_PIPE
     if error.filename is not None:
         return print_error(f"{error.filename}: {error.strerror}")
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        raise error  # no file is to blame, so it is a defect
+        raise error
     return print_error(f"a file could not be written: {error.strerror}; free space and start again")
 
 
@@ -96,8 +101,8 @@ def _exit_code_of_os_error(error: OSError) -> int:
 
 
 class ResultStream:
-    """Standard output. Control characters, which a terminal would execute, and characters that it
-    cannot show are written as escapes of JSON."""
+    """Standard output, in which what a terminal would execute or cannot show is replaced by escapes
+    of JSON: a text of a user or a model must not move the cursor or change colours."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -110,8 +115,8 @@ class ResultStream:
 
 
 def prepare_streams() -> None:
-    """Let both streams write characters that their encoding (such as ASCII) lacks as escapes of
-    JSON."""
+    """Let standard output and error replace characters that their encoding lacks, such as ASCII, by
+    escapes of JSON."""
     codecs.register_error("as JSON", _escape_unencodable)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115 (it may be closed)
@@ -124,7 +129,7 @@ _ALLOWED_UNPRINTABLE = re.compile("(\x1b\\[[01]m|[\n\t])")
 
 
 def _escape_unprintable(text: str) -> str:
-    """Return a text in which characters that a terminal would execute are escapes of JSON."""
+    """Return a text with escapes of JSON in place of characters that a terminal would execute."""
     if text.replace("\n", "").isprintable():
         return text
     parts = _ALLOWED_UNPRINTABLE.split(text)
@@ -134,10 +139,13 @@ def _escape_unprintable(text: str) -> str:
 
 
 def _escape_all(text: str) -> str:
+    """Return a text with an escape in place of each character that is not printable."""
     return "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in text)
 
 
 def _escape_unencodable(error: UnicodeError) -> tuple[str, int]:
+    """Return escapes for what cannot be encoded, and where encoding goes on: the interface of
+    `codecs.register_error`."""
     assert isinstance(error, UnicodeEncodeError)
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 

@@ -1,8 +1,13 @@
 """Run the command `experiment`: train models, measure them and draw one figure, as one file says.
 
-Without options it runs all jobs here; each is a process of the same command with `--only=JOB`.
+    experiment FILE               all jobs here, each a process of the same command with --only
+    experiment FILE --only=JOB    one job, in this process
+    experiment FILE --slurm=…     submit all jobs, and return
+    experiment FILE --list        how each job stands
+    experiment FILE --dry-run     what each job costs
 
-Place in the flow: below cli.py, on top of the package `experiment`."""
+Place in the flow: below cli.py, on top of the package `experiment`.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +30,7 @@ from olmo_sparsity.experiment.jobs import (
     format_states,
     jobs_of,
 )
+from olmo_sparsity.experiment.measurements import Measurement
 
 
 def run_experiment(options: argparse.Namespace) -> int:
@@ -64,7 +70,7 @@ def run_experiment(options: argparse.Namespace) -> int:
 
 
 def _check_options_are_used(options: argparse.Namespace) -> None:
-    """Raise ConfigError for an option that has no effect without another one."""
+    """Raise ConfigError for an option that has no effect because another one is missing."""
     for name in ("measure_slurm", "max_jobs", "time"):
         if getattr(options, name) is not None and options.slurm is None:
             flag = name.replace("_", "-")
@@ -74,7 +80,11 @@ def _check_options_are_used(options: argparse.Namespace) -> None:
 
 
 def _run_one(experiment: Experiment, name: str) -> int:
-    """Run one job in this process: the N-th model, or a job by its name in `--list`."""
+    """Run one job in this process, and return the exit code.
+
+    name: The job's name, as `--list` prints it; or N for the N-th model, from 0, as the tasks of a
+        SLURM array are numbered.
+    """
     jobs = {job.name: job for job in jobs_of(experiment)}
     if name.isdecimal():
         number = int(name)
@@ -109,7 +119,11 @@ def _draw(experiment: Experiment) -> int:
 
 
 def _measure(job: MeasurementJob, jobs: Mapping[str, Job]) -> int:
-    """Run this process's share of a measurement."""
+    """Run this process's part of a measurement, and return the exit code.
+
+    job: The measurement.
+    jobs: All jobs, by name.
+    """
     from olmo_sparsity.analysis.measurement.measurement import measure
     from olmo_sparsity.analysis.measurement.request import MeasureRequest
     from olmo_sparsity.analysis.results.summary import describe
@@ -122,31 +136,38 @@ def _measure(job: MeasurementJob, jobs: Mapping[str, Job]) -> int:
         reason = job.reason_to_skip(jobs)
         if reason:
             raise DataError(reason)
-        options: dict[str, Any] = dict(measurement.options)
-        if measurement.targets_of is not None:
-            options["targets"] = jobs[measurement.targets_of].results
-        if measurement.choices_of is not None:
-            options["choices"] = jobs[measurement.choices_of].results
-        else:  # with choices, these are settings of the measurement that chose
-            options["long"] = measurement.long
-            options["distant_states"] = measurement.distant_states
         request = MeasureRequest.of(
             model=str(measurement.checkpoint),
             documents=measurement.text,
             out=str(measurement.folder),
             shard=shard,
             command=tuple(typed_command()),
-            **options,
+            **_measure_options(measurement, jobs),
         )
         results = measure(request)
-    if results is not None:
+    if results is not None:  # None: other processes have documents left
         print(describe(results))
     return 0
 
 
+def _measure_options(measurement: Measurement, jobs: Mapping[str, Job]) -> dict[str, Any]:
+    """Return the options of `measure` for a measurement: those of the file, and what other
+    measurements have chosen for it."""
+    options: dict[str, Any] = dict(measurement.options)
+    if measurement.targets_of is not None:
+        options["targets"] = jobs[measurement.targets_of].results
+    if measurement.choices_of is not None:
+        # Its windows are settings of the measurement that chose.
+        options["choices"] = jobs[measurement.choices_of].results
+    else:
+        options["long"] = measurement.long
+        options["distant_states"] = measurement.distant_states
+    return options
+
+
 def measurements_in(folder: str) -> dict[str, str] | None:
-    """Return the folder of the main measurement of each model, by the model's name; None if this is
-    not the folder of an experiment."""
+    """Return the folder of the main measurement of each model of an experiment, by the model's
+    name. Return None if this is not the folder of an experiment."""
     experiment = saved_experiment(folder)
     if experiment is None:
         return None
@@ -157,8 +178,8 @@ def measurements_in(folder: str) -> dict[str, str] | None:
 
 
 def draw_folder(folder: str, out: str) -> bool:
-    """Draw the figure of an experiment's folder into the file `out`, and return True; return False
-    for another folder."""
+    """Draw the figure of an experiment's folder into the file `out`. Return whether this is the
+    folder of an experiment."""
     experiment = saved_experiment(folder)
     if experiment is None:
         return False

@@ -18,7 +18,7 @@ from olmo_sparsity.config.command_line import given_options
 
 
 def run_explain(options: argparse.Namespace) -> int:
-    """Explain one prediction, and print it; return the exit code."""
+    """Explain one prediction, and print it as text, JSON or a page; return the exit code."""
     from olmo_sparsity.analysis.explain import request as explaining
     from olmo_sparsity.analysis.explain.explanation import to_json
 
@@ -45,7 +45,7 @@ def run_explain(options: argparse.Namespace) -> int:
 
 
 def _explain_keywords(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the keywords of `explain`, with the files read that options name."""
+    """Return the keyword arguments of `explain`. Files that options name are read."""
     from olmo_sparsity.analysis.explain.request import ExplainRequest
     from olmo_sparsity.analysis.explain.text_file import read_text
     from olmo_sparsity.analysis.measurement.targets import parse_at
@@ -68,12 +68,17 @@ def _explain_keywords(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _text_of(path: str, field: str | None) -> str:
-    """Return the text of a file, or of a record, FILE:N."""
+    """Return the text of a file, or of one record of a file.
+
+    path: FILE; or FILE:N, the N-th record with text, from 1.
+    field: The field of the record that has the text. None: `text`.
+    """
     from olmo_sparsity.analysis.explain.text_file import read_text
     from olmo_sparsity.text.inputs import open_text
     from olmo_sparsity.text.record_files import is_records
 
     file, _, number = path.rpartition(":")
+    # A name may hold a colon, so FILE:N is one only if FILE exists.
     if field is None and not (number.isdigit() and Path(file).is_file()):
         if is_records(Path(path)):
             raise ConfigError(

@@ -1,6 +1,6 @@
-"""Read the options that describe the GPUs of a dry run: --gpus, --gpu, --nodes.
+"""Read the options that describe the GPUs of a dry run: --gpus, --gpu, --nodes and more.
 
-Place in the flow: below the commands `train` and `experiment`.
+Place in the flow: options → **`hardware_of`** → the dry runs of `train` and `experiment`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from olmo_sparsity.base.errors import ConfigError
 
 
 def check_gpus_are_of_a_dry_run(options: argparse.Namespace) -> None:
-    """Raise ConfigError for an option that describes GPUs, without `--dry-run --gpus N`."""
+    """Raise ConfigError for an option that describes GPUs if there is no `--dry-run --gpus N`: it
+    would have no effect."""
     for name in ("gpus", "gpu", "nodes", "nics_per_node", "gpu_hour", "disk_speed"):
         is_given = getattr(options, name, None) is not None
         if is_given and not (options.dry_run and options.gpus is not None):
@@ -21,7 +22,7 @@ def check_gpus_are_of_a_dry_run(options: argparse.Namespace) -> None:
 
 
 def hardware_of(options: argparse.Namespace) -> Any:
-    """Return the hardware that --gpus, --gpu and --nodes describe; None without --gpus."""
+    """Return the hardware that these options describe; None without --gpus."""
     from olmo_sparsity.training.estimate.hardware import Hardware
 
     if options.gpus is None:

@@ -1,5 +1,9 @@
 """Run the command `losses`: print mean losses by place, of a run or of models on one text.
 
+    losses RUN               the losses that the run has logged; no model is read
+    losses RUN --text=…      all of its checkpoints are evaluated on a text
+    losses MODEL MODEL …     several models are evaluated on one text
+
 Place in the flow: below cli.py, on top of the packages `training` and `analysis`.
 """
 

@@ -16,7 +16,7 @@ from olmo_sparsity.config.command_line import given_options
 
 
 def run_measure(options: argparse.Namespace) -> int:
-    """Measure this process's share of the documents, or print the cost; return the exit code."""
+    """Measure this process's part of the documents, or print the cost; return the exit code."""
     from olmo_sparsity.analysis.measurement import estimate, measurement, targets
     from olmo_sparsity.analysis.measurement.planning import plan
     from olmo_sparsity.analysis.measurement.request import MeasureRequest
@@ -51,7 +51,11 @@ def run_measure(options: argparse.Namespace) -> int:
 
 
 def _price_of_untrained(options: argparse.Namespace, keywords: dict[str, Any]) -> str:
-    """Price a measurement of the model that a config will train, before anything is trained."""
+    """Return what it will cost to measure the model of a config, before it is trained.
+
+    options: The options of the command; its MODEL is the config.
+    keywords: The keyword arguments of `measure`.
+    """
     from olmo_sparsity.config.run import load_config
     from olmo_sparsity.experiment.price import price_config
 

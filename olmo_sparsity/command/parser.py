@@ -1,6 +1,6 @@
-"""Hold what the options of all commands have in common: the parser, and words of --help.
+"""Hold what the options of all commands have in common: the parser, and texts of --help.
 
-Place in the flow: below arguments.py and attribute_arguments.py, which declare options.
+Place in the flow: below arguments.py and attribute_arguments.py, which declare the options.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from olmo_sparsity.base.errors import readable
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors look as those of commands do: one line, and exit code 2."""
+    """A parser whose errors look like those of the commands: one line, and exit code 2."""
 
     add = argparse.ArgumentParser.add_argument  # a short name, for many lines below
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"olmo-sparsity: {readable(message)} ({self.prog} --help says more)\n")
 
+
+# Texts of --help that several commands share.
 
 TOKENIZER = "of a model on a server: a folder, a GGUF file or a hub name"
 MODEL = (
@@ -32,17 +34,22 @@ AT_FILE = "@FILE reads it from a file"
 
 
 def add_documented(sub: Parser, help: Mapping[str, str], **metavars: str) -> None:
-    """Add options with the names of arguments of a function.
+    """Add options that are named like arguments of a function, with the help of its docstring.
 
-    help: What the docstring of the function says of each argument (`arguments_of`).
-    metavars: The options, each with the name of its value.
+    sub: The parser of the command.
+    help: What the docstring says of each argument (`arguments_of`).
+    metavars: The options to add, each with what --help calls its value.
     """
     for name, metavar in metavars.items():
         sub.add(f"--{name}", metavar=metavar, help=help[name].replace("%", "%%"))
 
 
 def add_shard(sub: Parser, condition: str = "") -> None:
-    """Add the option --shard. `condition`: when it has an effect, before the help."""
+    """Add the option --shard.
+
+    sub: The parser of the command.
+    condition: With which other option it has an effect, for the help.
+    """
     sub.add(
         "--shard",
         metavar="I/N",

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def run_figure(options: argparse.Namespace) -> int:
-    """Draw losses of runs, an experiment, or Figure 2 of measurements; return the exit code."""
+    """Draw the losses of runs, or Figure 2 of an experiment or of measurements; return the exit
+    code."""
     from olmo_sparsity.command.experiment import draw_folder
 
     labels = options.labels.split(",") if options.labels else None
@@ -38,7 +39,13 @@ def run_figure(options: argparse.Namespace) -> int:
 
 
 def _draw_measurements(folders: list[str], out: Path, labels: list[str] | None) -> None:
-    """Draw Figure 2. A measurement that has no results is an empty point with its reason."""
+    """Draw Figure 2 of several measurements. One that is not finished is an empty point with its
+    reason.
+
+    folders: The folders of the measurements.
+    out: The file of the figure.
+    labels: Names of the models, as the user has passed them. None: the names of the folders.
+    """
     from olmo_sparsity.analysis.report.figure_style import Missing
     from olmo_sparsity.analysis.report.figures import draw_figure2
     from olmo_sparsity.analysis.results.results import read_results
@@ -92,8 +99,12 @@ def run_compare(options: argparse.Namespace) -> int:
 
 
 def _compare_experiment(folder: str, transfers: bool) -> list[pd.DataFrame]:
-    """Print each comparison of an experiment that is finished, and after those of several seeds
-    what they agree on. Return the table of each pair."""
+    """Print each comparison of an experiment whose measurements are finished, and after several
+    seeds what they agree on. Return the table of each pair.
+
+    folder: The experiment's folder.
+    transfers: Whether --transfer was given, which has no meaning here.
+    """
     from olmo_sparsity.analysis.results.comparison import describe_comparison
     from olmo_sparsity.analysis.results.results import read_results
     from olmo_sparsity.experiment.comparisons import comparisons_of, describe_agreement

@@ -1,10 +1,11 @@
-"""Find this process's share of the work of a command.
+"""Find which shard of a command's work this process does.
 
-    --shard 0/4              the first of four shares
-    a task of a SLURM array  the share with the task's number
-    a process of a launch    a part of that share, for commands that have no other use of processes
+    --shard 0/4              the first of four shards
+    a task of a SLURM array  the shard with the task's number
+    a process of a launch    a part of that shard, for commands that have no other use of processes
 
-Place in the flow: below the commands that divide their work.
+Place in the flow: options and environment → **`parse_shard`** → the commands that divide their
+work.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from olmo_sparsity.base.launch import read_launch
 
 
 def parse_shard(text: str | None, by_launch: bool = True) -> Shard:
-    """Return this process's part of the work: what `--shard` says; by default the task of a SLURM
-    array and, `by_launch`, the process of a launch."""
+    """Return the shard of this process.
+
+    text: The value of --shard. None: the task of a SLURM array decides, or all is one shard.
+    by_launch: Divide that shard among the processes of a launch.
+    """
     launch = read_launch()
     if text is not None:
         number, _, num_shards = text.partition("/")
@@ -36,7 +40,8 @@ def parse_shard(text: str | None, by_launch: bool = True) -> Shard:
 
 
 def _shard_of_array_task() -> Shard:
-    """Return the part of this task of a SLURM array; all of the work outside of one."""
+    """Return the shard of this task of a SLURM array; outside of an array, a shard with all of the
+    work."""
     task = os.environ.get("SLURM_ARRAY_TASK_ID")
     if not task:
         return Shard(0, 1)
@@ -48,7 +53,7 @@ def _shard_of_array_task() -> Shard:
     first_task = int(os.environ.get("SLURM_ARRAY_TASK_MIN") or -1)
     last_task = int(os.environ.get("SLURM_ARRAY_TASK_MAX") or -1)
     num_tasks = int(os.environ.get("SLURM_ARRAY_TASK_COUNT") or -1)
-    # Tasks that are not submitted again would leave their share of the work undone.
+    # A part of the array, such as --array=1,3, would leave the work of other tasks undone.
     if first_task != 0 or num_tasks != last_task + 1:
         raise ConfigError(
             "--shard is that of the SLURM array, and some tasks lack: submit the whole array, "

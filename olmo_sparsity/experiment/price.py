@@ -1,14 +1,14 @@
 """Estimate what an experiment costs before anything is trained.
 
-`format_price` prints a line for each job and their sum; `price_config` prices one measurement.
+Place in the flow: file.py → jobs.py → **`format_price`**, which prices each job that is not done
+and adds up the prices:
 
     a training      FLOPs, memory and disk, as `train --dry-run` counts them (price_training.py)
-    a measurement   its token-forwards, counted by a dry run on the prepared text, with a stand-in
-                    for the model that has its vocabulary and positions and is never run
+    a measurement   its token-forwards (`price_config`), counted by a dry run on the prepared text
 
-A text of the hub that is not prepared has unknown lengths, so that texts of C4's lengths stand in.
-
-Place in the flow: file → jobs → **price**.
+There is no model yet, so measurements are counted with a stand-in that has its vocabulary and
+positions, and is never run. Nor is there always a text: one of the hub that is not prepared has
+unknown lengths, and texts of C4's lengths replace it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ C4_DOCUMENTS = 365_000_000
 """Documents of the English C4."""
 
 DEFAULT_LIMIT = 2_000
-"""Documents of C4's lengths that are counted at most, without --max-documents."""
+"""Most documents of C4's lengths that are counted, without --max-documents."""
 
 SOURCES_OF_C4 = ("c4", "c4_files")
 """Values of data.corpus.source whose documents are taken to have C4's lengths."""
@@ -63,13 +63,20 @@ SOURCES_OF_C4 = ("c4", "c4_files")
 def format_price(
     experiment: Experiment, hardware: Hardware | None, gpu: str | None, gpu_hour: float | None
 ) -> str:
-    """Return what each unfinished job costs, and their sum. `gpu_hour`: dollars a GPU-hour. Raise
-    ConfigError, with the model's name, for a training that would not start."""
+    """Return what each unfinished job costs, and their sum, as text. Raise ConfigError, with the
+    model's name, for a training that would not start.
+
+    experiment: The experiment.
+    hardware: The GPUs of a training; None: no hours are predicted.
+    gpu: The name of the GPU that measures; None: no hours are predicted.
+    gpu_hour: Dollars a GPU-hour; None: no money is predicted.
+    """
     if gpu_hour is not None and not gpu_hour > 0:
         raise ConfigError(f"--gpu-hour={gpu_hour:g} must be above 0: dollars a GPU-hour")
     jobs = [job for job in jobs_of(experiment) if job.kind != "figure"]
     todo = [job for job in jobs if job.state().name != "done"]
     cache = PriceCache()
+    # Only measurements that choose targets have options that say how many; the first always does.
     choosing_options = experiment.measurements[0].options if experiment.measurements else {}
     training_prices: dict[str, TrainingPrice] = {}
     measurement_prices: dict[str, _CountedPrice] = {}
@@ -81,13 +88,18 @@ def format_price(
                 job.measurement, choosing_options, gpu, cache
             )
 
+    # A line for each job, and for what several jobs have in common.
     prices: dict[str, object] = {**training_prices, **measurement_prices}
     lines = [f"{job.name}: {prices[job.name]}" for job in todo]
-    transfers = [one for one in experiment.measurements if one.choices_of is not None]
+    transfers = [
+        measurement for measurement in experiment.measurements if measurement.choices_of is not None
+    ]
     if transfers:
-        place = f"at the last step and long={transfers[0].long} alone"
-        lines.append(f"transfer: {len(transfers)} measurements, {place}")
+        points = f"at the last step and long={transfers[0].long} alone"
+        lines.append(f"transfer: {len(transfers)} measurements, {points}")
     lines += describe_texts(training_prices.values())
+
+    # The sum.
     counts = [f"{len(training_prices)} of {_count(jobs, 'train')} models to train"]
     if experiment.measurements:
         counts.append(f"{len(measurement_prices)} of {_count(jobs, 'measure')} to measure")
@@ -106,8 +118,13 @@ def _format_total(
     measurement_hours: Sequence[float | None] | None,
     gpu_hour: float | None,
 ) -> str:
-    """Return the GPU-hours of all jobs as text. `measurement_hours`: None if the experiment
-    measures nothing, and with a None for each measurement that could not be counted."""
+    """Return the GPU-hours of all jobs as text.
+
+    training_hours: GPU-hours of each training.
+    measurement_hours: The same of each measurement, None for one that could not be counted. None in
+        place of a list: the experiment measures nothing.
+    gpu_hour: Dollars a GPU-hour; None: no money is predicted.
+    """
     measuring = sum(hours or 0.0 for hours in measurement_hours or ())
     total = sum(hours or 0.0 for hours in training_hours) + measuring
     text = f"{total:,.3g} GPU-hours (predicted)"
@@ -122,6 +139,7 @@ def _format_total(
 
 
 def _count(jobs: list[Job], kind: str) -> int:
+    """Return the number of jobs of a kind."""
     return sum(job.kind == kind for job in jobs)
 
 
@@ -130,7 +148,7 @@ class _CountedPrice(NamedTuple):
 
     text: str
     gpu_hours: float | None
-    """None if they cannot be counted."""
+    """None if the measurement cannot be counted."""
 
     def __str__(self) -> str:
         return self.text
@@ -142,8 +160,14 @@ def _price_measurement(
     gpu: str | None,
     cache: PriceCache,
 ) -> _CountedPrice:
-    """Return the price of a measurement. `choosing_options`: options of the measurement that
-    chooses the targets, as only it has those that say how many there are."""
+    """Return the price of a measurement, or why it cannot be counted.
+
+    measurement: The measurement.
+    choosing_options: Options of the measurement that chooses the targets, as only it has those that
+        say how many there are.
+    gpu: The name of the GPU; None: no hours are predicted.
+    cache: What earlier calls have read and counted.
+    """
     options = dict(choosing_options) | {
         "distant_states": measurement.distant_states,
         "long": measurement.long,
@@ -161,10 +185,10 @@ class PriceCache:
     """Documents and prices that several measurements of an experiment have in common."""
 
     documents: dict[tuple[Any, ...], Documents] = field(default_factory=dict)
-    """By the text and how it is read."""
+    """Documents by the text and how it is read."""
 
     prices: dict[str, MeasurementPrice] = field(default_factory=dict)
-    """By all that a price depends on: seeds of one model cost the same."""
+    """Prices by all that they depend on: seeds of one model cost the same."""
 
 
 @dataclass(frozen=True)
@@ -179,12 +203,12 @@ class MeasurementPrice:
     gpu_hours: float | None
     """None without a GPU's name."""
 
-    source: str
-    """Where the documents' lengths are from, if not from the text itself."""
+    lengths_from: str
+    """Where the documents' lengths are from, in words; empty if they are those of the text."""
 
     def __str__(self) -> str:
         line = (
-            f"{self.num_documents:,} documents{self.source}, "
+            f"{self.num_documents:,} documents{self.lengths_from}, "
             f"about {self.num_targets:,.0f} targets, {self.forwards:.2g} token-forwards"
         )
         if self.gpu_hours is not None:
@@ -199,20 +223,28 @@ def price_config(
     gpu: str | None = None,
     cache: PriceCache | None = None,
 ) -> MeasurementPrice:
-    """Return the price of measuring a checkpoint of this config, which need not exist. `options`:
-    those of `measure`; `cache` keeps documents and prices for the next call."""
+    """Return the price of measuring a checkpoint of a config. The checkpoint need not exist.
+
+    config: The config of the model.
+    options: Options of `measure`.
+    text: The text that is measured; None: the held-out text of the config.
+    gpu: The name of the GPU; None: no hours are predicted.
+    cache: Keeps documents and prices for the next call.
+    """
     cache = cache or PriceCache()
     request = MeasureRequest.of(model="untrained", documents=text, **options)
     price_key = repr((config.model, config.data, text, gpu, sorted(options.items())))
     if price_key in cache.prices:
         return cache.prices[price_key]
 
+    # Read the documents.
     model = stand_in_for(config)
     documents_key = (text, repr(config.data), repr(request.reading))
     if documents_key not in cache.documents:
         cache.documents[documents_key] = _documents(config, model, request, text)
     documents = cache.documents[documents_key]
 
+    # Count, in the steps of a measurement (analysis/measurement/planning.py).
     settings = fit_to_limit(request.settings, model.max_positions)
     if request.reading.split_long and model.max_positions is not None:
         documents = split_long_documents(documents, model.max_positions, config.run_folder)
@@ -225,14 +257,14 @@ def price_config(
         num_targets=cost.num_targets,
         forwards=cost.forwards,
         gpu_hours=cost.gpu_hours,
-        source=" (by C4's lengths)" if documents.name == OF_LENGTHS else "",
+        lengths_from=" (by C4's lengths)" if documents.name == OF_LENGTHS else "",
     )
     return cache.prices[price_key]
 
 
 def stand_in_for(config: RunConfig) -> LoadedModel:
-    """Return a stand-in for a model of this config: its vocabulary, positions and number of
-    parameters, in one narrow layer, as it is only counted and never run."""
+    """Return a stand-in for a model of this config. It has the vocabulary, the positions and the
+    number of parameters, but one narrow layer: it is counted and never run."""
     resolved, _, _ = cost_of(replace(config, engine=replace(config.engine, name="single")))
     sizes = resolved.model
     num_parameters = count_parameters(without_memory(sizes))
@@ -259,8 +291,14 @@ OF_LENGTHS = "texts of C4's lengths"
 def _documents(
     config: RunConfig, model: LoadedModel, request: MeasureRequest, text: str | None
 ) -> Documents:
-    """Return the documents that would be measured; of a text that is not prepared, others of its
-    lengths."""
+    """Return the documents that would be measured. If C4 is not prepared, return others that have
+    its lengths; raise DataError for another text that is not prepared.
+
+    config: The config of the model.
+    model: Its stand-in.
+    request: The measurement.
+    text: The text that is measured; None: the held-out text of the config.
+    """
     reading = dict(vars(request.reading))
     limit = reading.pop("max_documents")
     del reading["split_long"]  # `price_config` splits
@@ -281,8 +319,8 @@ def _documents(
 
 
 def _tokenizer_of(config: RunConfig) -> Tokenizer:
-    """Return the tokenizer of a config; one that is trained on the text exists once the text is
-    prepared."""
+    """Return the tokenizer of a config. Raise DataError if it is to be trained on the text and was
+    not yet."""
     from olmo_sparsity.data.tokenizer import load_tokenizer
 
     trained = Path(config.data.folder) / "tokenizer.json"
@@ -292,20 +330,24 @@ def _tokenizer_of(config: RunConfig) -> Tokenizer:
 
 
 def documents_of_lengths(num_documents: int, min_tokens: int, limit: int | None) -> Documents:
-    """Return the texts that have at least `min_tokens` tokens, if `num_documents` documents have
-    C4's lengths; `limit` texts at most."""
-    share_long = 1 - C4_LENGTH.cdf(math.log(min_tokens))
-    num_long = int(num_documents * share_long)
+    """Return made-up texts of C4's lengths.
+
+    num_documents: Number of documents of all lengths, of which the long ones are returned.
+    min_tokens: Smallest number of tokens of a text.
+    limit: Largest number of texts; None: `DEFAULT_LIMIT`.
+    """
+    fraction_long = 1 - C4_LENGTH.cdf(math.log(min_tokens))
+    num_long = int(num_documents * fraction_long)
     num_texts = min(num_long, limit or DEFAULT_LIMIT)
     # One half sets the threshold of targets, the other is measured; each needs two.
     if num_texts < 4:
         raise DataError(
             f"about {num_long} held-out documents have {min_tokens} tokens or more; hold more out"
         )
-    # The middles of equal shares of the distribution above `min_tokens`.
-    quantiles = 1 - share_long * (np.arange(num_texts) + 0.5) / num_texts
+    # The middles of equally probable intervals of the distribution above `min_tokens`.
+    quantiles = 1 - fraction_long * (np.arange(num_texts) + 0.5) / num_texts
     lengths = [int(math.exp(C4_LENGTH.inv_cdf(quantile))) for quantile in quantiles]
-    # In no order of length, as halves of the documents have different purposes.
+    # In random order, not by length, as halves of the documents have different purposes.
     order = np.random.default_rng(0).permutation(num_texts)
-    texts = [np.arange(lengths[place]) % 1_000 for place in order]
+    texts = [np.arange(lengths[number]) % 1_000 for number in order]
     return Documents.of(texts, OF_LENGTHS)

@@ -1,8 +1,12 @@
 """Estimate what the trainings of an experiment cost: hours, memory and disk of each model, and the
 disk of the texts that they share.
 
-Place in the flow: file → jobs → **price of the trainings** → price. Each model is checked as
-`train --dry-run` checks it, so that an experiment is not priced whose trainings would not start.
+Place in the flow: file.py → jobs.py → **`price_training`** for each model, **`describe_texts`** for
+all → price.py. Each model is checked as `train --dry-run` checks it, so that an experiment is not
+priced whose trainings would not start. A price is printed as one line:
+
+    1,176,764,416 parameters, 10,485,760,000 tokens in 20,000 steps; 7.9 hours, 63 GPU-hours; 47.4
+    GiB a GPU (ddp, fits, micro-batches of 16), main memory 67 GiB a node; the run folder 70.6 GB
 """
 
 from __future__ import annotations
@@ -27,10 +31,10 @@ class TrainingPrice:
 
     model: Model
     config: RunConfig
-    """Resolved for the hardware."""
+    """The config of the model, with what the hardware determines filled in."""
 
     hardware: Hardware
-    """What the run is assumed to be on: the given GPUs, or one process here."""
+    """What the run is assumed to be on: the GPUs that the user has named, or one process here."""
 
     cost: Cost
     disk: Disk
@@ -53,24 +57,29 @@ class TrainingPrice:
         return "; ".join(parts)
 
     def _describe_memory(self) -> str:
-        """Return the memory of a GPU and the main memory of a node; on a CPU they are one."""
+        """Return the memory of a GPU and the main memory of a node in words. On a CPU there is one
+        memory."""
         cost = self.cost
         fits = "fits" if cost.fits else "DOES NOT FIT"
-        place = "a GPU" if self.hardware.gpu else "a process"
+        owner = "a GPU" if self.hardware.gpu else "a process"
         memory = (
-            f"{cost.peak / 2**30:.1f} GiB {place} ({cost.engine}, {fits}, micro-batches of "
+            f"{cost.peak / 2**30:.1f} GiB {owner} ({cost.engine}, {fits}, micro-batches of "
             f"{cost.micro_batch_size})"
         )
         if self.hardware.gpu is None:
             return memory
-        of_process = main_memory_of(self.config, self.hardware)
-        of_node = of_process * self.hardware.processes_per_node
-        return f"{memory}, main memory {of_node / 2**30:.0f} GiB a node"
+        bytes_of_process = main_memory_of(self.config, self.hardware)
+        bytes_of_node = bytes_of_process * self.hardware.processes_per_node
+        return f"{memory}, main memory {bytes_of_node / 2**30:.0f} GiB a node"
 
 
 def price_training(model: Model, hardware: Hardware | None) -> TrainingPrice:
-    """Return the price of a training. Raise ConfigError, with the model's name, if
-    `train --dry-run` refuses it. `hardware`: None for one process here."""
+    """Return the price of a training. Raise ConfigError, with the model's name, if it would not
+    start.
+
+    model: The model.
+    hardware: The GPUs; None: one process here.
+    """
     try:
         config, assumed_hardware, lines = cost_of(model.settings, hardware)
         check_run(config, None if hardware is None else assumed_hardware)
@@ -87,7 +96,8 @@ def price_training(model: Model, hardware: Hardware | None) -> TrainingPrice:
 
 
 def describe_texts(trainings: Iterable[TrainingPrice]) -> list[str]:
-    """Return a line for each text with its size on disk, and one with the disk of everything."""
+    """Return a line for each text with its size on disk, and a line with the disk of all texts and
+    runs together."""
     by_folder: dict[str, list[TrainingPrice]] = {}
     for training in trainings:
         by_folder.setdefault(training.config.data.folder, []).append(training)
@@ -97,7 +107,7 @@ def describe_texts(trainings: Iterable[TrainingPrice]) -> list[str]:
     num_bytes_of_texts = 0
     for folder, readers in by_folder.items():
         if open_prepared(readers[0].config) is None:
-            # The largest that a model reads of it: more may be prepared, and is then larger.
+            # What the model reads that reads most of it. More may be prepared, and takes more.
             num_bytes = max(training.disk.text for training in readers)
             reason = readers[0].lines["text"]
             state = f"{reason}. How often it is read is not checked; {num_bytes / 1e9:.1f} GB if"
@@ -118,4 +128,5 @@ def describe_texts(trainings: Iterable[TrainingPrice]) -> list[str]:
 
 
 def _size_of_folder(folder: Path) -> int:
+    """Return the bytes of all files in a folder and below it."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,7 +1,13 @@
-"""Declare the sections of an experiment's file, as dataclasses with defaults.
+"""Declare the keys of an experiment's file, as dataclasses with defaults.
 
-The section `measure` may also have all options of the command `measure`; `measurements.py` sorts
-them out.
+Place in the flow: read by file.py. The section `measure` may also have all options of the command
+`measure`, which measurements.py tells apart. A file, for example:
+
+    folder: results/c4_1b
+    models: [../c4_1b_pose.yaml, ../c4_1b_rope.yaml]
+    grid: {seed: [0, 1]}
+    measure: {steps: [5000, last], long: [1024, 4032], short: 128, ks: [1, 2, 4]}
+    figure: {labels: {c4_1b_pose: RoPE + PoSE}}
 """
 
 from __future__ import annotations
@@ -19,22 +25,27 @@ class MeasureSection:
     """Keys of `measure` that are not options of the command `measure`."""
 
     steps: list[int | Literal["last"]] = option(["last"], some=True, distinct=True, least=1)
-    """Checkpoints that are measured with the longest window; the last one with each window."""
+    """Steps of the checkpoints that are measured: the last one with each window, earlier ones with
+    the longest window only."""
 
     long: list[Long] = option(["all"], some=True, distinct=True, least=1)
     distant_states: list[InterpretationName] = option(["contextual"], some=True, distinct=True)
     targets: Literal["shared", "own"] = "shared"
-    """shared: the first model that is measured chooses the targets of all models and steps."""
+    """shared: the first measured model chooses the targets of all models and steps. own: each
+    measurement chooses its own."""
 
     transfer: bool = True
-    """Also evaluate the tokens that another seed of the same model chose, at the last step."""
+    """Whether to evaluate also the tokens that another seed of the same model has ranked, at the
+    last step."""
 
     text: str | None = None
+    """The text that is measured, as `--text` takes it. Default: the held-out text of each model."""
+
     models: list[str] = option([])
-    """Names of the models that are measured; empty: all."""
+    """Names of the models that are measured, or beginnings of names; empty: all models."""
 
     shards: int = option(8, least=1)
-    """SLURM tasks that share a measurement."""
+    """Number of SLURM tasks that share a measurement."""
 
     @property
     def earlier_steps(self) -> list[int]:
@@ -44,25 +55,39 @@ class MeasureSection:
 
 @dataclass
 class FigureSection:
+    """Keys of `figure`."""
+
     labels: dict[str, str] = field(default_factory=dict)
-    """Label of a model, of all models whose name begins so, or of a value of distant_states."""
+    """Labels by the name of a model, by the beginning of the names of several models, or by a value
+    of `distant_states`."""
 
     out: str | None = None
-    """Default: figure2.png in the experiment's folder."""
+    """The file of the figure. Default: figure2.png in the experiment's folder."""
 
 
 @dataclass
 class ExperimentFile:
+    """All keys of a file."""
+
     folder: str = ""
+    """The folder of the results."""
+
     models: list[str] = field(default_factory=list)
+    """Configs, relative to the file."""
+
     grid: dict[str, Any] = field(default_factory=dict)
+    """What the models vary in (grid.py)."""
+
     runs: str | None = None
-    """Each model's run lies in RUNS/NAME. Default: with a grid `folder`, without one the config's
-    `run_folder`. A second experiment that names the runs of the first trains nothing again."""
+    """The folder of the runs, of which each model's is RUNS/NAME. Default: with a grid `folder`,
+    without one the config's `run_folder`. A second experiment that names the runs of the first
+    trains nothing again."""
 
     processes: int | Literal["auto"] = option(1, least=1)
-    """Processes of a training on this machine, and measurements at once; auto: the GPUs, or up to
-    two on a CPU."""
+    """Number of processes of a training on this machine, and of measurements at once. auto: the
+    number of GPUs, or up to two on a CPU."""
 
     measure: dict[str, Any] | None = None
+    """What is measured (measurements.py). None: models are trained and not measured."""
+
     figure: FigureSection = field(default_factory=FigureSection)

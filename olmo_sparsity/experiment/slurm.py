@@ -4,11 +4,14 @@
     each measurement    an array; its tasks share the documents
     the figure          a job
 
-A job begins when those that it needs have ended, well or not (`afterany`), so that what fails is an
-empty point of the figure and never its end. The SLURM numbers of what was submitted are kept in
-slurm.json of the experiment's folder, so that the same command submits nothing twice.
+A job begins when the jobs that it needs have ended, well or not (`afterany`). So a job that fails
+is an empty point of the figure, and does not keep the figure from being drawn. The SLURM number of
+each submitted job is kept in slurm.json of the experiment's folder, so that the same command
+submits nothing twice:
 
-Place in the flow: file → jobs → **SLURM**.
+    {"c4_pose": "17_0", "c4_rope": "17_1", "c4_pose-last-1024": "18", "figure": "20"}
+
+Place in the flow: file.py → jobs.py → **`submit`**.
 """
 
 from __future__ import annotations
@@ -31,11 +34,12 @@ from olmo_sparsity.experiment.models import is_named_by
 
 TRAIN = Path("slurm/train.sbatch")
 MEASURE = Path("slurm/measure.sbatch")
+"""The scripts of a training, and of a measurement or the figure."""
 
 
 @dataclass(frozen=True)
 class Flags:
-    """What `experiment` hands to sbatch."""
+    """What the user wants to be handed on to sbatch."""
 
     train: str
     """Flags of sbatch for trainings, as one text."""
@@ -44,14 +48,15 @@ class Flags:
     """Flags of sbatch for measurements and the figure."""
 
     max_jobs: int | None = None
-    """Tasks of an array that run at once."""
+    """Largest number of tasks of an array that run at once. None: the cluster's limit."""
 
     times: Sequence[str] = ()
-    """MODEL=TIME: the time limit of a training of this model, or of all whose name begins so."""
+    """MODEL=TIME: the time limit of the training of a model, or of all models whose name begins
+    so."""
 
     def time_of(self, name: str) -> str | None:
-        """Return the time limit of a training, None for the cluster's. The longest name that fits
-        decides."""
+        """Return the time limit of the training of a model; None if none is given. If several names
+        fit, the longest decides, as it says most of this model."""
         fitting_times: dict[str, str] = {}
         for word in self.times:
             beginning, _, time = word.partition("=")
@@ -62,7 +67,7 @@ class Flags:
         return fitting_times[max(fitting_times, key=len)]
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise ConfigError for a time limit of no model. `names`: of all models."""
+        """Raise ConfigError for a flag that has no effect or no meaning. `names`: of all models."""
         names = list(names)
         for word in self.times:
             beginning, equals, time = word.partition("=")
@@ -74,7 +79,7 @@ class Flags:
 
 
 def submit(experiment: Experiment, flags: Flags) -> int:
-    """Submit what is neither done, nor running, nor in the queue."""
+    """Submit each job that is neither done, nor running, nor in the queue; return the exit code."""
     flags.check(model.name for model in experiment.models)
     for script in (TRAIN, MEASURE):
         if not script.exists():
@@ -87,10 +92,10 @@ def submit(experiment: Experiment, flags: Flags) -> int:
     for job in todo:
         job.note.unlink(missing_ok=True)
 
-    # The script finds the model of a task by its place among all models.
-    places = {job.name: place for place, job in enumerate(_trainings(jobs))}
+    # The script finds the model of a task by its number among all models.
+    task_numbers = {job.name: number for number, job in enumerate(_trainings(jobs))}
     for trainings in _arrays_of(todo, flags):
-        submission.submit_trainings(trainings, places)
+        submission.submit_trainings(trainings, task_numbers)
     for job in todo:
         if job.kind != "train":
             submission.submit_job(job)
@@ -100,8 +105,8 @@ def submit(experiment: Experiment, flags: Flags) -> int:
 
 @dataclass(frozen=True)
 class _Submission:
-    """Submits jobs, and keeps their SLURM numbers after each, so that what a later sbatch refuses
-    does not submit the earlier ones again."""
+    """Submits jobs, and writes their SLURM numbers after each one. So if sbatch refuses a later
+    job, the same command does not submit the earlier ones again."""
 
     experiment: Experiment
     flags: Flags
@@ -110,21 +115,25 @@ class _Submission:
 
     @property
     def _limit(self) -> str:
-        """Return the end of --array that limits how many tasks run at once."""
+        """Return the end of --array that limits how many tasks run at once, such as `%2`."""
         return "" if self.flags.max_jobs is None else f"%{self.flags.max_jobs}"
 
-    def submit_trainings(self, trainings: Sequence[Job], places: Mapping[str, int]) -> None:
-        """Submit trainings with the same time limit and the same needs as one array."""
+    def submit_trainings(self, trainings: Sequence[Job], task_numbers: Mapping[str, int]) -> None:
+        """Submit trainings with the same time limit and the same needs as one array.
+
+        trainings: The trainings.
+        task_numbers: The number of each model among all models, by its name.
+        """
         words = shlex.split(self.flags.train)
         time = self.flags.time_of(trainings[0].name)
         if time:
             words.append(f"--time={time}")
         words += _dependency(trainings, self.numbers)
-        indices = ",".join(str(places[job.name]) for job in trainings)
+        indices = ",".join(str(task_numbers[job.name]) for job in trainings)
         command = [*words, f"--array={indices}{self._limit}", str(TRAIN)]
         array_number = _sbatch(command, self.experiment)
         for job in trainings:
-            self.numbers[job.name] = f"{array_number}_{places[job.name]}"
+            self.numbers[job.name] = f"{array_number}_{task_numbers[job.name]}"
         _keep_numbers(self.experiment, self.numbers)
 
     def submit_job(self, job: Job) -> None:
@@ -138,8 +147,11 @@ class _Submission:
 
 
 def _to_submit(jobs: Sequence[Job], numbers: Mapping[str, str]) -> list[Job]:
-    """Return the jobs that are neither done, nor running, nor in the queue. `numbers`: of those in
-    the queue."""
+    """Return the jobs that are neither done, nor running, nor in the queue.
+
+    jobs: All jobs.
+    numbers: The SLURM number of each job in the queue, by its name.
+    """
     todo = [
         job
         for job in jobs
@@ -152,8 +164,9 @@ def _to_submit(jobs: Sequence[Job], numbers: Mapping[str, str]) -> list[Job]:
 
 
 def _check_trainings(trainings: Sequence[TrainingJob]) -> None:
-    """Raise ConfigError for a training whose job would end at once: its text is not prepared, which
-    no job of SLURM does, as nodes often have no internet; or it is another text, or too short."""
+    """Raise ConfigError for a training whose job would end at once: its text is not prepared, is
+    another text than the config's, or is too short. No job prepares a text, as nodes often have no
+    internet."""
     # They import what [train] installs.
     from olmo_sparsity.data.tokens import check_same_settings, is_prepared
     from olmo_sparsity.training.dry_run import check_run
@@ -176,12 +189,13 @@ def _check_trainings(trainings: Sequence[TrainingJob]) -> None:
 
 
 def _trainings(jobs: Sequence[Job]) -> list[TrainingJob]:
+    """Return the jobs that train."""
     return [job for job in jobs if isinstance(job, TrainingJob)]
 
 
 def _arrays_of(todo: Sequence[Job], flags: Flags) -> list[list[TrainingJob]]:
-    """Return groups of trainings that can be one array: of one time limit, and with the same
-    needs."""
+    """Return groups of trainings that can be one array: their time limit and the jobs that they
+    need are the same."""
     groups: dict[tuple[str | None, tuple[str, ...]], list[TrainingJob]] = defaultdict(list)
     for job in _trainings(todo):
         groups[flags.time_of(job.name), job.needs].append(job)
@@ -189,17 +203,26 @@ def _arrays_of(todo: Sequence[Job], flags: Flags) -> list[list[TrainingJob]]:
 
 
 def _dependency(jobs: Sequence[Job], numbers: Mapping[str, str]) -> list[str]:
-    """Return the flag that lets jobs wait for those that they need and that are in the queue; no
-    flag if there are none. `numbers`: of those in the queue."""
+    """Return the flag that lets jobs wait for the jobs that they need; no flag if they need none
+    that is in the queue.
+
+    jobs: Jobs that are submitted together.
+    numbers: The SLURM number of each job in the queue, by its name.
+    """
     needed: dict[str, None] = {}  # each once, in order
-    # What is done needs no wait; nor has what was started by hand a SLURM job to depend on.
+    # A job that is not in the queue is done, or was started by hand and has no SLURM number.
     for job in jobs:
         needed |= {numbers[name]: None for name in job.needs if name in numbers}
     return [f"--dependency=afterany:{':'.join(needed)}"] if needed else []
 
 
 def _sbatch(words: Sequence[str], experiment: Experiment, *options: str) -> str:
-    """Submit a job, and return its number."""
+    """Submit a job, and return its SLURM number.
+
+    words: Flags of sbatch, and the script.
+    experiment: The experiment, whose file the script is given.
+    options: Further words for the script.
+    """
     command = ["sbatch", "--parsable", *words, experiment.path, *options, *experiment.overrides]
     say(shlex.join(command))
     try:
@@ -219,23 +242,26 @@ FILE_OF_NUMBERS = "slurm.json"
 
 
 def _file_of_numbers(experiment: Experiment) -> Path:
+    """Return the file with the SLURM numbers of an experiment."""
     return experiment.folder / FILE_OF_NUMBERS
 
 
 def _keep_numbers(experiment: Experiment, numbers: dict[str, str]) -> None:
+    """Write the SLURM numbers of an experiment."""
     write_json(_file_of_numbers(experiment), numbers)
 
 
 def _read_numbers(path: Path) -> dict[str, str]:
-    """Return the SLURM numbers in a file, by the job's name; none if there is no file."""
+    """Return the SLURM numbers in a file, by the job's name; empty if there is no file."""
     if not path.exists():
         return {}
     return read_json(path, dict[str, str], "delete it if none of its jobs is in the queue")
 
 
 def _trainings_of_first_experiment(experiment: Experiment) -> dict[str, str]:
-    """Return the SLURM numbers of trainings that the experiment in the folder `runs` submitted, so
-    that this one waits for them. Its measurements may have the same names, but are others."""
+    """Return the SLURM numbers of trainings that another experiment has submitted: the one in the
+    folder `runs`, whose runs this one measures, too. This one waits for them. Measurements of the
+    other one are left out: they may have the same names, but are not this one's."""
     if experiment.file.runs is None:
         return {}
     submitted = _read_numbers(Path(experiment.file.runs) / FILE_OF_NUMBERS)
@@ -255,7 +281,7 @@ def queued(experiment: Experiment) -> dict[str, str]:
         raise UserError(f"squeue ended with {done.returncode}; try again")
     in_queue = set[str]()
     for line in done.stdout.splitlines():
-        # A measurement is known by the number of its array, a training by its element, too.
+        # A measurement is known by the number of its array, a training by its task in the array.
         number, _, element = line.strip().partition(" ")
         in_queue |= {number, f"{number}_{element}"}
     return {name: number for name, number in submitted.items() if number in in_queue}
