@@ -20,7 +20,7 @@ from olmo_sparsity.config.command_line import given_options
 def run_explain(options: argparse.Namespace) -> int:
     """Explain one prediction, and print it as text, JSON or a page; return the exit code."""
     from olmo_sparsity.analysis.explain import request as explaining
-    from olmo_sparsity.analysis.explain.explanation import to_json
+    from olmo_sparsity.analysis.explain.stored_form import to_json
 
     keep_freed_memory()
     if options.html is not None:

@@ -8,6 +8,14 @@ target t and an unrelated text d, in nats:
     unrelated_td   = the same for the k units of the unrelated text
     excess         = mean over t of (own_t − mean over d of unrelated_td)
 
+With two targets and three unrelated texts the check looks like this:
+
+    target      own    unrelated: d=0   d=1   d=2     own units are
+    " Ayrton"   7.90              0.40  0.90  0.20    better than all three: depends on them
+    " was"      0.30              0.10  0.50  0.20    no better than the second: may be chance
+
+`compare_with_unrelated` is the entry point; `Check` is what it returns.
+
 Dimension key: T targets, D draws of unrelated texts, R resamples of draws.
 """
 
@@ -37,6 +45,9 @@ from olmo_sparsity.text.documents import Document, Documents
 
 PASSAGE_LENGTH = 128
 """Tokens of the passages that the induction check repeats."""
+
+MAX_PASSAGES = 16
+"""The induction check repeats so many passages at most, which bounds its cost."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,7 +85,7 @@ class Check:
     """The tables of `recover`, with own distant tokens and with unrelated texts."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what JSON can hold, without the tables of `recover`."""
+        """Return the fields as values that JSON can hold, without the tables of `recover`."""
         values = vars(self) | {"table": self.table.to_dict("records")}
         return {name: value for name, value in values.items() if name != "tables"}
 
@@ -100,12 +111,12 @@ class Check:
     @property
     def summary(self) -> str:
         """Return the excess with its interval, and the excess of the placebo, as text."""
-        value, low, high = self.excess
-        text = f"excess {value:+.2f} nats a target [{low:+.2f}, {high:+.2f}]"
+        excess, low, high = self.excess
+        text = f"excess {excess:+.2f} nats a target [{low:+.2f}, {high:+.2f}]"
         if np.isfinite(self.share):
             text += f", {self.share:.2f} of the gap"
         if self.placebo is not None:
-            text += f"; of placebo targets {self.placebo:+.2f}: net {value - self.placebo:+.2f}"
+            text += f"; of placebo targets {self.placebo:+.2f}: net {excess - self.placebo:+.2f}"
         return text
 
     @property
@@ -128,7 +139,10 @@ class Check:
     def note(self) -> str:
         """Return the verdict as HTML."""
         reasons = " ".join(sentence(text) for text in (self.summary, self.warning) if text)
-        is_good = self.num_beyond > 0 and self.excess.low > (self.placebo or 0.0)
+        # Targets that were chosen by their gaps have an excess by this choice alone, as large as
+        # the placebo's. Named targets have none.
+        excess_by_chance = 0.0 if self.placebo is None else self.placebo
+        is_good = self.num_beyond > 0 and self.excess.low > excess_by_chance
         return note(is_good, sentence(self.verdict), reasons)
 
     @property
@@ -176,10 +190,12 @@ def compare_with_unrelated(
             f"draws={draws!r} must be a whole number of at least 2, as the interval is over draws"
         )
     seed = prepared.settings.seed
-    k = prepared.settings.k
-    others = unrelated_documents(prepared.model, unrelated, prepared.document)
-    controls = Controls(others, prepared.windows, num_draws=draws, seed=seed)
-    tables = _recovered(prepared, _targets_to_check(prepared, targets, controls), controls)
+    unrelated_text = unrelated_documents(prepared.model, unrelated, prepared.document)
+    controls = Controls(unrelated_text, prepared.windows, num_draws=draws, seed=seed)
+    spans_by_part = _targets_to_check(prepared, targets, controls)
+    tables = _evaluate_with_progress(prepared, spans_by_part, controls)
+    # A short text may have fewer than the k units that were asked for.
+    k = int(tables["recovery"].k.max())
     own, unrelated_by_draw = _loss_reductions(tables["recovery"], k)
     own_T = own.loc[DOCUMENT]
     unrelated_TD = unrelated_by_draw.loc[DOCUMENT]
@@ -192,7 +208,7 @@ def compare_with_unrelated(
     if table.gap.min() > 0 and table.gap.mean() > MIN_GAP:
         share = excess / table.gap.mean()
     placebo = None
-    if _are_chosen_by_gap(prepared):
+    if prepared.chosen_by_gap:
         placebo = float(excess_by_target.loc[PLACEBO].mean())
     return Check(
         table=table.reset_index(),
@@ -201,8 +217,8 @@ def compare_with_unrelated(
         excess=percentile_interval(_resampled_excess(own_T, unrelated_TD, seed), excess),
         share=share,
         placebo=placebo,
-        induction=repetition_drop(prepared.scorer, _passages(others), PASSAGE_LENGTH),
-        apart=len(others[0].tokens) // len(prepared.document.tokens),
+        induction=repetition_drop(prepared.scorer, _passages(unrelated_text), PASSAGE_LENGTH),
+        apart=len(unrelated_text[0].tokens) // len(prepared.document.tokens),
         tables=tables,
     )
 
@@ -220,34 +236,31 @@ def _table_of_targets(
 
 
 def _resampled_excess(own_T: pd.Series, unrelated_TD: pd.DataFrame, seed: int) -> np.ndarray:
-    """Return excess_R, the excess over resamples of the unrelated texts. The targets are given, so
+    """Return excess_R, the excess over resamples of the unrelated texts. The targets are fixed, so
     they are not resampled."""
     num_draws = unrelated_TD.shape[1]
     excess_D = (own_T.to_numpy()[:, None] - unrelated_TD.to_numpy()).mean(0)
-    return resample_weights(num_draws, seed) @ excess_D / num_draws
-
-
-def _are_chosen_by_gap(prepared: Prepared) -> bool:
-    """Return whether targets were chosen by their gaps, and not named."""
-    return prepared.spans is None
+    # A row of weights says how often a resample drew each unrelated text.
+    weights_RD = resample_weights(num_draws, seed)
+    return weights_RD @ excess_D / num_draws
 
 
 def _targets_to_check(
     prepared: Prepared, targets: pd.DataFrame, controls: Controls
 ) -> dict[str, np.ndarray]:
-    """Return kind of distant context → targets: those of the explanation, and, if they were chosen
-    by their gaps, those of the placebo."""
-    spans = {DOCUMENT: targets[["target", "end"]].to_numpy()}
-    if not _are_chosen_by_gap(prepared):
-        return spans
+    """Return the spans of the targets to evaluate, by kind of distant context: the targets of the
+    explanation, and, if they were chosen by their gaps, those of the placebo."""
+    spans_by_part = {DOCUMENT: targets[["target", "end"]].to_numpy()}
+    if not prepared.chosen_by_gap:
+        return spans_by_part
     windows = prepared.windows
     losses = context_losses(
         prepared.scorer, prepared.document, windows, controls, prepared.blocks_to_select()
     )
     losses = losses[losses.target >= first_place(windows, prepared.settings.units)]
     # Chosen in the same way as the explanation's own, from the gaps with an unrelated text.
-    spans[PLACEBO] = np.array(largest_gaps(losses, "placebo_loss_long"))
-    return spans
+    spans_by_part[PLACEBO] = np.array(largest_gaps(losses, "placebo_loss_long"))
+    return spans_by_part
 
 
 def _loss_reductions(recovery: pd.DataFrame, k: int) -> tuple[pd.Series, pd.DataFrame]:
@@ -265,21 +278,23 @@ def _loss_reductions(recovery: pd.DataFrame, k: int) -> tuple[pd.Series, pd.Data
     return own, unrelated_by_draw
 
 
-def _recovered(
-    prepared: Prepared, parts: dict[str, np.ndarray], controls: Controls
+def _evaluate_with_progress(
+    prepared: Prepared, spans_by_part: dict[str, np.ndarray], controls: Controls
 ) -> dict[str, pd.DataFrame]:
-    """Evaluate targets with controls, and show progress meanwhile. Return the tables."""
+    """Evaluate targets with unrelated texts, show progress meanwhile, and return the tables of
+    `recover`. `spans_by_part`: targets, by kind of distant context."""
     scorer = prepared.scorer
     forwards_before = scorer.token_forwards
     with Progress("checking", None, "token-forwards") as progress:
         scorer.after_batch = lambda: progress.update(scorer.token_forwards - forwards_before)
-        tables = prepared.recover(parts, controls)
+        tables = prepared.recover(spans_by_part, controls)
     scorer.after_batch = lambda: None
     return tables
 
 
-def _passages(others: Documents) -> list[Document]:
-    """Cut the unrelated text into passages for the induction check."""
-    tokens = others[0].tokens
-    starts = range(0, min(len(tokens) - PASSAGE_LENGTH, 16 * PASSAGE_LENGTH), PASSAGE_LENGTH)
+def _passages(unrelated_text: Documents) -> list[Document]:
+    """Cut the unrelated text, which is one document, into passages for the induction check."""
+    tokens = unrelated_text[0].tokens
+    last_start = min(len(tokens) - PASSAGE_LENGTH, MAX_PASSAGES * PASSAGE_LENGTH)
+    starts = range(0, last_start, PASSAGE_LENGTH)
     return [Document(tokens[start : start + PASSAGE_LENGTH]) for start in starts]

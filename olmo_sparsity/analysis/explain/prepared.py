@@ -1,6 +1,10 @@
 """Settle windows, targets and scorer of one explanation, and evaluate its targets.
 
-Prompt → Prepared.of → Prepared → .blocks_to_select(), .recover(targets)
+    Prompt → Prepared.of → Prepared → .recover(targets) → tables
+
+A `Prepared` is everything that an explanation needs, read and checked, before anything is computed.
+If no target is named, `.blocks_to_select()` says where request.py looks for large gaps. The same
+object evaluates the targets again when the explanation is checked against unrelated texts.
 """
 
 from __future__ import annotations
@@ -45,8 +49,7 @@ MAX_PROMPTS = 32
 
 @dataclass(frozen=True)
 class Prepared:
-    """Holds everything that an explanation needs, and evaluates targets: a document, its windows,
-    its targets and a model."""
+    """Holds a document, its windows, its targets and a model, and evaluates targets."""
 
     model: LoadedModel
     scorer: Scorer
@@ -54,10 +57,16 @@ class Prepared:
     windows: Windows
     settings: ExplainSettings
     spans: Spans | None
-    """The targets; None: those with the largest gaps are selected."""
+    """The targets that the user named, or the answer of a prompt. None: the tokens with the largest
+    gaps become targets."""
 
     state: State | None = None
     """The state of the model at that time, by which a change is noticed."""
+
+    @property
+    def chosen_by_gap(self) -> bool:
+        """Return whether targets are chosen by their gaps, and not named."""
+        return self.spans is None
 
     @staticmethod
     def of(
@@ -80,8 +89,8 @@ class Prepared:
         windows = _windows_of(model, prompt, spans, settings)
         scorer = scorer_of(model, settings, batch_tokens)
         if settings.interpretation.replaces:
-            others = unrelated_documents(model, unrelated, document)
-            controls = Controls(others, windows, num_draws=1, seed=settings.seed)
+            unrelated_text = unrelated_documents(model, unrelated, document)
+            controls = Controls(unrelated_text, windows, num_draws=1, seed=settings.seed)
             scorer = scorer.of_document(document, controls)
         return Prepared(
             model=model,
@@ -110,27 +119,35 @@ class Prepared:
             # The last target of a block sees stride − 1 tokens more than the first.
             longest = max(windows.short + 1, longest - stride + 1)
         blocks = list(replace(windows, stride=stride, most=longest).blocks(tokens))
-        later = [block for block in blocks if block.first > 0]
-        step = math.ceil(sum(len(block.tokens) for block in later) / MAX_TOKENS)
+        blocks_at_start = [block for block in blocks if block.first == 0]
+        later_blocks = [block for block in blocks if block.first > 0]
+        num_later_tokens = sum(len(block.tokens) for block in later_blocks)
+        step = math.ceil(num_later_tokens / MAX_TOKENS)
         if step > 1:
-            later = later[::step]
+            later_blocks = later_blocks[::step]
             say(f"targets are selected from one in {step} of its later tokens; name others (--at)")
-        return [block for block in blocks if block.first == 0] + later
+        return blocks_at_start + later_blocks
 
     def max_num_units(self, spans: Iterable[Sequence[int]]) -> int:
         """Return the number of distant units of the target that has most of them."""
         largest = 0
         for first, _ in spans:
-            begin = int(self.windows.first_distant(int(first)))
-            end = int(first) - self.windows.short
-            num_units = len(self.document.units(self.settings.units, begin, end))
-            largest = max(largest, num_units)
+            distant_begin = int(self.windows.first_distant(int(first)))
+            distant_end = int(first) - self.windows.short
+            units = self.document.units(self.settings.units, distant_begin, distant_end)
+            largest = max(largest, len(units))
         return largest
 
     def recover(
         self, targets: Mapping[str, np.ndarray], controls: Controls | None = None
     ) -> dict[str, pd.DataFrame]:
-        """Evaluate targets with 0 to k units, or with 0 to all if there are fewer than k."""
+        """Return the tables of `recover`: losses of targets with 0 to k units, or with 0 to all if
+        there are fewer than k.
+
+        Args:
+            targets: Kind of distant context → spans of targets, an array of two columns.
+            controls: Where unrelated texts come from; None: none are evaluated.
+        """
         settings = self.settings
         spans = list(chain(*targets.values()))
         largest_k = min(settings.k, self.max_num_units(spans))
@@ -180,6 +197,8 @@ def _windows_of(
     windows = replace(windows, most=long_window(settings.long).longest)
 
     if model.max_positions is not None:
+        # Prefix, long window and target share the positions. The last token of a target is only
+        # predicted, and needs none.
         longest = model.max_positions - len(windows.prefix) - longest_target + 1
         if longest <= short:
             raise ConfigError(

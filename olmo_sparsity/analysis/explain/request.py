@@ -2,8 +2,8 @@
 
     ExplainRequest → `_prepared` → Prepared, and the targets → `_answer` → Explanation
 
-`explain` and `count_cost` are the entry points. `count_cost` does the same with a model that
-computes nothing.
+`explain` and `count_cost` are the entry points. Both prepare the same; `count_cost` then evaluates
+the targets with a scorer that counts token-forwards and computes nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
-
-import numpy as np
-import pandas as pd
+from typing import Any, Self
 
 from olmo_sparsity.analysis.explain.check import compare_with_unrelated
+from olmo_sparsity.analysis.explain.evaluation import LOSSES, evaluate_targets
 from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.explain.prepared import Prepared
 from olmo_sparsity.analysis.explain.prompt import Prompt
@@ -28,11 +26,9 @@ from olmo_sparsity.analysis.measurement.plan import SMALLER_UNITS
 from olmo_sparsity.analysis.measurement.reading import load
 from olmo_sparsity.analysis.measurement.targets import At, first_place, largest_gaps
 from olmo_sparsity.analysis.options import ExplainSettings, ModelOptions, Request
-from olmo_sparsity.analysis.results.target_rows import DOCUMENT
 from olmo_sparsity.analysis.scoring.cost import Cost, counting
 from olmo_sparsity.analysis.scoring.document_losses import context_losses
 from olmo_sparsity.analysis.scoring.induction import losses_of_repetition
-from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.scoring.sink import sink_check
 from olmo_sparsity.analysis.scoring.tensors import check_finite
 from olmo_sparsity.analysis.selectors.influence import find_selector
@@ -40,12 +36,10 @@ from olmo_sparsity.base.errors import ConfigError, DataError, check_encodable
 from olmo_sparsity.base.progress import Progress, say
 from olmo_sparsity.models.loaded import using
 from olmo_sparsity.models.use import in_use
-from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.units import Spans
-from olmo_sparsity.text.windows import Windows
 
 DECODE = "decode token IDs first, with tokenizer.decode(ids)"
-"""The remedy in errors for a user who passed token IDs in place of text."""
+"""What an error advises a user to do who passed token IDs in place of text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +99,6 @@ class ExplainRequest(Request):
             raise ConfigError(f"text={text} is a file name; pass Path('{text}') or its text")
 
 
-LOSSES = ["loss_short", "loss_long"]
-
 MANY_DISTANT = 4096
 """With more distant tokens, a cheaper selector is recommended."""
 
@@ -126,13 +118,13 @@ def count_cost(request: ExplainRequest, with_check: bool = False) -> Cost:
 
 
 TRIED_TOKENS = 64
-"""Tokens of the passage with which the speed of the model is tried."""
+"""With a passage of so many tokens, the speed of the model is tried."""
 
 
 def _seconds(prepared: Prepared, cost: Cost) -> float | None:
     """Return about how many seconds the counted token-forwards take on this machine, by the time of
-    a passage and its repetition. None for distant_states="replaced"."""
-    # Where text is replaced, the model may compute elsewhere.
+    a passage and its repetition. Return None for distant_states="replaced", where the model may
+    compute elsewhere."""
     if prepared.settings.interpretation.replaces:
         return None
     passage = prepared.document.tokens[:TRIED_TOKENS]
@@ -175,27 +167,27 @@ def _prepared(request: ExplainRequest) -> Iterator[tuple[Prepared, Spans]]:
 
 
 def _targets_with_distant_part(prepared: Prepared) -> Spans:
-    """Return the targets that have distant units: those that were named, or else those with the
-    largest gaps."""
+    """Return the named targets, or else those with the largest gaps, without targets that have no
+    distant units. Tell the user which are left out, and raise DataError if all are."""
     document = prepared.document
     windows = prepared.windows
     units = prepared.settings.units
-    first = first_place(windows, units)
+    first_with_units = first_place(windows, units)
     spans = prepared.spans
     if spans is None:
         blocks = prepared.blocks_to_select()
         losses = context_losses(prepared.scorer, document, windows, blocks=blocks)
         check_finite(losses[LOSSES].to_numpy(), "targets")
-        spans = largest_gaps(losses[losses.target >= first])
+        spans = largest_gaps(losses[losses.target >= first_with_units])
 
     # Tables tell targets apart by their first tokens, so of spans with one first token the longest
     # is kept: a dict of the sorted spans keeps the last end of each.
     longest_end = dict(sorted(spans))
     spans = list(longest_end.items())
-    with_distant = [span for span in spans if span[0] >= first]
+    with_distant = [(first, end) for first, end in spans if first >= first_with_units]
     if not with_distant:
         raise DataError(
-            f"no target has distant {units}, which begin at token {first:,} of "
+            f"no target has distant {units}, which begin at token {first_with_units:,} of "
             f"{len(document.tokens):,}; lower short={windows.short}"
         )
     num_units = prepared.max_num_units(with_distant)
@@ -211,29 +203,32 @@ def _targets_with_distant_part(prepared: Prepared) -> Spans:
         )
     if len(with_distant) < len(spans):
         say(
-            f"{len(spans) - len(with_distant)} of {len(spans)} targets precede token {first:,} and "
+            f"{len(spans) - len(with_distant)} of {len(spans)} targets precede token "
+            f"{first_with_units:,} and "
             f"have no distant {units}: left out"
         )
     return with_distant
 
 
 def count(prepared: Prepared, spans: Spans, unrelated: Any = None) -> Cost:
-    """Count what evaluating the targets costs. `unrelated`: texts on which they are checked, which
-    is then counted, too."""
+    """Count what evaluating the targets costs. `unrelated`: texts against which they are checked;
+    the check is then counted, too."""
     scorer = counting(prepared.scorer)
     counted = replace(prepared, scorer=scorer)
     with in_use(scorer.model):
-        evaluated = _evaluate(counted, spans)
+        evaluated = evaluate_targets(counted, spans)
         if unrelated is not None:
             compare_with_unrelated(counted, evaluated.targets, unrelated)
     return Cost(scorer.token_forwards, prepared.model.num_parameters)
 
 
 def _answer(prepared: Prepared, spans: Spans, unrelated: Any) -> Explanation:
-    """Evaluate the targets, show progress, and check whether the model needs a prefix."""
+    """Evaluate the targets, show progress, and check whether the model needs a prefix. Return the
+    explanation. `unrelated`: the texts that a later check draws from."""
     settings = prepared.settings
     windows = prepared.windows
-    num_distant = windows.tokens_before(max(first for first, _ in spans)) - windows.short
+    last_target = max(first for first, _ in spans)  # it has the longest distant context
+    num_distant = windows.tokens_before(last_target) - windows.short
     evaluates_every = find_selector(settings.selector).evaluates_every_unit
     if evaluates_every and num_distant > MANY_DISTANT:
         say(
@@ -248,7 +243,7 @@ def _answer(prepared: Prepared, spans: Spans, unrelated: Any) -> Explanation:
     total = count(prepared, spans).token_forwards if evaluates_every else None
     with Progress("explaining", total, "token-forwards") as progress:
         scorer.after_batch = lambda: progress.update(scorer.token_forwards - forwards_before)
-        evaluated = _evaluate(prepared, spans)
+        evaluated = evaluate_targets(prepared, spans)
     scorer.after_batch = lambda: None
     check_finite(evaluated.targets[LOSSES].to_numpy(), "targets")
     token_forwards = scorer.token_forwards  # without those of the sink check
@@ -266,59 +261,3 @@ def _answer(prepared: Prepared, spans: Spans, unrelated: Any) -> Explanation:
         sink=sink,
         token_forwards=token_forwards,
     )
-
-
-class _Evaluated(NamedTuple):
-    """Tables of an `Explanation`, which says what they hold."""
-
-    targets: pd.DataFrame
-    distant: pd.DataFrame
-    tables: dict[str, pd.DataFrame]
-
-
-def _evaluate(prepared: Prepared, spans: Spans) -> _Evaluated:
-    """Rank the distant units of the targets, and compute all their losses."""
-    windows = prepared.windows
-    document = prepared.document
-    tables = prepared.recover({DOCUMENT: np.array(spans)})
-    rows = tables["recovery"]
-    rows = rows[rows.draw == 0].set_index(["target", "k"])[["loss_set", "loss_without"]]
-
-    targets = pd.DataFrame(spans, columns=["target", "end"])
-    targets["text"] = ["".join(document.texts[first:end]) for first, end in spans]
-    # With 0 units the set is the local window alone, and all but the set the long window.
-    no_units = rows.xs(0, level="k").loc[targets.target]
-    targets["loss_short"] = no_units.loss_set.to_numpy()
-    targets["loss_long"] = no_units.loss_without.to_numpy(float)
-    targets["gap"] = targets.loss_short - targets.loss_long
-
-    distant = tables["influence"].rename(columns=lambda name: name.removeprefix("distant_"))
-    distant = distant[["target", "rank", "first", "end", "text"]]
-    distant["nats"] = _falls_alone(prepared.scorer, document, windows, targets, distant)
-    # The loss with k units belongs to the unit of rank k.
-    losses_by_rank = rows.rename_axis(index={"k": "rank"}).reset_index()
-    distant = distant.merge(losses_by_rank, on=["target", "rank"])
-    return _Evaluated(targets, distant, tables)
-
-
-def _falls_alone(
-    scorer: Scorer,
-    document: Document,
-    windows: Windows,
-    targets: pd.DataFrame,
-    distant: pd.DataFrame,
-) -> pd.Series:
-    """Return by how many nats the loss falls when each distant unit alone is added to the local
-    window. A selector's score may be something else."""
-    nats = pd.Series(0.0, distant.index)
-    for target in targets.itertuples():
-        block = windows.block(document.tokens, target.target, target.end)
-        context = scorer.context(block)
-        units = distant[distant.target == target.target]
-        rows = [
-            context.set_row(np.arange(first, end) - block.first)
-            for first, end in zip(units["first"], units["end"], strict=True)
-        ]
-        losses = np.array([loss_W.sum() for loss_W in scorer.losses(rows)])
-        nats[units.index] = target.loss_short - losses
-    return nats

@@ -2,22 +2,25 @@
 
 Cost is counted in token-forwards, and a time follows from the speed of the model:
 
-    losses     counted exactly, from the lengths of documents and windows
-    targets    how many there will be: extrapolated from losses of a few blocks (trial.py)
-    recovery   token-forwards of a target: counted in a few documents (target_costs.py)
+    trial.py              runs the model for seconds: its speed, and losses of a few blocks
+    expected_targets.py   how many targets there will be: extrapolated from these losses
+    counted_cost.py       token-forwards of losses, counted exactly, and of targets
+      target_costs.py     token-forwards of a target: counted in a few documents
 
-`estimate` is the entry point of a dry run. `estimate_untrained` prices a model that has no weights
-yet.
+`estimate` is the entry point of a dry run, and prints the cost. `estimate_untrained` prices a model
+that has no weights yet.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from olmo_sparsity.analysis.measurement.counted_cost import CountedCost, count_cost
+from olmo_sparsity.analysis.measurement.expected_targets import ExpectedTargets, expect_targets
 from olmo_sparsity.analysis.measurement.plan import Plan
-from olmo_sparsity.analysis.measurement.trial import EstimatedCost, Trial
+from olmo_sparsity.analysis.measurement.trial import Trial, speed_of_targets
 from olmo_sparsity.analysis.options import ALL_DOCUMENTS, Shard
 from olmo_sparsity.analysis.results.notes import describe_induction
 from olmo_sparsity.analysis.results.view import num_of
@@ -32,9 +35,10 @@ FEW_TARGETS = 10
 """With fewer chosen targets in the trial, the estimate says that it is uncertain."""
 
 WIDTHS = {"recovery": 0.67, "net excess": 1.36}
-"""Half the width of a 95% interval, times the root of the number of targets: the median of 175
-stored measurements with at most five targets a document. In a tenth of these it is 1.13 and 1.91 or
-more (study/results/summary.parquet)."""
+"""Half the width of a 95% interval, times the root of the number of targets. So with 100 targets a
+recovery is known to about ±0.067. This is the median of 175 stored measurements with at most five
+targets a document. In a tenth of these it is 1.13 and 1.91 or more
+(study/results/summary.parquet)."""
 
 LONG_S = 300
 """Seconds from which a dry run says how to measure less."""
@@ -48,26 +52,42 @@ def estimate(plan: Plan, shard: tuple[int, int] = ALL_DOCUMENTS, speed: str | No
     `speed`: another machine to give a time for: a GPU, or token-forwards a second."""
     shard = Shard(*shard)
     machine = _machine_of_speed(plan.model.num_parameters, speed)
+    numbers = shard.of(plan.measured)
     with using(plan.model):
         trial = Trial.of(plan)
-        cost = trial.cost(plan, shard)
-    details = "\n".join(_describe(plan, trial, cost, shard, machine))
+        targets = expect_targets(plan, numbers, trial.losses)
+        cost = count_cost(plan, numbers, targets)
+        seconds_of_losses = cost.loss_forwards / trial.speed
+        seconds_of_recovery = cost.recovery_forwards / speed_of_targets(plan, targets, trial.speed)
+    estimated = _Estimate(trial, targets, cost, seconds_of_losses + seconds_of_recovery)
+    details = "\n".join(_describe(plan, estimated, shard, machine))
     return Cost(round(cost.forwards), plan.model.num_parameters, details)
 
 
+class _Estimate(NamedTuple):
+    """The numbers that a dry run prints."""
+
+    trial: Trial
+    targets: ExpectedTargets
+    cost: CountedCost
+    seconds: float
+    """Seconds of one process on this machine."""
+
+
 def _describe(
-    plan: Plan, trial: Trial, cost: EstimatedCost, shard: Shard, machine: _Machine | None
+    plan: Plan, estimated: _Estimate, shard: Shard, machine: _Machine | None
 ) -> list[str]:
     """Return the lines that a dry run prints."""
+    trial, targets, cost, seconds = estimated
     model = plan.model
     documents = plan.documents
     device = plan.scorer.device
     num_measured = len(shard.of(plan.measured))
     num_skipped = documents.num_too_short + len(documents) - len(plan.measured)
-    per_target = cost.recovery_forwards / max(cost.num_evaluated, 1e-9)
-    chosen = f"about {cost.num_evaluated:,.0f} evaluated"
-    if plan.fits_threshold and trial.num_chosen < FEW_TARGETS:
-        chosen += f" (uncertain: {trial.num_chosen} in the sample)"
+    per_target = cost.recovery_forwards / max(targets.num_evaluated, 1e-9)
+    chosen = f"about {targets.num_evaluated:,.0f} evaluated"
+    if plan.fits_threshold and targets.num_chosen < FEW_TARGETS:
+        chosen += f" (uncertain: {targets.num_chosen} in the sample)"
     lines = [
         _describe_induction_of_trial(plan, trial.induction),
         f"model           {model.name}, {model.num_parameters:,} parameters, on {device}",
@@ -75,16 +95,16 @@ def _describe(
         f"window{_describe_parts(documents)}",
         f"targets         {cost.num_losses:,} with both losses, {chosen}",
         # All shards together determine the intervals.
-        f"intervals       {_describe_intervals(cost.num_document_targets * shard.num_shards)}",
+        f"intervals       {_describe_intervals(targets.num_document_targets * shard.num_shards)}",
         f"token-forwards  about {cost.forwards:.2e}, {per_target:,.0f} for each evaluated target",
         f"FLOPs           about {cost.forwards * 2 * model.num_parameters:.2e} (2 per parameter)",
         f"memory          {peak_memory_gib(device):.1f} GiB of {device} at the peak of a trial",
-        f"time            about {format_duration(cost.seconds)} in one process "
-        f"({cost.forwards / cost.seconds:,.0f} token-forwards a second, tried here)",
+        f"time            about {format_duration(seconds)} in one process "
+        f"({cost.forwards / seconds:,.0f} token-forwards a second, tried here)",
     ]
-    if round(cost.num_evaluated) == 0:
+    if round(targets.num_evaluated) == 0:
         lines.append(f"warning         {_describe_nothing_evaluated(plan)}")
-    if cost.seconds > LONG_S:
+    if seconds > LONG_S:
         lines.append(
             "to shrink       --quick, or fewer: --max-documents, --max-targets, --blocks, --ks"
         )
@@ -97,7 +117,7 @@ def _describe(
 
 
 def _describe_nothing_evaluated(plan: Plan) -> str:
-    """Return that a measurement would evaluate no target, why, and what to change."""
+    """Return a warning that a measurement would evaluate no target: why, and what to change."""
     nothing = "this measurement would evaluate nothing: "
     if not plan.fits_threshold:
         return nothing + (
@@ -113,7 +133,8 @@ def _describe_nothing_evaluated(plan: Plan) -> str:
 
 
 def _describe_induction_of_trial(plan: Plan, tried: dict[str, Any]) -> str:
-    """Describe the induction check of a trial, and what the measurement itself reads for it."""
+    """Describe the induction check of a trial. If the measurement itself repeats other passages,
+    say so in place of a verdict. `tried`: the result of the trial's check."""
     passages = passages_of(*plan.induction_texts())
     is_same = tried["num_passages"] == len(passages) and (
         not passages or tried["passage_length"] == len(passages[0])
@@ -130,14 +151,14 @@ def _describe_induction_of_trial(plan: Plan, tried: dict[str, Any]) -> str:
 
 
 def _describe_parts(documents: Documents) -> str:
-    """Say of how many documents these are parts; empty if none was split."""
+    """Return how many documents were split into how many parts; empty if none was split."""
     if not documents.parts:
         return ""
     return f"; {len(documents):,} parts of {len(documents.parts):,} documents"
 
 
 def _describe_intervals(num_targets: float) -> str:
-    """Say how wide the intervals over so many document targets will be."""
+    """Return how wide the intervals over so many document targets will be."""
     if not num_targets:
         return "none, as no target of the sample passes"
     widths = [f"±{width / num_targets**0.5:.2f} of {name}" for name, width in WIDTHS.items()]
@@ -146,19 +167,22 @@ def _describe_intervals(num_targets: float) -> str:
 
 @dataclass(frozen=True)
 class _Machine:
-    """How fast another machine computes."""
+    """A machine that a measurement may run on, and how fast it computes."""
 
     forwards_per_s: float
+    """Token-forwards a second."""
+
     origin: str
-    """Where the number comes from, for readers."""
+    """Where this number comes from, for readers."""
 
     def hours(self, token_forwards: float) -> float:
+        """Return how many hours the machine takes for so many token-forwards."""
         return token_forwards / self.forwards_per_s / 3600
 
 
 def _machine_of_speed(num_parameters: int, speed: str | None) -> _Machine | None:
-    """Return the machine that `speed` describes, by the name of a GPU or a number of token-forwards
-    a second; None without it."""
+    """Return the machine that `speed` describes, or None if `speed` is None. `speed`: the name of a
+    GPU, or a number of token-forwards a second."""
     if speed is None:
         return None
     if re.fullmatch(r"\d+(\.\d+)?(e\d+)?", speed) and float(speed):
@@ -191,7 +215,7 @@ def estimate_untrained(plan: Plan, speed: str | None = None) -> Untrained:
     many targets as `share` and `max_targets` allow, and half as many of the placebo. `speed`: a
     GPU, or token-forwards a second."""
     machine = _machine_of_speed(plan.model.num_parameters, speed)
-    trial = Trial({}, speed=1.0, losses=None, speed_of_targets=1.0)
-    cost = trial.cost(plan)
+    targets = expect_targets(plan, plan.measured, losses=None)
+    cost = count_cost(plan, plan.measured, targets)
     hours = None if machine is None else machine.hours(cost.forwards)
-    return Untrained(cost.num_evaluated, cost.forwards, hours)
+    return Untrained(targets.num_evaluated, cost.forwards, hours)

@@ -6,6 +6,13 @@
         tables.finish_text(text_name)
     frames = tables.frames()
 
+Rows are added for all targets of a text at once: `labels` hold what is equal in all of these rows,
+arrays what differs.
+
+    labels    units    selector  control  draw     arrays   target  k  loss_set
+              tokens   add_one   own         0                  18  1       5.1
+                                                                18  4       4.2
+
 A document may take minutes. So the rows of finished texts are stored every few seconds
 (`UnfinishedDocument`), and a later start evaluates only the other texts.
 
@@ -27,8 +34,8 @@ COLUMNS = {
     name: [column for column in PHASES["recovery"][name].names if column != "document"]
     for name in ("recovery", "influence", "lds", "costs")
 }
-"""The columns of each table of one document. The number of the document is added when the tables of
-all documents are joined."""
+"""Table → its columns. The column `document` is added when the tables of all documents are
+joined."""
 
 
 class RankingLabels(NamedTuple):
@@ -80,6 +87,14 @@ class RecoveryTables:
             is_text = num_rows > 0 and isinstance(values[0], str)
             arrays.append(np.array(values, dtype=object if is_text else None))
 
+    def add_cost(
+        self, unit_kind: str, selector: str, token_forwards: int, num_targets: int
+    ) -> None:
+        """Add a row to `costs`: how many token-forwards a computation took, for how many
+        targets."""
+        labels = {"units": unit_kind, "selector": selector}
+        self.add("costs", labels, token_forwards=[token_forwards], num_targets=[num_targets])
+
     def finish_text(self, text_name: str) -> None:
         """Note that all rows of a text were added. Every few seconds, store the rows of all
         finished texts."""
@@ -97,15 +112,17 @@ class RecoveryTables:
         return frames if self._unfinished is None else self._unfinished.joined(frames)
 
     def _unstored_frames(self) -> dict[str, pd.DataFrame]:
+        """Return the tables with the rows that are not stored yet."""
         return {name: _joined(name, columns) for name, columns in self._arrays.items()}
 
 
 def _empty_columns() -> dict[str, dict[str, list[np.ndarray]]]:
+    """Return table → column → a list to which arrays are added."""
     return {name: {column: [] for column in columns} for name, columns in COLUMNS.items()}
 
 
 def _joined(table: str, arrays: dict[str, list[np.ndarray]]) -> pd.DataFrame:
-    """Return a table of columns, each of which is a list of arrays."""
+    """Join the arrays of each column, and return them as a table."""
     has_rows = all(arrays.values())
     if not has_rows:
         return pd.DataFrame(columns=COLUMNS[table])

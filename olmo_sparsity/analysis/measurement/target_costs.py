@@ -1,15 +1,27 @@
 """Count what the evaluation of targets costs, in token-forwards, without computing anything.
 
 The real selectors run with a scorer that counts, so that any selector is counted. A few sets of
-targets in a few documents are counted, and the rest is extrapolated from them (`TargetCosts`).
+targets in a few documents are counted. `TargetCosts.of` fits three rates to these examples, and
+`TargetCosts.total` extrapolates to all documents:
 
-Dimension key: N counted sets of targets.
+    tokens   document targets   placebo targets   token-forwards
+       600                  6                 0           61,200
+       600                  2                 0           21,500
+       600                  0                 6           63,000
+       …                                                              (two more documents)
+
+    token-forwards ≈ tokens × per_token + document targets × per_document_target
+                                        + placebo targets × per_placebo_target
+
+Dimension key: N examples, R rates.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,21 +39,26 @@ TRIED_TARGETS = 6
 """The most targets of each of these."""
 
 
-class _Amounts(NamedTuple):
-    """Three amounts that the token-forwards of a document are proportional to, in the order of
-    their rates in `TargetCosts`."""
+@dataclass(frozen=True)
+class _Example:
+    """Targets of one document, and the token-forwards that their evaluation takes."""
 
-    num_tokens: float
+    num_tokens: int
+    """Tokens of the document."""
+
     document_size: float
-    """The size of the document targets (see `_size`)."""
+    """The size of the targets, if they are document targets (see `_size`); else 0."""
 
     placebo_size: float
+    """The size of the targets, if they are placebo targets; else 0."""
+
+    num_forwards: int
 
 
 @dataclass(frozen=True)
 class TargetCosts:
-    """The cost of evaluating the targets of a document, in token-forwards: one rate for each token
-    of the document, whose states are computed, and one for each target (see `_size`)."""
+    """The cost of evaluating the targets of a document, in token-forwards: a rate for each token of
+    the document, whose states are computed, and one for each target (see `_size`)."""
 
     per_token: float
     per_document_target: float
@@ -52,52 +69,38 @@ class TargetCosts:
     @staticmethod
     def of(plan: Plan, places: dict[int, np.ndarray]) -> TargetCosts:
         """Count the token-forwards of a few sets of targets, and fit the rates to the counts by
-        least squares: forwards ≈ tokens × per_token + size × per_target. `places`: document → the
-        places where targets may be."""
-        numbers = sorted(places, key=lambda number: len(plan.documents[number].tokens))
-        # The shortest document, the longest, and others between.
-        spread = np.linspace(0, len(numbers) - 1, TRIED_DOCUMENTS).round().astype(int)
-        amounts: list[_Amounts] = []
-        num_forwards: list[float] = []
-        for number in [numbers[index] for index in np.unique(spread)]:
-            drawn = stream(0, "trial", number).permutation(places[number])[:TRIED_TARGETS]
-            num_third = -(-len(drawn) // 3)  # rounded up
-            # Three parts: own targets, a third of them, and as many targets of the placebo. The
-            # first two differ in the number of targets alone, which separates what the tokens of a
-            # document cost from what its targets cost.
-            parts = [(DOCUMENT, drawn), (DOCUMENT, drawn[:num_third])]
-            if plan.fits_threshold:
-                parts.append((PLACEBO, drawn))
-            num_tokens = len(plan.documents[number].tokens)
-            for part, chosen in parts:
-                targets = {"document": number, "target": np.sort(chosen), "distant_part": part}
-                size = _size(plan, chosen)
-                document_size = size if part == DOCUMENT else 0.0
-                placebo_size = size if part == PLACEBO else 0.0
-                amounts.append(_Amounts(num_tokens, document_size, placebo_size))
-                num_forwards.append(spent_forwards(counting_plan(plan), number, targets))
-
-        amount_N3 = np.array(amounts, dtype=float)
-        forwards_N = np.array(num_forwards, dtype=float)
-        rate_3 = np.linalg.lstsq(amount_N3, forwards_N, rcond=None)[0]
-        if rate_3[0] < 0:
+        least squares. `places`: document → the places where targets may be."""
+        examples = list(_count_examples(plan, places))
+        forwards_N = np.array([example.num_forwards for example in examples], dtype=float)
+        tokens_N = np.array([example.num_tokens for example in examples], dtype=float)
+        sizes_N2 = np.array(
+            [(example.document_size, example.placebo_size) for example in examples], dtype=float
+        )
+        amounts_NR = np.column_stack([tokens_N, sizes_N2])
+        per_token, *per_target = np.linalg.lstsq(amounts_NR, forwards_N, rcond=None)[0].tolist()
+        if per_token < 0:
             # Targets share so much that fewer of them cost more each.
-            rate_2 = np.linalg.lstsq(amount_N3[:, 1:], forwards_N, rcond=None)[0]
-            rate_3 = np.concatenate([[0.0], rate_2])
-        return TargetCosts(*rate_3.tolist())
+            per_token = 0.0
+            per_target = np.linalg.lstsq(sizes_N2, forwards_N, rcond=None)[0].tolist()
+        per_document_target, per_placebo_target = per_target
+        return TargetCosts(per_token, per_document_target, per_placebo_target)
 
     def total(
         self, plan: Plan, expected: dict[int, dict[str, float]], places: dict[int, np.ndarray]
     ) -> float:
-        """Return the token-forwards of the targets that are expected: document → kind of distant
-        context → number. `places`: document → the places where they may be."""
+        """Return the token-forwards of all expected targets.
+
+        Args:
+            expected: Document → kind of distant context → number of targets.
+            places: Document → the places where its targets may be.
+        """
         total = 0.0
         for number, num_by_part in expected.items():
             num_document = num_by_part.get(DOCUMENT, 0.0)
             num_placebo = num_by_part.get(PLACEBO, 0.0)
             cost_of_texts = self.per_token * len(plan.documents[number].tokens)
-            size = _size(plan, places[number]) / len(places[number])
-            cost_of_targets = size * (
+            mean_size = _size(plan, places[number]) / len(places[number])
+            cost_of_targets = mean_size * (
                 num_document * self.per_document_target + num_placebo * self.per_placebo_target
             )
             # The texts of a document are read only if it has a target. Where less than one target
@@ -107,16 +110,44 @@ class TargetCosts:
         return total
 
 
+def _count_examples(plan: Plan, places: dict[int, np.ndarray]) -> Iterator[_Example]:
+    """Yield the token-forwards of several sets of targets, of the shortest document, the longest,
+    and one between. `places`: document → the places where targets may be."""
+    numbers = sorted(places, key=lambda number: len(plan.documents[number].tokens))
+    spread = np.linspace(0, len(numbers) - 1, TRIED_DOCUMENTS).round().astype(int)
+    for number in [numbers[index] for index in np.unique(spread)]:
+        drawn = stream(0, "trial", number).permutation(places[number])[:TRIED_TARGETS]
+        # All of these targets and a third of them differ in the number of targets alone. That
+        # separates what the tokens of a document cost from what its targets cost.
+        num_third = math.ceil(len(drawn) / 3)
+        yield _count_example(plan, number, drawn, DOCUMENT)
+        yield _count_example(plan, number, drawn[:num_third], DOCUMENT)
+        if plan.fits_threshold:
+            yield _count_example(plan, number, drawn, PLACEBO)
+
+
+def _count_example(plan: Plan, number: int, chosen: np.ndarray, distant_part: str) -> _Example:
+    """Count the token-forwards of targets of one document with one kind of distant context."""
+    targets = {"document": number, "target": np.sort(chosen), "distant_part": distant_part}
+    size = _size(plan, chosen)
+    return _Example(
+        num_tokens=len(plan.documents[number].tokens),
+        document_size=size if distant_part == DOCUMENT else 0.0,
+        placebo_size=size if distant_part == PLACEBO else 0.0,
+        num_forwards=spent_forwards(counting_plan(plan), number, targets),
+    )
+
+
 def _size(plan: Plan, targets: np.ndarray) -> float:
-    """Return the size of targets in proportion to their cost: their number, or, where a whole
-    prompt is computed for each, the tokens before them."""
+    """Return a number in proportion to the cost of targets: how many they are, or, where a whole
+    prompt is computed for each, how many tokens precede them."""
     replaces = plan.settings.interpretation.replaces
     return float(targets.sum()) if replaces else float(len(targets))
 
 
 def spent_forwards(plan: Plan, number: int, targets: dict[str, Any]) -> int:
-    """Return the token-forwards of targets of one document. They are evaluated, or, if the scorer
-    of the plan is one that counts, only counted."""
+    """Evaluate targets of one document, and return the token-forwards that it took. With
+    `counting_plan(plan)` nothing is computed. `targets`: columns of a table of targets."""
     forwards_before = plan.scorer.token_forwards
     with in_use(plan.scorer.model):
         plan.recovery(number, pd.DataFrame(targets))

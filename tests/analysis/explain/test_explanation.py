@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from olmo_sparsity import estimate_cost, explain
-from olmo_sparsity.analysis.explain.explanation import Explanation, to_json
+from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.explain.request import count
+from olmo_sparsity.analysis.explain.stored_form import to_json
 from olmo_sparsity.analysis.explain.unrelated import unrelated_documents
 from olmo_sparsity.analysis.scoring.document_losses import context_losses
 from olmo_sparsity.analysis.selectors.influence import SELECTORS
@@ -111,6 +112,14 @@ def test_without_names_the_largest_gaps_are_looked_at(model: Any, long: Any) -> 
     np.testing.assert_allclose(found.targets.gap, own, atol=1e-5)
     chosen = sorted(placebo.target.unique().tolist())
     assert chosen == largest(losses.placebo_loss_long).index.tolist() != []
+
+
+def test_a_check_with_fewer_distant_units_than_k_compares_all_of_them(model: Any) -> None:
+    few_distant = asked(model, at=slice(SHORT + 3, SHORT + 4), k=50)
+    check = few_distant.check(draws=2)
+    assert check.k == len(few_distant.distant) == 3
+    all_distant = few_distant.targets.gap
+    assert check.table.own[0] == pytest.approx(all_distant[0], abs=1e-5)
 
 
 @pytest.mark.parametrize("distant_states", ["contextual", "isolated"])

@@ -13,12 +13,12 @@ import pytest
 
 from olmo_sparsity import estimate_cost, measure
 from olmo_sparsity.analysis.measurement import trial as module
+from olmo_sparsity.analysis.measurement.counted_cost import count_forwards_of_losses
 from olmo_sparsity.analysis.measurement.estimate import estimate
 from olmo_sparsity.analysis.measurement.measurement import run
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.target_costs import counting_plan
 from olmo_sparsity.analysis.measurement.targets import sampled_blocks
-from olmo_sparsity.analysis.measurement.trial import count_forwards_of_losses
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.text.documents import Documents

@@ -1,0 +1,102 @@
+"""Count the token-forwards of a measurement.
+
+    Plan, ExpectedTargets → `count_cost` → CountedCost
+
+    first phase    losses of all targets: counted exactly, from the lengths of documents and windows
+    second phase   recovery of the expected targets: extrapolated from a few (target_costs.py)
+
+Nothing here runs the model. How long the counted tokens take is up to trial.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from olmo_sparsity.analysis.measurement.expected_targets import ExpectedTargets
+from olmo_sparsity.analysis.measurement.plan import Plan
+from olmo_sparsity.analysis.measurement.target_costs import TargetCosts
+from olmo_sparsity.analysis.scoring.cost import counting
+from olmo_sparsity.analysis.scoring.document_losses import context_losses
+from olmo_sparsity.analysis.scoring.induction import passages_of
+from olmo_sparsity.text.windows import Block
+
+
+@dataclass(frozen=True)
+class CountedCost:
+    """The token-forwards of some documents of a measurement."""
+
+    num_losses: int
+    """Targets whose losses are computed."""
+
+    loss_forwards: float
+    """Token-forwards of the losses, with those of the induction check."""
+
+    recovery_forwards: float
+    """Token-forwards of the evaluated targets."""
+
+    @property
+    def forwards(self) -> float:
+        """Return all token-forwards."""
+        return self.loss_forwards + self.recovery_forwards
+
+
+def count_cost(plan: Plan, numbers: Sequence[int], targets: ExpectedTargets) -> CountedCost:
+    """Count the token-forwards of documents. `numbers`: of the documents. `targets`: those that
+    they are expected to have."""
+    blocks = {number: plan.blocks(plan.documents[number]) for number in numbers}
+    num_losses = 0
+    for blocks_of_document in blocks.values():
+        num_losses += sum(block.num_targets for block in blocks_of_document)
+
+    recovery_forwards = 0.0
+    if targets.num_by_document:
+        target_costs = TargetCosts.of(plan, targets.places)
+        recovery_forwards = target_costs.total(plan, targets.num_by_document, targets.places)
+    return CountedCost(num_losses, _forwards_of_first_phase(plan, blocks), recovery_forwards)
+
+
+def _forwards_of_first_phase(plan: Plan, blocks: dict[int, list[Block]]) -> float:
+    """Return the token-forwards of the losses that are not reused, and of the induction check.
+    `blocks`: document → the blocks whose losses are needed."""
+    forwards = 0.0
+    for number, blocks_of_document in blocks.items():
+        if number not in plan.reused_losses.by_document:
+            forwards += count_forwards_of_losses(plan, number, blocks_of_document)
+    for passage in passages_of(*plan.induction_texts()):
+        forwards += 2 * len(passage)  # the passage and its repetition
+    return forwards
+
+
+def count_forwards_of_losses(plan: Plan, number: int, blocks: Sequence[Block]) -> int:
+    """Return the token-forwards of the losses of some blocks of a document.
+
+    Each target has three losses: with the local window, with its own long window, and with the long
+    window of the placebo, in which an unrelated text replaces the distant tokens.
+    """
+    if not blocks:
+        return 0
+    if plan.settings.interpretation.replaces:
+        document = plan.documents[number]
+        scorer = counting(plan.scorer).of_document(document, plan.controls)
+        context_losses(scorer, document, plan.settings.windows, plan.controls, blocks)
+        return scorer.token_forwards
+
+    # One row of each block computes the losses of all its targets. The last target is predicted by
+    # the token before it, so it is not an input: a row is a token shorter than the window and the
+    # block together.
+    num_prefix = len(plan.settings.prefix_ids)
+    short = plan.settings.short
+    num_local = sum(short + block.num_targets - 1 for block in blocks)
+    num_local_with_prefix = num_local + num_prefix * len(blocks)
+    if not plan.settings.windows.has_all:
+        num_long = sum(len(block.tokens) - 1 for block in blocks)
+        num_placebo = num_long  # an unrelated text of the same length
+        return num_local_with_prefix + num_long + num_placebo
+
+    # With long="all" one pass over the document predicts all its targets. An unrelated text takes
+    # one pass, too, and then the local windows of all blocks behind it.
+    last_block = blocks[-1]
+    num_document = len(last_block.tokens) - 1
+    num_unrelated = num_prefix + last_block.num_distant + num_local
+    return num_local_with_prefix + num_document + num_unrelated

@@ -1,0 +1,143 @@
+"""Predict how many targets a measurement will evaluate, and where they may be.
+
+    Plan, losses of a few blocks → `expect_targets` → ExpectedTargets
+
+Some targets are fixed before the measurement and can be counted. Others are chosen by their gaps,
+of which a dry run knows only those of a few blocks. If 3 of 100 tokens there become targets of the
+set `gap`, a document with 1,000 tokens is expected to have 30 of them, or `max_targets` if that is
+less. Without any losses, as many targets are assumed as `share` and `max_targets` allow.
+
+Dimension key: T targets of a document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from olmo_sparsity.analysis.measurement.plan import Plan
+from olmo_sparsity.analysis.measurement.targets import places_of
+from olmo_sparsity.analysis.results.target_rows import DOCUMENT, KEYS, PARTS, PLACEBO, half_of
+
+PLACEBO_RATE = 0.5
+"""Assumed number of placebo targets for each document target, where no losses are known."""
+
+NumByPart = dict[str, float]
+"""Kind of distant context (`document` or `placebo`) → the number of targets evaluated with it."""
+
+
+@dataclass(frozen=True)
+class ExpectedTargets:
+    """The targets of some documents that a measurement is expected to evaluate."""
+
+    num_by_document: dict[int, NumByPart]
+    """The expected number of targets of each document."""
+
+    places: dict[int, np.ndarray]
+    """The places of each document where its targets may be."""
+
+    num_chosen: int = 0
+    """The number of targets in the tried blocks, from which the others are extrapolated."""
+
+    @property
+    def num_evaluated(self) -> float:
+        """Return the number of all targets."""
+        return sum(sum(num_by_part.values()) for num_by_part in self.num_by_document.values())
+
+    @property
+    def num_document_targets(self) -> float:
+        """Return the number of targets in the documents' own distant context."""
+        return sum(num_by_part[DOCUMENT] for num_by_part in self.num_by_document.values())
+
+
+def expect_targets(
+    plan: Plan, numbers: Sequence[int], losses: pd.DataFrame | None
+) -> ExpectedTargets:
+    """Predict the targets of documents. `numbers`: of the documents. `losses`: of a few blocks of
+    the plan; None if none were computed."""
+    if not plan.fits_threshold:
+        return _fixed_targets(plan, numbers)
+
+    # Targets are evaluated in the report half only.
+    blocks_of_reported = {
+        number: plan.blocks(plan.documents[number])
+        for number in numbers
+        if half_of(number) == "report"
+    }
+    num_losses = {
+        number: sum(block.num_targets for block in blocks)
+        for number, blocks in blocks_of_reported.items()
+    }
+    num_chosen = 0
+    if losses is None:
+        num_by_document = _as_many_as_allowed(plan, num_losses)
+    else:
+        chosen = _choose_in_tried_blocks(plan, losses)
+        num_chosen = len(chosen.drop_duplicates([*KEYS, "distant_part"]))
+        num_by_document = _extrapolate(plan, losses, chosen, num_losses)
+    places = {number: places_of(blocks_of_reported[number]) for number in num_by_document}
+    return ExpectedTargets(num_by_document, places, num_chosen)
+
+
+def _fixed_targets(plan: Plan, numbers: Sequence[int]) -> ExpectedTargets:
+    """Return the targets of a plan that are fixed before any loss is computed."""
+    targets = plan.targets(pd.DataFrame()).drop_duplicates([*KEYS, "distant_part"])
+    target_by_document = targets[targets.document.isin(numbers)].groupby("document").target
+    places = {int(number): places_T.to_numpy() for number, places_T in target_by_document}
+    num_by_document = {
+        number: {DOCUMENT: float(len(places_T))} for number, places_T in places.items()
+    }
+    return ExpectedTargets(num_by_document, places)
+
+
+def _as_many_as_allowed(plan: Plan, num_losses: dict[int, int]) -> dict[int, NumByPart]:
+    """Return as many targets as `share` and `max_targets` allow, without those of documents that
+    may have none. `num_losses`: document → number of its tokens that may become targets."""
+    settings = plan.settings
+    num_by_document = {}
+    for number, num_losses_of_document in num_losses.items():
+        num_of_set = min(settings.share * num_losses_of_document, settings.max_targets_of_set)
+        num_targets = len(settings.sets) * num_of_set
+        if num_targets:
+            num_by_document[number] = {
+                DOCUMENT: num_targets,
+                PLACEBO: PLACEBO_RATE * num_targets,
+            }
+    return num_by_document
+
+
+def _choose_in_tried_blocks(plan: Plan, losses: pd.DataFrame) -> pd.DataFrame:
+    """Return the targets of all sets among the tried tokens, without the limit of a document."""
+    # A trial computes the first blocks of a document, whatever the sample is.
+    settings = replace(plan.settings, sample=1.0, max_targets="all")
+    return replace(plan, settings=settings).targets(losses)
+
+
+def _extrapolate(
+    plan: Plan, losses: pd.DataFrame, chosen: pd.DataFrame, num_losses: dict[int, int]
+) -> dict[int, NumByPart]:
+    """Return the expected targets of each document, with each target set assumed to be as dense in
+    all documents as among the tried tokens. `chosen`: the targets among these. `num_losses`:
+    document → number of its tokens that may become targets."""
+    # A target that is in several sets is evaluated once.
+    fraction_distinct = chosen.groupby("distant_part").apply(
+        lambda rows: len(rows.drop_duplicates(KEYS)) / len(rows)
+    )
+    num_tried = max(int((losses.document.map(half_of) == "report").sum()), 1)
+    density = chosen.groupby(["distant_part", "target_set"]).size() / num_tried
+    max_targets = plan.settings.max_targets_of_set
+
+    def num_expected(part: str, num_losses_of_document: int) -> float:
+        if part not in fraction_distinct.index:
+            return 0.0
+        num_by_set = (density[part] * num_losses_of_document).clip(upper=max_targets)
+        return fraction_distinct[part] * float(num_by_set.sum())
+
+    return {
+        number: {part: num_expected(part, num_losses_of_document) for part in PARTS}
+        for number, num_losses_of_document in num_losses.items()
+        if num_losses_of_document
+    }
