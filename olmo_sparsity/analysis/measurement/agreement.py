@@ -23,13 +23,15 @@ from olmo_sparsity.analysis.results.intervals import rank_correlations
 from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
 from olmo_sparsity.analysis.scoring.rows import Context
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.analysis.selectors.influence import (
+from olmo_sparsity.analysis.selectors.halving import (
     NUM_HALVED,
-    Choice,
-    Question,
     UnitGroup,
     first_groups,
     halves_of,
+)
+from olmo_sparsity.analysis.selectors.question import (
+    Choice,
+    Question,
     reductions_of_unit_sets,
 )
 from olmo_sparsity.text.units import NOTHING, Spans, Units

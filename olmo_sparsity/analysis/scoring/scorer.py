@@ -2,17 +2,21 @@
 
 Every measurement evaluates the model here; selectors and recovery differ only in their rows:
 
-    Block (tokens of a window) → Context (with states of its distant places) → Row (which places a
-    forward sees) → Scorer.losses(rows) → nats of each target
+    Block         the tokens of a window: distant tokens, local window, targets
+      ↓ Scorer.context
+    Context       the same with the states of its distant places, computed once
+      ↓ Context.set_row, long_row                     (rows.py)
+    Row           which places of the context a forward sees
+      ↓ Scorer.losses: equal rows once → groups       (row_groups.py)
+                       → batches → hidden states      (row_batch.py) → losses
+    nats          of each target of each row
 
-rows.py says what a row holds, and row_groups.py which rows share a forward. If distant tokens keep
-their states, a row attends to keys and values that are computed once for all rows of a context.
-Only the places that predict a target are unembedded. Every forward is counted in token-forwards,
-the unit of cost in all results.
+If distant tokens keep their states, a row attends to keys and values that are computed once for all
+rows of a context. Only the places that predict a target are unembedded. Every forward is counted in
+token-forwards, the unit of cost in all results.
 
-Dimension key: B rows, L tokens of a row, F distant places, K states that a row attends to, W
-targets of a row (its last places), N targets of all rows, D width, C targets of a chunk, V
-vocabulary, T targets of a document.
+Dimension key: B rows, L tokens of a row, F distant places, W targets of a row (its last places), N
+targets of all rows, D width, C targets of a chunk, V vocabulary, T targets of a document.
 """
 
 from __future__ import annotations
@@ -28,9 +32,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from olmo_sparsity.analysis.interpretation import Interpretation, interpretation_of
+from olmo_sparsity.analysis.scoring.row_batch import hidden_of_batch
 from olmo_sparsity.analysis.scoring.row_groups import RowGrouping
 from olmo_sparsity.analysis.scoring.rows import Context, Row, distinct_rows
-from olmo_sparsity.analysis.scoring.tensors import as_tensors, to_host
+from olmo_sparsity.analysis.scoring.tensors import to_host
 from olmo_sparsity.base.devices import threads_for
 from olmo_sparsity.base.errors import ConfigError, is_out_of_memory
 from olmo_sparsity.base.progress import say
@@ -52,7 +57,7 @@ Output = TypeVar("Output")
 
 @dataclass(frozen=True)
 class KnownText:
-    """A text whose states a scorer keeps."""
+    """A text that a scorer has read, with its states."""
 
     tokens: np.ndarray
     states: DistantStates
@@ -64,10 +69,9 @@ class Scorer:
     """Computes losses of targets with one model, on one device, and counts what it computes.
 
     A scorer knows the model, the interpretation of distant states, the size of a batch, and the
-    states of the text that it read last. It makes a `Context` of a block: the states of the block's
-    distant places, computed once. A `Row` says which places of a context a forward sees, and which
-    of its targets are evaluated. `losses` evaluates any rows together: equal ones once, and those
-    of one shape in batches, which are halved if memory runs out. `token_forwards` counts all that.
+    states of the text that it read last. `losses` evaluates any rows together: equal ones once, and
+    those of one shape in batches, which are halved if memory runs out. `token_forwards` counts all
+    tokens that went through the model.
 
         scorer = Scorer(load_model("runs/mine").model)
         for block in Windows(long=64, short=16, stride=8).blocks(document.tokens):
@@ -85,7 +89,14 @@ class Scorer:
         distant_states: str = "contextual",
         batch_tokens: int | None = None,
     ) -> None:
-        """`device`: of the inputs (default: the model's)."""
+        """Check that the model is one that this class can evaluate.
+
+        Args:
+            model: A model in memory.
+            device: Device of the inputs. Default: the model's.
+            distant_states: `contextual` or `isolated`, as in `explain`.
+            batch_tokens: Tokens of one forward. Default: 4,096 on a CPU, more on a GPU.
+        """
         if isinstance(model, PromptModel):
             raise ConfigError(
                 f"model={type(model).__name__} returns log-probabilities only, and a Scorer needs "
@@ -112,6 +123,8 @@ class Scorer:
         self.batch_tokens = batch_tokens or self._default_batch_tokens()
         self.token_forwards = 0
         self.after_batch: Callable[[], None] = lambda: None
+        """Called after each batch, to show progress."""
+
         self._known_text: KnownText | None = None
 
     def _default_batch_tokens(self) -> int:
@@ -126,13 +139,15 @@ class Scorer:
         """Return a scorer for this document. Only `ReplacingScorer` depends on the document."""
         return self
 
+    # --- states of texts ---
+
     def context(self, block: Block, states: DistantStates | None = None) -> Context:
         """Prepare a block for evaluation, and compute the states of its distant places, once for
         all rows. `states`: states of a longer text with the same beginning, which are used
         instead."""
         if not self.interpretation.keeps_states:
             return Context(block)
-        num_earlier = block.num_prefix + block.num_distant
+        num_earlier = _num_earlier(block)
         if states is not None:
             return Context(block, states.first(num_earlier))
         return Context(block, self.states(block.tokens[:num_earlier]))
@@ -140,8 +155,9 @@ class Scorer:
     def states(self, tokens: np.ndarray) -> DistantStates:
         """Return the states of a text, in which each token sees those before it.
 
-        The text is computed a few thousand tokens at a time. The states of the last text are kept
-        for as long as the model stays the same, as they serve every beginning of the text.
+        The text is computed a few thousand tokens at a time. The scorer keeps the states of the
+        last text: as long as the model stays the same, a later call for any beginning of this text
+        computes nothing.
         """
         with in_use(self.model), fast_kernels(self.device):
             state = state_of(self.model)
@@ -163,8 +179,8 @@ class Scorer:
 
     @property
     def known_text(self) -> KnownText | None:
-        """Return the last text that `states` was given, with its states; None unless the model is
-        in use and unchanged since."""
+        """Return the text that `states` computed last. Return None if there is none, if the model
+        is not in use, or if it has changed since."""
         known = self._known_text
         if known is None or known.model_state is not state_of(self.model):
             return None
@@ -172,8 +188,8 @@ class Scorer:
 
     @torch.no_grad()
     def extended(self, states: DistantStates | None, tokens: np.ndarray) -> DistantStates:
-        """Return the states of a text that is continued by `tokens`. `states`: the states of the
-        text before them; None if there is none."""
+        """Return the states of a text with `tokens` after it. `states`: those of the text. None:
+        `tokens` are the whole text."""
         first = 0 if states is None else states.num_places
         (tokens_1L,) = to_device([tokens[None]], self.device)
         positions_1L = first + torch.arange(len(tokens), device=self.device)[None]
@@ -185,8 +201,9 @@ class Scorer:
     def hidden_after(
         self, states: DistantStates | None, tokens_BL: np.ndarray, num_last: int
     ) -> Tensor:
-        """Return hidden_BWD of the last `num_last` places of texts. All begin with the text of
-        `states`, and continue with `tokens_BL`."""
+        """Return hidden_BWD of the last `num_last` places of a batch of texts. Each consists of the
+        text of `states`, which all share, and a row of `tokens_BL`. `states`: None if they share
+        none."""
         first = 0 if states is None else states.num_places
         (inputs_BL,) = to_device([tokens_BL], self.device)
         positions_L = first + torch.arange(tokens_BL.shape[1], device=self.device)
@@ -195,6 +212,8 @@ class Scorer:
         distant = None if states is None else states.expand(len(tokens_BL))
         with threads_for(self.num_parameters):
             return self.model.hidden(inputs_BL, positions_BL, distant=distant, num_last=num_last)
+
+    # --- rows ---
 
     @torch.no_grad()
     def hidden(self, rows: Sequence[Row]) -> list[Tensor]:
@@ -211,15 +230,29 @@ class Scorer:
 
         return self._evaluate(rows, nll, to_host)
 
+    def sums(self, rows: Sequence[Row]) -> np.ndarray:
+        """Return the sum of each row's losses. The targets of all rows are unembedded together,
+        however many forwards they took."""
+        hidden = self.hidden(rows)
+        loss_N = self.nll(torch.cat(hidden), np.concatenate([row.targets for row in rows]))
+        num_targets = [len(hidden_WD) for hidden_WD in hidden]
+        first_targets = np.cumsum([0, *num_targets[:-1]])
+        return np.add.reduceat(loss_N, first_targets)
+
+    # --- the windows of a document ---
+
     def window_losses(
         self, windows: Windows, blocks_by_prefix: dict[str, list[Block]]
     ) -> dict[str, np.ndarray]:
-        """Return the losses of all targets of a document, by the name of their column.
+        """Return the losses of all targets of a document, a column for each kind of window:
 
-        `blocks_by_prefix`: prefix of a column → blocks, which differ in their distant tokens alone:
-        the document's own have the prefix "", those of the placebo "placebo_". The columns are
-        `loss_short`, with the local window, which all share, and for each prefix `loss_long`, with
-        the long windows of its blocks."""
+            loss_short            with the local window alone
+            loss_long             with the long window of the document itself
+            placebo_loss_long     with the long window of the placebo
+
+        `blocks_by_prefix`: prefix of a column, "" or "placebo_" → blocks, in which the targets have
+        the distant tokens of the document or of the placebo. Other tokens are the same in both.
+        """
         any_blocks = next(iter(blocks_by_prefix.values()))
         targets_T = np.concatenate([block.targets_W for block in any_blocks])
         short_rows = [Context(block).set_row(NOTHING) for block in any_blocks]
@@ -248,11 +281,9 @@ class Scorer:
                 hidden_TD = self._hidden_in_one_pass(from_start)
             else:
                 # An unrelated distant text: one pass over it, then the local windows of all blocks.
-                num_seen = last_block.num_prefix + last_block.num_distant
-                states = self.states(last_block.tokens[:num_seen])
+                states = self.states(last_block.tokens[: _num_earlier(last_block)])
                 contexts_of_text = [
-                    Context(block, states.first(block.num_prefix + block.num_distant))
-                    for block in from_start
+                    Context(block, states.first(_num_earlier(block))) for block in from_start
                 ]
                 contexts = contexts_of_text + contexts
         return torch.cat(hidden_TD + self.hidden([context.long_row() for context in contexts]))
@@ -270,13 +301,7 @@ class Scorer:
             hidden.append(hidden_BFD[0, end - block.num_targets : end])
         return hidden
 
-    def sums(self, rows: Sequence[Row]) -> np.ndarray:
-        """Return the sum of each row's losses. The targets of all rows are unembedded together,
-        however many forwards they took."""
-        hidden = self.hidden(rows)
-        loss_N = self.nll(torch.cat(hidden), np.concatenate([row.targets for row in rows]))
-        ends = np.cumsum([len(hidden_WD) for hidden_WD in hidden])
-        return np.add.reduceat(loss_N, np.concatenate([[0], ends[:-1]]))
+    # --- from hidden states to losses ---
 
     @torch.no_grad()
     def log_probabilities(self, hidden: Tensor) -> Tensor:
@@ -294,28 +319,35 @@ class Scorer:
         return self.nll_of(hidden_ND, targets_N).cpu().numpy()
 
     def nll_of(self, hidden_ND: Tensor, targets_N: np.ndarray) -> Tensor:
-        """Return the same as `nll`, on the device, so that the host need not wait."""
+        """Return what `nll` returns, as a tensor on the device, so that the host need not wait for
+        it."""
         (labels_N,) = to_device([targets_N], self.device)
         # One tensor, filled in place: small ones made between chunks would keep the memory of the
         # logits from being reused.
         loss_N = torch.empty(len(labels_N), dtype=torch.float, device=self.device)
         for first in range(0, len(labels_N), self.targets_per_chunk):
-            part = slice(first, first + self.targets_per_chunk)
-            logits_CV = self.model.unembed(hidden_ND[part]).float()
-            loss_N[part] = F.cross_entropy(logits_CV, labels_N[part], reduction="none")
+            chunk = slice(first, first + self.targets_per_chunk)
+            logits_CV = self.model.unembed(hidden_ND[chunk]).float()
+            loss_N[chunk] = F.cross_entropy(logits_CV, labels_N[chunk], reduction="none")
         return loss_N
+
+    # --- batches ---
 
     def _evaluate(
         self,
         rows: Sequence[Row],
         read: Callable[[Tensor, Sequence[Row]], Tensor],
-        finish: Callable[[list[Tensor]], Sequence[Any]] = lambda parts: parts,
+        finish: Callable[[list[Tensor]], Sequence[Any]] = lambda outputs: outputs,
     ) -> list[Any]:
         """Return a result for each row.
 
-        `read`: computes the results of a batch of rows from their hidden states. `finish`: turns
-        the outputs of all batches into results at the end, such as by one copy to the host, which
-        then waits for a GPU once."""
+        Args:
+            rows: Rows of any contexts. Those that are equal to the model are computed once.
+            read: Computes a tensor of results from the hidden states of a batch, hidden_BWD, and
+                its rows. Its first dimension is the rows.
+            finish: Turns the tensors of all batches into the returned results, for example by one
+                copy to the host, which then waits for a GPU once.
+        """
         distinct, index_of_row = distinct_rows(rows, self.model.reach)
         grouping = RowGrouping(self.model, self.device, lambda: self.batch_tokens)
         evaluated_indices: list[int] = []
@@ -323,7 +355,9 @@ class Scorer:
         for group in grouping.groups(distinct):
 
             def compute(batch: Sequence[Row], is_masked: bool = group.is_masked) -> Tensor:
-                return read(self._hidden_of_batch(batch, is_masked), batch)
+                self.token_forwards += sum(len(row.places) for row in batch)
+                hidden_BWD = hidden_of_batch(self.model, self.device, batch, is_masked)
+                return read(hidden_BWD, batch)
 
             group_rows = [distinct[index] for index in group.indices]
             with threads_for(self.num_parameters):
@@ -339,15 +373,16 @@ class Scorer:
     def in_batches(
         self, items: Sequence[Item], num_tokens: int, compute: Callable[[Sequence[Item]], Output]
     ) -> list[Output]:
-        """Return the output of `compute` for each batch of items with `num_tokens` tokens each. If
-        a batch runs out of memory, batches are halved from it on."""
+        """Cut items into batches, and return what `compute` returns for each batch. If a batch runs
+        out of memory, it and all later ones are halved. `num_tokens`: tokens of an item; a batch
+        has as many items as `batch_tokens` allows."""
         with in_use(self.model), fast_kernels(self.device):
             return self._in_batches(items, num_tokens, compute)
 
     def _in_batches(
         self, items: Sequence[Item], num_tokens: int, compute: Callable[[Sequence[Item]], Output]
     ) -> list[Output]:
-        """Do the work of `in_batches` while the model is in use."""
+        """Compute all batches while the model is in use; see `in_batches`."""
         outputs: list[Output] = []
         first = 0
         while first < len(items):
@@ -370,53 +405,10 @@ class Scorer:
                 torch.cuda.empty_cache()
         return outputs
 
-    def _hidden_of_batch(self, batch: Sequence[Row], is_masked: bool) -> Tensor:
-        """Return hidden_BWD at the places that predict targets, of rows that `RowGrouping` has put
-        together. `is_masked`: rows get all states of their context, under a mask of those that they
-        do not attend to; otherwise each row gets copies of its own ones."""
-        first_row = batch[0]
-        states = first_row.context.states
-        # For each row, an index of the states that it attends to, or a mask of all.
-        attended = [NOTHING if row.attended is None else row.attended for row in batch]
-        sees_all = False
-        if is_masked:
-            assert states is not None
-            is_visible_BF = _visibility(attended, states.num_places)
-            attended = list(is_visible_BF)
-            sees_all = bool(is_visible_BF.all())
-        evaluated = [np.arange(*row.evaluated_span) for row in batch]
-        # One copy to the device for all four: each copy makes the host wait.
-        tokens_BL, positions_BL, attended_BK, evaluated_BW = as_tensors(
-            batch, self.device, attended, evaluated
-        )
-        self.token_forwards += tokens_BL.numel()
 
-        distant = None
-        if first_row.attended is not None and states is not None:
-            if not is_masked:
-                distant = states.choose(attended_BK)
-            elif sees_all:
-                # Without a bias faster kernels apply.
-                distant = states.expand(len(batch))
-            else:
-                shape = (len(batch), states.num_places)
-                bias_BF = torch.zeros(shape, dtype=torch.float, device=self.device)
-                bias_BF.masked_fill_(attended_BK == 0, torch.finfo(torch.float).min)
-                distant = states.expand(len(batch), bias_BF)
-        hidden_BWD = self.model.hidden(
-            tokens_BL, positions_BL, distant=distant, num_last=first_row.num_targets
-        )
-        if first_row.span is None:
-            return hidden_BWD
-        return hidden_BWD.take_along_dim(evaluated_BW[..., None], 1)
-
-
-def _visibility(attended: Sequence[np.ndarray], num_places: int) -> np.ndarray:
-    """Return is_visible_BF, whether each row attends to each state of its context."""
-    is_visible_BF = np.zeros((len(attended), num_places), dtype=bool)
-    for is_visible_F, places in zip(is_visible_BF, attended, strict=True):
-        is_visible_F[places] = True
-    return is_visible_BF
+def _num_earlier(block: Block) -> int:
+    """Return the number of tokens before the local window of a block: prefix and distant."""
+    return block.num_prefix + block.num_distant
 
 
 def _begins(block: Block, longer: Block) -> bool:

@@ -8,8 +8,18 @@
 Each takes a context and targets, and returns an array of targets × distant places. They take far
 fewer forwards than `add_one`, which needs one for each distant unit.
 
-Dimension key: B rows, L tokens of a row, D width, T targets, F distant places, H heads of all
-layers, K keys.
+What a gate is: attention weights are exp(score) / Σ exp(score). A gate g of a distant place
+multiplies its exp(score), in all layers and heads, which adds ln g to the score:
+
+    distant places      d0      d1      d2    local window
+    gates                g       g       1      1   1   1        here d2 is opened
+    added to scores   ln g    ln g       0      0   0   0        g = 0.1 nearly masks d0 and d1
+
+The gradient of the loss with respect to ln g of d0 predicts the effect of opening d0. One backward
+pass computes it for all distant places of all targets in the batch.
+
+Dimension key: B rows, L tokens of a row, D width, T targets, F distant places, N targets' tokens or
+opened places of a batch, H heads of all layers, K keys.
 """
 
 from __future__ import annotations
@@ -17,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,24 +49,35 @@ def head_attention(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray
     block = context.block
     states = context.states
     if states is None:
+        # Attention is that of the long window, also where distant tokens are shown alone.
         states = scorer.states(block.tokens[: block.num_prefix + block.num_distant])
     attention = []
     for first, end in spans:
-        token_attention = []
-        for target in range(first, end):
-            window = Row(context, block.local(target + 1), 1)
-            tokens_BL, positions_BL = as_tensors([window], scorer.device)
-            scorer.token_forwards += tokens_BL.numel()
-            with in_use(scorer.model), fast_kernels(scorer.device):
-                weights_BHK = scorer.model.last_attention(tokens_BL, positions_BL, states)
-            distant = slice(block.num_prefix, block.num_prefix + block.num_distant)
-            token_attention.append(weights_BHK[0, :, distant].float().cpu().numpy())
-        attention.append(sum(token_attention))
+        by_token = [
+            _attention_of_token(scorer, context, states, target) for target in range(first, end)
+        ]
+        attention.append(sum(by_token))
     return np.stack(attention)
 
 
+def _attention_of_token(
+    scorer: Scorer, context: Context, states: DistantStates, target: int
+) -> np.ndarray:
+    """Return attention_HF from the place that predicts one token to the distant places. `target`:
+    index of the token among the targets of the block."""
+    block = context.block
+    local_window = Row(context, block.local(target + 1), num_targets=1)
+    tokens_BL, positions_BL = as_tensors([local_window], scorer.device)
+    scorer.token_forwards += tokens_BL.numel()
+    with in_use(scorer.model), fast_kernels(scorer.device):
+        weights_BHK = scorer.model.last_attention(tokens_BL, positions_BL, states)
+    distant = slice(block.num_prefix, block.num_prefix + block.num_distant)
+    return weights_BHK[0, :, distant].float().cpu().numpy()
+
+
 Objective = Callable[[Tensor, Tensor], Tensor]
-"""A function of logits_NV and labels_N that returns a sum over the N targets; smaller is better."""
+"""A function of logits_NV and labels_N that returns a sum over N tokens of targets, such as their
+loss."""
 
 
 def loss(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
@@ -68,15 +89,17 @@ def _sum_objective(
     scorer: Scorer, hidden_BLD: Tensor, context: Context, spans: Spans, objective: Objective
 ) -> Tensor:
     """Return the objective, summed over rows. Row i of `hidden_BLD` is evaluated at the target
-    `spans[i]`. All rows end with the input that predicts the last token of all targets."""
+    `spans[i]`. All rows end with the input that predicts the last token of all targets.
+
+    For the targets (0, 2) and (4, 5) there are two rows and three tokens: tokens 0 and 1 of row 0,
+    and token 4 of row 1. The last place predicts token 4, so they are at places −5, −4 and −1.
+    """
     last_end = max(end for _, end in spans)
-    rows = np.repeat(np.arange(len(spans)), [end - first for first, end in spans])
-    targets = np.concatenate([np.arange(first, end) for first, end in spans])
-    # Counted from the end: the last place of a row, −1, predicts the target `last_end` − 1.
-    places = targets - last_end
-    rows_N, places_N, labels_N = to_device(
-        (rows, places, context.block.targets_W[targets]), hidden_BLD.device
-    )
+    row_of_token = np.repeat(np.arange(len(spans)), [end - first for first, end in spans])
+    tokens = np.concatenate([np.arange(first, end) for first, end in spans])
+    places = tokens - last_end
+    labels = context.block.targets_W[tokens]
+    rows_N, places_N, labels_N = to_device((row_of_token, places, labels), hidden_BLD.device)
     logits_NV = scorer.model.unembed(hidden_BLD[rows_N, places_N]).float()
     return objective(logits_NV, labels_N)
 
@@ -84,15 +107,21 @@ def _sum_objective(
 def embedding_saliency(
     scorer: Scorer, context: Context, spans: Spans, objective: Objective
 ) -> np.ndarray:
-    """Return saliency_TF: −gradient · embedding of the distant tokens, with the long window."""
+    """Return saliency_TF: −gradient · embedding of each distant token, with the long window. The
+    gradient is that of the objective at a target."""
     saliency_of_batch = partial(_saliency_of_batch, scorer, context, objective)
     return np.concatenate(scorer.in_batches(spans, len(context.block.tokens), saliency_of_batch))
 
 
+FORWARD_AND_BACKWARD = 3
+"""The cost of a forward and a backward pass, in forward passes: a backward pass costs two. A model
+that recomputes its activations takes one more."""
+
+
 @contextmanager
 def _frozen(model: Any) -> Iterator[None]:
-    """Switch the gradients of all weights off, and on again at the end. With them, layers would
-    keep all their inputs for the backward pass."""
+    """Switch the gradients of all weights off, and on again at the end. Otherwise layers would keep
+    all their inputs for the backward pass."""
     trainable = [weight for weight in model.parameters() if weight.requires_grad]
     try:
         for weight in trainable:
@@ -110,11 +139,11 @@ def _saliency_of_batch(
     model: Any = scorer.model
     row = context.dense_row(max(end for _, end in spans))
     tokens_BL, positions_BL = as_tensors([row] * len(spans), scorer.device)
-    # A forward, and a backward that costs two; one more if the model recomputes its activations.
-    num_passes = 3 + model.recomputes(tokens_BL.numel())
+    num_passes = FORWARD_AND_BACKWARD + model.recomputes(tokens_BL.numel())
     scorer.token_forwards += num_passes * tokens_BL.numel()
     embeddings: list[Tensor] = []
 
+    # The hook replaces the embeddings of the forward by a copy that has a gradient.
     def keep_embedding(module: Any, inputs: Any, output: Tensor) -> Tensor:
         embeddings.append(output.detach().requires_grad_())
         return embeddings[0]
@@ -134,7 +163,7 @@ def _saliency_of_batch(
 
 
 GATE = 0.1
-"""How far the gate of a distant place is open: its factor of exp(attention score)."""
+"""How far the gate of a distant place is open, from 0 (masked) to 1."""
 
 SCORES_PER_TOKEN = 2**13
 """How many attention scores of key-value heads, kept for the backward pass of the gates, count as
@@ -156,21 +185,27 @@ def gate_gradients(
     """Return gradient_TF: how much the loss of a target would fall, to first order, if the gate of
     a distant place were opened.
 
-    A gate multiplies exp(attention score) of a distant place, in all layers and heads. All gates
-    are nearly closed (`gate`), except those of the places `opened` of each target. Only the places
-    of the local window are computed; they attend to the states of the distant places. So there are
-    scores of window × context, not of all pairs of tokens.
+    Only the places of the local window are computed; they attend to the states of the distant
+    places. So there are scores of window × context, not of all pairs of tokens.
+
+    Args:
+        spans: The targets. A target may be there several times, with other open places.
+        gate: How far all gates are open, but those that are opened.
+        opened: Distant places whose gates are open, for each target. Default: none.
     """
     block = context.block
     states = context.states
     if states is None:
         states = _states_alone(scorer, context)
+    # The memory of a batch is that of its attention scores, so these stand for its tokens.
     num_keys = states.num_places + len(block.local())
     num_scores = len(block.local()) * num_keys * states.num_heads * len(states.layers)
     num_tokens = max(1, num_scores // SCORES_PER_TOKEN)
-    pairs = list(zip(spans, opened or [NOTHING] * len(spans), strict=True))
+    if opened is None:
+        opened = [NOTHING] * len(spans)
+    gated_targets = [_GatedTarget(span, places) for span, places in zip(spans, opened, strict=True)]
     gradients_of_batch = partial(_gate_gradients_of_batch, scorer, context, states, gate)
-    gradient_TF = np.concatenate(scorer.in_batches(pairs, num_tokens, gradients_of_batch))
+    gradient_TF = np.concatenate(scorer.in_batches(gated_targets, num_tokens, gradients_of_batch))
     if num_scores > MANY_SCORES and scorer.device.type == "cpu":
         # Each document has another length, so that the freed memory would fit no later request.
         release_freed_memory()
@@ -185,13 +220,20 @@ def _states_alone(scorer: Scorer, context: Context) -> DistantStates:
         Row(context, block.earlier(np.array([distant])), 0) for distant in range(block.num_distant)
     ]
 
-    def states(batch: Sequence[Row]) -> DistantStates:
+    def states_of_batch(batch: Sequence[Row]) -> DistantStates:
         tokens_BL, positions_BL = as_tensors(batch, scorer.device)
         scorer.token_forwards += tokens_BL.numel()
         return scorer.model.distant_states(tokens_BL, positions_BL)
 
-    batches = scorer.in_batches(rows, block.num_prefix + 1, states)
+    batches = scorer.in_batches(rows, block.num_prefix + 1, states_of_batch)
     return DistantStates.behind_prefix(batches, block.num_prefix)
+
+
+class _GatedTarget(NamedTuple):
+    """A target, and the distant places whose gates are open for it."""
+
+    span: tuple[int, int]
+    opened: np.ndarray
 
 
 def _gate_gradients_of_batch(
@@ -199,19 +241,18 @@ def _gate_gradients_of_batch(
     context: Context,
     states: DistantStates,
     gate: float,
-    pairs: Sequence[tuple[tuple[int, int], np.ndarray]],
+    targets: Sequence[_GatedTarget],
 ) -> np.ndarray:
-    """Return gradient_TF of a batch. `pairs`: targets, each with the places whose gates are
-    open."""
+    """Return gradient_TF of a batch of targets, each in a row of its own."""
     block = context.block
     device = scorer.device
-    spans = [span for span, _ in pairs]
+    spans = [target.span for target in targets]
     # Indices into all gates of the batch, row after row.
-    opened = [row * block.num_distant + places for row, (_, places) in enumerate(pairs)]
-    window = Row(context, block.local(max(end for _, end in spans)), 0)
-    tokens_BL, positions_BL = as_tensors([window] * len(spans), device)
+    opened = [row * block.num_distant + target.opened for row, target in enumerate(targets)]
+    local_window = Row(context, block.local(max(end for _, end in spans)), num_targets=0)
+    tokens_BL, positions_BL = as_tensors([local_window] * len(spans), device)
     num_keys = states.num_places + tokens_BL.shape[1]
-    num_passes = 3 + scorer.model.recomputes(tokens_BL.numel(), num_keys)
+    num_passes = FORWARD_AND_BACKWARD + scorer.model.recomputes(tokens_BL.numel(), num_keys)
     scorer.token_forwards += num_passes * tokens_BL.numel()
     kernels = fast_kernels(device, differentiate_bias=True)
     with _frozen(scorer.model), torch.enable_grad(), kernels:
@@ -227,4 +268,5 @@ def _gate_gradients_of_batch(
         hidden_BLD = scorer.model.hidden(tokens_BL, positions_BL, distant=distant)
         total = _sum_objective(scorer, hidden_BLD, context, spans, loss)
         (gradient_BF,) = torch.autograd.grad(total, gate_BF)
+    # A loss that falls has a negative gradient.
     return (-gradient_BF).float().cpu().numpy()

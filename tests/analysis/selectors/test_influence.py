@@ -12,7 +12,7 @@ import pytest
 
 from olmo_sparsity.analysis.interpretation import InterpretationName, interpretation_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.analysis.selectors import influence
+from olmo_sparsity.analysis.selectors.halving import first_groups
 from olmo_sparsity.analysis.selectors.influence import SELECTORS, Question, find_selector
 from olmo_sparsity.analysis.selectors.saliency import gate_gradients
 from olmo_sparsity.base.errors import ConfigError
@@ -92,8 +92,8 @@ def test_pairs_of_so_few_units_are_the_best_of_all(
     distant_states: InterpretationName,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(influence, "NUM_FIRST", 10)
-    monkeypatch.setattr(influence, "NUM_PARTNERS", 9)
+    monkeypatch.setattr("olmo_sparsity.analysis.selectors.pairs.NUM_FIRST", 10)
+    monkeypatch.setattr("olmo_sparsity.analysis.selectors.pairs.NUM_PARTNERS", 9)
     block = list(windows.blocks(DOCUMENT))[1]
     targets = [0, block.num_targets - 1][-block.num_targets :]
     scorer = Scorer(model, CPU, distant_states=distant_states)
@@ -263,8 +263,8 @@ def test_nested_asks_groups_and_opens_the_best(
     document = np.random.default_rng(3).integers(0, VOCAB, 64)
     windows = Windows(63, 6, 1)
     block = next(iter(windows.blocks(document)))
-    monkeypatch.setattr("olmo_sparsity.analysis.selectors.influence.GROUP_SIZES", (16, 4))
-    monkeypatch.setattr("olmo_sparsity.analysis.selectors.influence.NUM_OPENED", 8)
+    monkeypatch.setattr("olmo_sparsity.analysis.selectors.add_one.GROUP_SIZES", (16, 4))
+    monkeypatch.setattr("olmo_sparsity.analysis.selectors.add_one.NUM_OPENED", 8)
     brute = Brute(model, document, windows, 63, distant_states)
     scorer = Scorer(model, CPU, distant_states=distant_states)
     asked = question(scorer, block, [0], 1)
@@ -311,10 +311,10 @@ def test_halving_opens_the_best_groups_down_to_single_units(
         np.testing.assert_allclose(found.score_TU[0], score, atol=2e-5)
         order = sorted(range(len(units)), key=lambda unit: (unit not in single, -score[unit]))
         assert found.unit_TK[0].tolist() == order[:9]
-    groups = influence.first_groups(units_of("tokens", 1025)[0], 1025)
+    groups = first_groups(units_of("tokens", 1025)[0], 1025)
     assert groups[:2] == [(0, 128), (128, 256)]
-    assert len(influence.first_groups(units_of("tokens", 1024)[0], 1024)) == 16
-    assert influence.first_groups(units_of("sentences")[0], 1000) == [(0, 1), (1, 2)]
+    assert len(first_groups(units_of("tokens", 1024)[0], 1024)) == 16
+    assert first_groups(units_of("sentences")[0], 1000) == [(0, 1), (1, 2)]
 
 
 @pytest.mark.parametrize("name", ["pairs", "gradient"])

@@ -1,0 +1,87 @@
+"""Compute one batch of rows: put rows of one group into tensors, and call the model once.
+
+    rows of a RowGroup → `hidden_of_batch` → hidden states at the places that predict targets
+
+How a row gets the distant states that it attends to depends on its group (row_groups.py). With
+states of four distant places, of which the first row attends to 0 and 2 and the second to 1 and 3:
+
+    copied    the states of each row, stacked: [s0 s2], [s1 s3]
+    masked    all four states for both rows, and a bias that hides the others:
+              [0 −∞ 0 −∞], [−∞ 0 −∞ 0]
+
+Dimension key: B rows, L tokens of a row, F distant places, K states that a row attends to, W
+evaluated targets of a row, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from olmo_sparsity.analysis.scoring.rows import Row
+from olmo_sparsity.analysis.scoring.tensors import as_tensors
+from olmo_sparsity.models.distant_states import DistantStates
+from olmo_sparsity.models.losses import LanguageModel
+from olmo_sparsity.text.units import NOTHING
+
+
+def hidden_of_batch(
+    model: LanguageModel, device: torch.device, batch: Sequence[Row], is_masked: bool
+) -> Tensor:
+    """Return hidden_BWD at the places that predict the evaluated targets of each row.
+
+    Args:
+        batch: Rows of one `RowGroup`.
+        is_masked: Whether rows get all states of their context, under a mask of those that they do
+            not attend to. Otherwise each row gets copies of its own ones.
+    """
+    first_row = batch[0]
+    states = first_row.context.states if first_row.attended is not None else None
+    attended = [NOTHING if row.attended is None else row.attended for row in batch]
+    # The mask says for each state whether a row attends to it; without a mask there is an index of
+    # each state that it attends to.
+    sees_all = False
+    if is_masked:
+        assert states is not None
+        is_visible_BF = _visibility(attended, states.num_places)
+        attended = list(is_visible_BF)
+        sees_all = bool(is_visible_BF.all())
+    evaluated = [np.arange(*row.evaluated_span) for row in batch]
+    # One copy to the device for all four: each copy makes the host wait.
+    tokens_BL, positions_BL, attended_BK, evaluated_BW = as_tensors(
+        batch, device, attended, evaluated
+    )
+
+    distant = None
+    if states is not None and not is_masked:
+        distant = states.choose(attended_BK)
+    elif states is not None and sees_all:
+        # Without a bias faster kernels apply.
+        distant = states.expand(len(batch))
+    elif states is not None:
+        distant = _with_hidden_places(states, attended_BK)
+    hidden_BLD = model.hidden(
+        tokens_BL, positions_BL, distant=distant, num_last=first_row.num_targets
+    )
+    if first_row.span is None:
+        return hidden_BLD
+    return hidden_BLD.take_along_dim(evaluated_BW[..., None], 1)
+
+
+def _visibility(attended: Sequence[np.ndarray], num_places: int) -> np.ndarray:
+    """Return is_visible_BF, whether each row attends to each state of its context."""
+    is_visible_BF = np.zeros((len(attended), num_places), dtype=bool)
+    for is_visible_F, places in zip(is_visible_BF, attended, strict=True):
+        is_visible_F[places] = True
+    return is_visible_BF
+
+
+def _with_hidden_places(states: DistantStates, is_visible_BF: Tensor) -> DistantStates:
+    """Return the states for a batch of rows, with a bias that hides some of them from each row."""
+    bias_BF = torch.zeros(is_visible_BF.shape, dtype=torch.float, device=is_visible_BF.device)
+    # The lowest number in place of −∞, as in the model's own causal mask.
+    bias_BF.masked_fill_(is_visible_BF == 0, torch.finfo(torch.float).min)
+    return states.expand(len(is_visible_BF), bias_BF)

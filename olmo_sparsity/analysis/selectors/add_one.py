@@ -1,0 +1,159 @@
+"""Rank distant units by adding each alone: Eq. (20), and two faster approximations.
+
+The influence of a distant unit u on a target is the loss reduction when u alone is added to the
+local window,
+
+    I(u) = L_short − L({u})
+
+and the k influential units are those of largest I. The three selectors differ in the units for
+which they compute I(u):
+
+    add_one            all
+    add_one_screened   those that a gradient ranks highest: max(16, 2k)
+    add_one_nested     those in the best of coarse groups, and those of add_one_screened
+
+Dimension key: U distant units, W targets of a block, T chosen targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from olmo_sparsity.analysis.scoring.rows import Context
+from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.analysis.selectors.question import (
+    Choice,
+    Question,
+    best_of,
+    loss_reductions,
+    scored,
+)
+from olmo_sparsity.analysis.selectors.saliency import gate_gradients
+from olmo_sparsity.models.use import with_model_in_use
+from olmo_sparsity.text.units import NOTHING, Units
+
+MIN_CANDIDATES = 16
+"""So many units `add_one_screened` evaluates at least: the gradient is a rough guide, and the best
+unit is often not the first by it."""
+
+
+@with_model_in_use
+def influence_map(scorer: Scorer, context: Context, units: Units) -> np.ndarray:
+    """Return I_UW in nats: the influence L_short − L({u}) of every distant unit u on every target
+    of the block."""
+    # One row of a distant unit, the local window and the block serves all W targets: what follows a
+    # target does not affect it.
+    rows = [context.set_row(units.places(unit)) for unit in range(len(units))]
+    (short_W,) = scorer.losses([context.set_row(NOTHING)])
+    return short_W[None] - np.stack(scorer.losses(rows))
+
+
+def add_one(scorer: Scorer, question: Question) -> Choice:
+    """Choose the units that reduce the loss most when each is added alone: Eq. (20)."""
+    influence_UW = influence_map(scorer, question.context, question.units)
+    return best_of(question.total(influence_UW), question.k)
+
+
+def add_one_screened(scorer: Scorer, question: Question) -> Choice:
+    """Run add_one on the max(16, 2k) candidates that a gradient ranks highest.
+
+    The gradient takes one forward and backward pass of the local window with all distant tokens.
+    Each of these is nearly masked: its column of attention scores has a log-gate of ln 0.1. The
+    gradient of the loss with respect to the gate predicts the effect of opening it.
+    """
+    return _add_one_of_candidates(scorer, question, list(_screened_units(scorer, question)))
+
+
+def _screened_units(scorer: Scorer, question: Question) -> np.ndarray:
+    """Return the units that a gradient ranks highest, a row of them for each target."""
+    gate_TU = question.units.total(gate_gradients(scorer, question.context, question.spans))
+    num_candidates = min(len(question.units), max(MIN_CANDIDATES, 2 * question.k))
+    return best_of(gate_TU, num_candidates).unit_TK
+
+
+GROUP_SIZES = (256, 32, 4)
+"""How many neighbouring units `add_one_nested` evaluates as one, from step to step."""
+
+NUM_OPENED = 20
+"""How many of the best groups `add_one_nested` opens in a step, at least. To open a
+group is to go on with its units."""
+
+
+def add_one_nested(scorer: Scorer, question: Question) -> Choice:
+    """Run add_one from coarse to fine: on all groups of 256 units, then on the groups of 32 inside
+    the best of those, then of 4, then on single units; and on those that `add_one_screened`
+    evaluates. For a long distant context, these are far fewer rows.
+
+    A unit is missed if it helps less than the rest of its group harms, and its gradient is small.
+    """
+    units = question.units
+    num_opened = max(NUM_OPENED, 2 * question.k)
+    # For each target: the units that are left, at first all.
+    candidates = [np.arange(len(units))] * len(question.spans)
+    for size in GROUP_SIZES:
+        no_group_would_be_dropped = size * num_opened >= len(units)
+        if no_group_would_be_dropped:
+            continue
+        candidates = _units_of_best_groups(scorer, question, candidates, size, num_opened)
+    if len(candidates[0]) < len(units):
+        # A gradient may find a unit whose effect is hidden by the rest of its group.
+        screened = _screened_units(scorer, question)
+        candidates = [
+            np.union1d(nested, gradient_best)
+            for nested, gradient_best in zip(candidates, screened, strict=True)
+        ]
+    return _add_one_of_candidates(scorer, question, candidates)
+
+
+def _units_of_best_groups(
+    scorer: Scorer,
+    question: Question,
+    candidates: Sequence[np.ndarray],
+    size: int,
+    num_opened: int,
+) -> list[np.ndarray]:
+    """Return, for each target, the units of the groups whose addition lowers its loss most.
+
+    Args:
+        candidates: Units of each target. A group is evaluated if it holds one of them.
+        size: Number of neighbouring units in a group.
+        num_opened: Number of groups whose units are returned.
+    """
+    units = question.units
+    # A group is named by its first unit. For each target: its groups, and the distant places of
+    # each.
+    groups = [np.unique(target_units // size) * size for target_units in candidates]
+    sets = []
+    for firsts in groups:
+        ends = np.minimum(firsts + size, len(units))
+        bounds = zip(firsts.tolist(), ends.tolist(), strict=True)
+        sets.append([units.run(first, end) for first, end in bounds])
+    reductions = loss_reductions(scorer, question, sets)
+
+    units_of_targets = []
+    for firsts, reduction in zip(groups, reductions, strict=True):
+        best_firsts = np.sort(firsts[np.argsort(-reduction, kind="stable")[:num_opened]])
+        opened_units = (best_firsts[:, None] + np.arange(size)).ravel()
+        units_of_targets.append(opened_units[opened_units < len(units)])
+    return units_of_targets
+
+
+def _add_one_of_candidates(
+    scorer: Scorer, question: Question, candidates: Sequence[np.ndarray]
+) -> Choice:
+    """Evaluate each candidate alone, and choose those that lower the loss most. `candidates`: units
+    of each target, at least k."""
+    sets = [
+        [question.units.places(unit) for unit in target_units.tolist()]
+        for target_units in candidates
+    ]
+    reductions = loss_reductions(scorer, question, sets)
+    chosen = []
+    score_TU = np.zeros((len(candidates), len(question.units)))
+    for score_U, target_units, reduction in zip(score_TU, candidates, reductions, strict=True):
+        best_first = np.argsort(-reduction, kind="stable")
+        chosen.append(target_units[best_first[: question.k]])
+        score_U[target_units] = reduction
+    return scored(np.array(chosen), score_TU)
