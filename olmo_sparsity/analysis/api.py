@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from olmo_sparsity.analysis.explain.explanation import Explanation
-    from olmo_sparsity.analysis.measurement.targets import At
+    from olmo_sparsity.analysis.measurement.at import At
     from olmo_sparsity.analysis.results.results import Results
     from olmo_sparsity.analysis.scoring.cost import Cost
     from olmo_sparsity.models.loaded import LoadedModel

@@ -48,7 +48,7 @@ def _explain_keywords(options: argparse.Namespace) -> dict[str, Any]:
     """Return the keyword arguments of `explain`. Files that options name are read."""
     from olmo_sparsity.analysis.explain.request import ExplainRequest
     from olmo_sparsity.analysis.explain.text_file import read_text
-    from olmo_sparsity.analysis.measurement.targets import parse_at
+    from olmo_sparsity.analysis.measurement.at import parse_at
 
     distant_states = vars(options).get("distant_states")
     is_replaced = distant_states is not None and interpretation_of(distant_states).replaces

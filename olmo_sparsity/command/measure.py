@@ -17,7 +17,8 @@ from olmo_sparsity.config.command_line import given_options
 
 def run_measure(options: argparse.Namespace) -> int:
     """Measure this process's part of the documents, or print the cost; return the exit code."""
-    from olmo_sparsity.analysis.measurement import estimate, measurement, targets
+    from olmo_sparsity.analysis.measurement import estimate, measurement
+    from olmo_sparsity.analysis.measurement.at import parse_at
     from olmo_sparsity.analysis.measurement.planning import plan
     from olmo_sparsity.analysis.measurement.request import MeasureRequest
     from olmo_sparsity.analysis.results.summary import describe
@@ -29,7 +30,7 @@ def run_measure(options: argparse.Namespace) -> int:
     keywords["typed"] = tuple(keywords)
     keywords["shard"] = parse_shard(options.shard, by_launch=False)
     keywords["command"] = tuple(typed_command())
-    keywords["at"] = options.at and [targets.parse_at(words) for words in options.at]
+    keywords["at"] = options.at and [parse_at(words) for words in options.at]
     if options.speed is not None and not options.dry_run:
         raise ConfigError(f"--speed={options.speed} is of --dry-run: add it")
     if options.model.endswith(".yaml"):

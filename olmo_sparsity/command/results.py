@@ -76,7 +76,7 @@ def _draw_measurements(folders: list[str], out: Path, labels: list[str] | None) 
 
 def run_compare(options: argparse.Namespace) -> int:
     """Print the differences of pairs of measurements; return the exit code."""
-    from olmo_sparsity.analysis.results.comparison import describe_comparison
+    from olmo_sparsity.analysis.results.comparison import compare_with_remarks, describe_comparison
     from olmo_sparsity.analysis.results.results import read_results
 
     if options.out is not None:
@@ -84,10 +84,10 @@ def run_compare(options: argparse.Namespace) -> int:
     if options.second is None:
         tables = _compare_experiment(options.first, options.transfer)
     else:
-        table, summary = describe_comparison(
-            read_results(options.first), read_results(options.second), options.transfer
-        )
-        print(summary)
+        first = read_results(options.first)
+        second = read_results(options.second)
+        table = compare_with_remarks(first, second, options.transfer)
+        print(describe_comparison(first, second, table, options.transfer))
         tables = [table]
     if options.out is not None:
         import pandas as pd
@@ -105,7 +105,7 @@ def _compare_experiment(folder: str, transfers: bool) -> list[pd.DataFrame]:
     folder: The experiment's folder.
     transfers: Whether --transfer was given, which has no meaning here.
     """
-    from olmo_sparsity.analysis.results.comparison import describe_comparison
+    from olmo_sparsity.analysis.results.comparison import compare_with_remarks, describe_comparison
     from olmo_sparsity.analysis.results.results import read_results
     from olmo_sparsity.experiment.comparisons import comparisons_of, describe_agreement
     from olmo_sparsity.experiment.file import saved_experiment
@@ -130,7 +130,8 @@ def _compare_experiment(folder: str, transfers: bool) -> list[pd.DataFrame]:
             except DataError as error:
                 say(f"{title}: not compared: {error}")
                 continue
-            table, summary = describe_comparison(first, second, transfers=False, names=title)
+            table = compare_with_remarks(first, second, transfers=False)
+            summary = describe_comparison(first, second, table, transfers=False, names=title)
             print(f"{summary}\n")
             folders = {"first": str(pair.first.folder), "second": str(pair.second.folder)}
             tables_of_seeds.append(table.assign(**folders))

@@ -27,7 +27,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from olmo_sparsity.analysis.results.statistics import ENOUGH, both_ways, pair, summarize
+from olmo_sparsity.analysis.results.pairing import pair
+from olmo_sparsity.analysis.results.statistics import ENOUGH, summarize
+from olmo_sparsity.analysis.results.two_measurements import both_ways
 from study.tasks.results import Row
 
 ROOT = Path(__file__).parents[2]

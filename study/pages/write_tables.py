@@ -23,7 +23,7 @@ from olmo_sparsity.analysis.results.intervals import (
     elementwise,
     resample,
 )
-from olmo_sparsity.analysis.results.statistics import net_differences
+from olmo_sparsity.analysis.results.two_measurements import net_differences
 from olmo_sparsity.base.files import write_atomically
 from study.benchmarks import questions, reasoning
 from study.pages.stored import (

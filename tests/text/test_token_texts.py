@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from olmo_sparsity.analysis.measurement.targets import find_spans
+from olmo_sparsity.analysis.measurement.at import find_spans
 from olmo_sparsity.data.tokenizer import load_tokenizer, train_tokenizer
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.token_texts import token_texts

@@ -20,8 +20,8 @@ import pandas as pd
 
 from olmo_sparsity.analysis.explain.prompt import Prompt
 from olmo_sparsity.analysis.explain.unrelated import unrelated_documents
+from olmo_sparsity.analysis.measurement.at import At, find_spans
 from olmo_sparsity.analysis.measurement.recovery import recover
-from olmo_sparsity.analysis.measurement.targets import At, find_spans
 from olmo_sparsity.analysis.options import ExplainSettings
 from olmo_sparsity.analysis.scoring.replaced import scorer_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer

@@ -1,9 +1,11 @@
 """Hold what a measurement has settled before it computes anything, and compute one document.
 
-    Plan → .losses(number), .targets(losses), .recovery(number, targets)
+    for each document:    plan.losses(number)              L_short and L_long of its tokens
+    then, once:           plan.targets(losses)             the targets of all documents
+    for each document:    plan.recovery(number, targets)   L_k of its targets, ranked units, costs
 
-planning.py makes a plan of a request. The methods of `Plan` do the work for one document at a time,
-and write nothing. measurement.py calls them for all documents, and stores what they return.
+planning.py makes a plan of a request. The methods of `Plan` write nothing; measurement.py calls
+them for all documents, and stores what they return.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from olmo_sparsity.analysis.measurement.at import At
 from olmo_sparsity.analysis.measurement.choices import Choices
 from olmo_sparsity.analysis.measurement.fitting import share_of_blocks
 from olmo_sparsity.analysis.measurement.parts import Parts
@@ -26,7 +29,6 @@ from olmo_sparsity.analysis.measurement.reuse import (
 )
 from olmo_sparsity.analysis.measurement.targets import (
     COLUMNS,
-    At,
     choose_targets,
     fit_threshold,
     named_targets,
@@ -85,7 +87,8 @@ class FixedTargets:
     def of_measurement(
         other: Results, documents: Documents, settings: Settings, transfers: bool
     ) -> FixedTargets:
-        """Take the targets of another measurement, and if `transfers` its ranked units."""
+        """Take the targets of another measurement, for these documents and settings. `transfers`:
+        take its ranked units, too."""
         matched = targets_of(other, documents, settings, transfers)
         return FixedTargets(
             targets=matched.targets[[*COLUMNS, "end"]].reset_index(drop=True),
@@ -97,9 +100,10 @@ class FixedTargets:
 
 @dataclass(frozen=True)
 class ReusedLosses:
-    """Losses that another measurement with the same model has computed."""
+    """Losses that another measurement with the same model has computed. Empty: there is none."""
 
     by_document: dict[int, pd.DataFrame] = field(default_factory=dict)
+    """Number of a document → its rows of the table losses."""
 
     origin: dict[str, Any] = field(default_factory=dict)
     """Commit, machine and command of that measurement."""
@@ -126,8 +130,10 @@ class Plan:
     settings: Settings
     scorer: Scorer
     controls: Controls
+    """Where unrelated texts and the placebo come from."""
+
     fixed: FixedTargets | None = None
-    """None: targets are chosen by the losses."""
+    """The targets, if they are known before any loss. None: they are chosen by the losses."""
 
     reused_losses: ReusedLosses = field(default_factory=ReusedLosses)
 
@@ -155,20 +161,26 @@ class Plan:
         windows = settings.windows
         longest = max(len(document.tokens) for document in documents)
         model.check_positions(windows.num_positions(longest))
+
+        # A number of blocks is stored as the fraction that it is of all blocks.
         settings = replace(settings, sample=share_of_blocks(documents, settings), blocks=None)
         if isinstance(selection, Results):
             settings = with_blocks_of(selection, documents, settings)
-        scorer = scorer_of(model, settings, batch_tokens)
-        controls = Controls(documents, windows, settings.control, settings.draws, settings.seed)
-        fixed = None
-        if isinstance(selection, Results):
             fixed = FixedTargets.of_measurement(selection, documents, settings, transfers)
         elif selection is not None:
-            named = named_targets(documents, selection, windows)
-            fixed = FixedTargets(named, only_named=True)
+            fixed = FixedTargets(named_targets(documents, selection, windows), only_named=True)
         elif documents.have_targets:
             fixed = FixedTargets(targets_of_records(documents, windows))
-        return Plan(model, documents, settings, scorer, controls, fixed)
+        else:
+            fixed = None
+        return Plan(
+            model=model,
+            documents=documents,
+            settings=settings,
+            scorer=scorer_of(model, settings, batch_tokens),
+            controls=Controls(documents, windows, settings.control, settings.draws, settings.seed),
+            fixed=fixed,
+        )
 
     def with_losses(self, other: Results) -> Plan:
         """Return the plan with the losses of another measurement, so that they are not computed
@@ -189,13 +201,16 @@ class Plan:
                 f"text: {name} is one document, and measure requires {num_needed}; split it "
                 "(--split-at)"
             )
-        long = self.settings.windows.first_target
-        numbers = [document.number for document in self.documents if len(document.tokens) > long]
+        first_target = self.settings.windows.first_target
+        numbers = [
+            document.number for document in self.documents if len(document.tokens) > first_target
+        ]
 
         # Thresholds are fitted on one half of the documents, and used on the other.
         if {half_of(number) for number in numbers} != {"threshold", "report"}:
             raise DataError(
-                f"text: {len(numbers)} of {len(self.documents)} documents are longer than {long} "
+                f"text: {len(numbers)} of {len(self.documents)} documents are longer than "
+                f"{first_target} "
                 "tokens; measure requires one at an even and one at an odd place: pass more, or "
                 "lower long and short"
             )
@@ -207,8 +222,8 @@ class Plan:
         return numbers
 
     def warn_of_few_units(self) -> None:
-        """Warn of kinds of units of which no document has more than the smallest k. All distant
-        text is then added, and recovery is 1 by construction."""
+        """Warn of each kind of units, such as paragraphs, of which no document has more than the
+        smallest k. All distant text is then added, and recovery is 1 by construction."""
         smallest_k = min(self.settings.ks)
         for units in self.settings.units:
             if span_width(units) is not None:
@@ -221,7 +236,8 @@ class Plan:
                 )
 
     def _num_units(self, units: str, number: int) -> int:
-        """Return the number of distant units of the last target of a document."""
+        """Return the number of distant units of a document's last target, which has most of
+        them."""
         document = self.documents[number]
         num_distant = max(1, len(document.tokens) - self.settings.short)
         return len(document.units(units, 0, num_distant))
@@ -232,8 +248,8 @@ class Plan:
         return self.fixed is None
 
     def induction_texts(self) -> tuple[list[Document], int]:
-        """Return the documents whose passages the induction check repeats, and the length of a
-        passage. A passage and its repetition fit into a long window."""
+        """Return the arguments of the induction check: the documents whose beginnings it repeats,
+        and the length of such a passage. A passage and its repetition fit into a long window."""
         documents = [self.documents[number] for number in self.measured]
         return documents, self.settings.windows.first_target // 2
 
@@ -243,8 +259,8 @@ class Plan:
         return repetition_drop(self.scorer, documents, length)
 
     def sink(self) -> dict[str, Any]:
-        """Return the result of the sink check: whether the model needs a prefix. Return nothing if
-        a prefix was passed, or if none can be tried."""
+        """Return the result of the sink check: whether the model needs a prefix. Return an empty
+        dict if a prefix was passed, or if none can be tried."""
         tokenizer = self.model.tokenizer
         keeps_states = self.settings.interpretation.keeps_states
         if self.settings.prefix_ids or tokenizer is None or not keeps_states:
@@ -253,8 +269,8 @@ class Plan:
         return sink_check(self.scorer, documents, (), self.model.encode(["\n"])[0])
 
     def blocks(self, document: Document) -> list[Block]:
-        """Return the blocks of a document whose losses are computed: those of the sample, or, if
-        only named targets need losses, those among them that hold one."""
+        """Return the blocks of a document whose losses are computed: those of the sample. If only
+        named targets need losses, blocks without such a target are left out."""
         blocks = sampled_blocks(document, self.settings)
         if self.fixed is None or not self.fixed.only_named:
             return blocks
@@ -264,7 +280,8 @@ class Plan:
         return [block for block in blocks if block.start in starts]
 
     def losses(self, number: int) -> dict[str, Columns]:
-        """Return the rows of one document in the tables of the first phase."""
+        """Compute the first phase of one document: table → its rows, of `documents` and
+        `losses`."""
         document = self.documents[number]
         losses = self.reused_losses.by_document.get(number)
         if losses is None:
@@ -278,16 +295,16 @@ class Plan:
         return {"documents": {"name": [document.name]}, "losses": dict(losses)}
 
     def threshold(self, losses: pd.DataFrame) -> float | None:
-        """Return the smallest gap of a target. None: any gap makes a target, or targets are not
-        chosen here."""
+        """Return the smallest gap of a target, in nats. Return None if any gap makes a target, or
+        if targets are not chosen by it."""
         if not self.fits_threshold:
             return None
         half = losses[losses.document.map(half_of) == "threshold"]
         return fit_threshold(half, self.settings.share, self.settings.min_gap)
 
     def targets(self, losses: pd.DataFrame) -> pd.DataFrame:
-        """Return the targets of the documents in `losses`, which must include the threshold
-        half."""
+        """Return the table of targets. `losses`: the table of all documents that are finished,
+        which must include the threshold half. Targets are chosen in these documents alone."""
         if self.fixed is not None:
             return self.fixed.targets
         chosen = choose_targets(losses, self.threshold(losses), self.settings)
@@ -296,17 +313,24 @@ class Plan:
 
     @cached_property
     def _by_text(self) -> pd.DataFrame:
-        """Return the targets that the text alone determines, in the documents of the report
-        half."""
+        """Return the targets that are drawn from the text without any losses, in the documents of
+        the report half."""
         numbers = [number for number in self.measured if half_of(number) == "report"]
         return targets_by_text([self.documents[number] for number in numbers], self.settings)
 
     def recovery(
         self, number: int, targets: pd.DataFrame, parts: Parts | None = None
     ) -> dict[str, Columns]:
-        """Return the rows of one document in the tables of the second phase. `parts`: the folder in
-        which the finished targets of a long document are stored, so that the next start does not
-        evaluate them again."""
+        """Compute the second phase of one document: table → its rows, of `recovery`, `influence`,
+        `lds`, `costs` and `tokens`.
+
+        Args:
+            number: Number of the document.
+            targets: The targets of all documents.
+            parts: The folder of the measurement, in which the finished texts of a long document are
+                stored, so that the next start does not evaluate them again. None: nothing is
+                stored.
+        """
         document = self.documents[number]
         settings = self.settings
         document_targets = targets_of_document(targets, document)

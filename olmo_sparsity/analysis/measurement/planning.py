@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
+from olmo_sparsity.analysis.measurement.at import At
 from olmo_sparsity.analysis.measurement.fitting import (
     check_room_behind_prefix,
     check_same_prefix,
@@ -33,7 +34,6 @@ from olmo_sparsity.analysis.measurement.reuse import (
     settings_of,
     with_settings_of_targets,
 )
-from olmo_sparsity.analysis.measurement.targets import At
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.models.loaded import LoadedModel

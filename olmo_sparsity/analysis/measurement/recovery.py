@@ -33,9 +33,9 @@ from olmo_sparsity.analysis.measurement.evaluated_text import (
     SpansByPart,
     sort_into_blocks,
 )
-from olmo_sparsity.analysis.measurement.parts import UnfinishedDocument
 from olmo_sparsity.analysis.measurement.recovery_tables import RecoveryTables
 from olmo_sparsity.analysis.measurement.text_evaluation import TextEvaluation
+from olmo_sparsity.analysis.measurement.unfinished import UnfinishedDocument
 from olmo_sparsity.analysis.options import KS
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT
 from olmo_sparsity.analysis.scoring.rows import Context

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.measurement.parts import UnfinishedDocument
+from olmo_sparsity.analysis.measurement.unfinished import UnfinishedDocument
 from olmo_sparsity.analysis.results.tables import PHASES
 
 COLUMNS = {

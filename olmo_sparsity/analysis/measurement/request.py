@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from olmo_sparsity.analysis.measurement.targets import At
+from olmo_sparsity.analysis.measurement.at import At
 from olmo_sparsity.analysis.options import (
     ALL_DOCUMENTS,
     QUICK,

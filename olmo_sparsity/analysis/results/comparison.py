@@ -1,6 +1,9 @@
-"""Describe a comparison of two measurements for a terminal. Never imports torch.
+"""Describe a comparison of two measurements for a terminal.
 
-`compare` and `transfer` of results.py compute the table.
+    two Results → `compare_with_remarks` → a table → `describe_comparison` → text
+
+`compare` and `transfer` of results.py compute the numbers; here each row gets a remark that says
+what makes its intervals doubtful. Never imports torch.
 """
 
 from __future__ import annotations
@@ -19,42 +22,53 @@ from olmo_sparsity.analysis.results.results import Results, compare, differing_c
 from olmo_sparsity.analysis.results.view import with_interval
 
 
+def compare_with_remarks(first: Results, second: Results, transfers: bool) -> pd.DataFrame:
+    """Return the table that compares two measurements, with the column `remark`. `transfers`:
+    compare them by `transfer`, where each model evaluated what the other chose, not by
+    `compare`."""
+    if transfers:
+        return with_remarks(transfer(first, second))
+    return with_remarks(compare(first, second), has_net=True)
+
+
 def describe_comparison(
-    first: Results, second: Results, transfers: bool, names: str | None = None
-) -> tuple[pd.DataFrame, str]:
-    """Return the table that compares two measurements, and its text for a terminal.
+    first: Results,
+    second: Results,
+    table: pd.DataFrame,
+    transfers: bool,
+    names: str | None = None,
+) -> str:
+    """Return the comparison of two measurements as text for a terminal.
 
     Args:
         first: A measurement.
         second: Another one.
-        transfers: Compare them by `transfer`, where each model evaluated what the other chose, not
-            by `compare`.
+        table: What `compare_with_remarks` returned for them.
+        transfers: Whether it compared them by `transfer`.
         names: What the title calls the difference. Default: the names of both models.
     """
     first_name = str(first.meta.model["name"])
     second_name = str(second.meta.model["name"])
     if transfers:
-        table = with_remarks(transfer(first, second))
         columns = ["recovery", "excess", "removal", "excess_nats"]
         title = f"mean of both directions: {first_name} and {second_name}, each by units of the "
         title += "other"
     else:
-        table = with_remarks(compare(first, second), has_net=True)
         columns = ["net", "net_equal", "net_nats"]
         title = f"net excess: {names or f'{first_name} minus {second_name}'}"
     lines = [title]
     differing = differing_conditions(first, second)
     if differing:
         differences = [
-            f"{name} {of_first} and {of_second}"
-            for name, (of_first, of_second) in differing.items()
+            f"{name} {first_value} and {second_value}"
+            for name, (first_value, second_value) in differing.items()
         ]
         lines.append(f"measured with different {'; '.join(differences)}")
     if not transfers:
         lines.append(_describe_gap_difference(table))
     lines += _format_comparison(table, columns)
     lines += _describe_intervals_of_comparison(table, transfers)
-    return table, "\n".join(lines)
+    return "\n".join(lines)
 
 
 def _describe_gap_difference(table: pd.DataFrame) -> str:
@@ -106,12 +120,14 @@ def with_remarks(table: pd.DataFrame, has_net: bool = False) -> pd.DataFrame:
 
 
 def _counts_of_documents(table: pd.DataFrame) -> list[str]:
-    """Return the columns with numbers of documents; a table of transfer has no placebo."""
+    """Return the names of the columns that count documents. A table of `transfer` has no column for
+    the placebo's."""
     return [name for name in ("num_documents", "num_placebo_documents") if name in table]
 
 
 def _format_comparison(table: pd.DataFrame, columns: list[str]) -> list[str]:
-    """Return a header and a line for each row."""
+    """Return a header and a line for each row of the table, with these columns and their
+    intervals."""
     width = max(map(len, table.target_set), default=0)
     headings = "".join(f"  {HEADINGS[name]:>22}" for name in columns)
     lines = [f"{'targets':<{width}} {'selector':<16} {'units':<8}{'k':>3}{headings}  documents"]

@@ -21,16 +21,12 @@ from olmo_sparsity.analysis.results.chosen_units import median_distances, shares
 from olmo_sparsity.analysis.results.columns import later_columns
 from olmo_sparsity.analysis.results.loss_statistics import gap_difference
 from olmo_sparsity.analysis.results.meta import SETS, Meta
+from olmo_sparsity.analysis.results.pairing import pair
 from olmo_sparsity.analysis.results.reported import STUDENT, as_reported, without_few_intervals
-from olmo_sparsity.analysis.results.statistics import (
-    GROUPS,
-    both_ways,
-    net_differences,
-    pair,
-    summarize,
-)
+from olmo_sparsity.analysis.results.statistics import GROUPS, summarize
 from olmo_sparsity.analysis.results.tables import SCHEMAS, absent_columns, read_table
 from olmo_sparsity.analysis.results.target_rows import Parts, half_of
+from olmo_sparsity.analysis.results.two_measurements import both_ways, net_differences
 from olmo_sparsity.analysis.results.view import spell
 from olmo_sparsity.base.errors import DataError, check_type
 from olmo_sparsity.base.files import path_of, read_json

@@ -1,8 +1,15 @@
 """Compute recovery, excess, net excess and removal from the tables, with bootstrap intervals.
 
-    losses, targets, recovery → `pair` → rows of targets → `summarize_pairs` → summary
+    losses, targets, recovery → `pair` (pairing.py) → rows of targets → `summarize_pairs` → summary
 
 `summarize` does both steps; `as_reported` of reported.py then gives the intervals their final form.
+For one row of the summary, the rows of its targets go through these steps:
+
+    rows of targets → sums over the targets of each document
+                    → sums over all documents, and over each bootstrap resample   `TargetSums`
+                    → ratios and differences of these sums                        `Bootstrapped`
+                    → a value with the ends of its interval
+
 All losses are in nats. Sums are over the targets t of one target set; L_k is the loss with the
 local window and k distant units:
 
@@ -30,7 +37,6 @@ Dimension key: D documents, T targets, V values.
 
 from __future__ import annotations
 
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -38,16 +44,15 @@ import pandas as pd
 
 from olmo_sparsity.analysis.results.columns import SUMMARY
 from olmo_sparsity.analysis.results.intervals import Bootstrapped, elementwise, resample
+from olmo_sparsity.analysis.results.pairing import pair
 from olmo_sparsity.analysis.results.target_rows import (
     DOCUMENT,
     KEYS,
     PLACEBO,
     Parts,
-    distant_part_losses,
-    losses_of_targets,
     whole_documents,
 )
-from olmo_sparsity.base.errors import DataError, check_type
+from olmo_sparsity.base.errors import check_type
 
 ENOUGH = 0.9
 """Recovery from which k units are said to be enough."""
@@ -86,6 +91,7 @@ class TargetSums(NamedTuple):
 
 
 SUMMED = list(TargetSums._fields)
+"""The columns of `pair` that are summed, in the order of `TargetSums`."""
 
 
 class TargetRows(NamedTuple):
@@ -107,54 +113,21 @@ def summarize(
     recovery: pd.DataFrame,
     parts: Parts | None = None,
 ) -> pd.DataFrame:
-    """Return one row for each target set, kind of units, selector and k. `parts`: of documents that
-    were split; the summary counts and resamples whole documents."""
+    """Return the summary of a measurement, from its tables: one row for each target set, kind of
+    units, selector and k. `parts`: the parts of documents that were split; the summary counts and
+    resamples whole documents."""
     tables = {"losses": losses, "targets": targets, "recovery": recovery}
     for name, table in tables.items():
         check_type(name, table, pd.DataFrame, f"the table {name} of results, a DataFrame")
     return summarize_pairs(pair(losses, targets, recovery, parts))
 
 
-def pair(
-    losses: pd.DataFrame,
-    targets: pd.DataFrame,
-    recovery: pd.DataFrame,
-    parts: Parts | None = None,
-) -> pd.DataFrame:
-    """Join the tables: return a row for each target in each of its sets, kind of units, selector
-    and k. Own and unrelated text have columns next to each other, such as `loss_set_own`, in which
-    draws are averaged. The columns of `SUMMED` are added, and `whole_document`: the document that
-    is resampled, which of a part is the whole."""
-    row_keys = [*KEYS, "distant_part", "units", "selector", "k"]
-    value_names = ["loss_set", "loss_without", "num_tokens"]
-    # `pivot_table` takes the mean of several rows, here of several draws.
-    sets = recovery.pivot_table(value_names, row_keys, "control")
-    # Without controls the table has no unrelated text, but its columns are expected below.
-    sets = sets.reindex(columns=list(product(value_names, ("own", "unrelated"))))
-    sets.columns = ["_".join(column) for column in sets.columns]
-
-    losses = distant_part_losses(losses_of_targets(losses, targets))
-    sets = sets.reset_index().merge(losses, on=[*KEYS, "distant_part"])
-    rows = targets.merge(sets, how="left", on=[*KEYS, "distant_part"])
-
-    has_unrelated = recovery.control.eq("unrelated").any()
-    if rows.loss_set_own.isna().any() or (has_unrelated and rows.loss_set_unrelated.isna().any()):
-        raise DataError("the table recovery lacks rows of chosen targets; measure again elsewhere")
-    # The column `gap`, which is summed as well, comes from `distant_part_losses`.
-    return rows.assign(
-        own_reduction=rows.loss_short - rows.loss_set_own,
-        unrelated_reduction=rows.loss_short - rows.loss_set_unrelated,
-        removal_increase=rows.loss_without_own - rows.loss_long,
-        weight=1.0,
-        whole_document=whole_documents(rows.document, parts),
-    )
-
-
 def summarize_pairs(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the summary of rows that `pair` returned."""
     summary = []
-    for group_values, target_rows in _group_targets(rows).items():
+    for group_values, target_rows in group_targets(rows).items():
         document_rows, placebo_rows = target_rows
+        # A ratio for each target means something only if each has a gap.
         ratios = pd.Series(dtype=float)
         if document_rows.gap.min() >= NO_GAP_NATS:
             ratios = document_rows.own_reduction / document_rows.gap
@@ -175,7 +148,7 @@ def summarize_pairs(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(summary)
 
 
-def _group_targets(rows: pd.DataFrame) -> dict[tuple, TargetRows]:
+def group_targets(rows: pd.DataFrame) -> dict[tuple, TargetRows]:
     """Return the rows of document and of placebo targets by the columns of `GROUPS`, for each group
     that has document targets."""
     document_rows = rows[rows.distant_part == DOCUMENT]
@@ -189,30 +162,33 @@ def _group_targets(rows: pd.DataFrame) -> dict[tuple, TargetRows]:
 
 
 def _stored_names(numbers: dict[str, float]) -> dict[str, float]:
-    """Rename the ends of intervals to those that `summary` stores: `low` for `recovery_low`."""
-    names: dict[str, str] = {}
+    """Return the numbers under the names of the stored table, in which the ends of one interval
+    have names of their own: `low` for `recovery_low`."""
+    stored_name: dict[str, str] = {}
     for column in SUMMARY:
         if column.has_interval:
-            names |= {f"{column.name}_low": column.low, f"{column.name}_high": column.high}
-    return {names.get(name, name): number for name, number in numbers.items()}
+            stored_name[f"{column.name}_low"] = column.low
+            stored_name[f"{column.name}_high"] = column.high
+    return {stored_name.get(name, name): number for name, number in numbers.items()}
 
 
 # --- the columns that have intervals --------------------------------------------------------------
 
 
 def quantities_with_intervals(target_rows: TargetRows) -> dict[str, float]:
-    """Compute recovery, excess, net excess and the like. Return each under its name, and the ends
-    of its interval under the name with `_low` and `_high`."""
+    """Compute the columns of a row of the summary that have intervals, such as recovery and net
+    excess. Return each value under its name, and the ends of its interval under the name with
+    `_low` and `_high`."""
     document_rows, placebo_rows = target_rows
-    ratios = ratios_of_sums(_bootstrap_sums(document_rows, _documents_of(document_rows)))
-    differences = _placebo_and_net(target_rows, _documents_of(document_rows, placebo_rows))
+    ratios = ratios_of_sums(bootstrap_sums(document_rows, documents_of(document_rows)))
+    differences = placebo_and_net(target_rows, documents_of(document_rows, placebo_rows))
     placebo_recovery = {"placebo_recovery": _placebo_recovery(placebo_rows)}
-    return _with_intervals(ratios | differences | placebo_recovery)
+    return with_intervals(ratios | differences | placebo_recovery)
 
 
 def ratios_of_sums(sums: TargetSums) -> dict[str, Bootstrapped]:
-    """Compute the ratios of sums over targets. Other statistics over targets, such as a median,
-    belong in `quantities_with_intervals`."""
+    """Compute the columns that are ratios of sums over targets: name → value. Columns that are not,
+    such as a median, belong in `quantities_with_intervals`."""
     gap = known_gap(sums.gap, sums.weight)
     excess_nats = sums.own_reduction - sums.unrelated_reduction
     return {
@@ -225,8 +201,8 @@ def ratios_of_sums(sums: TargetSums) -> dict[str, Bootstrapped]:
 
 
 def known_gap(gap: Bootstrapped, num_targets: Bootstrapped) -> Bootstrapped:
-    """Return the sum of gaps, but NaN where it is about 0: there is nothing to recover, and a ratio
-    to it would be noise."""
+    """Return the sum of gaps, with NaN in place of a sum of about 0 or below: there is nothing to
+    recover then, and a ratio to it would be noise."""
 
     def gap_or_nan(gap_R: np.ndarray, num_targets_R: np.ndarray) -> np.ndarray:
         return np.where(gap_R >= NO_GAP_NATS * num_targets_R, gap_R, np.nan)
@@ -234,16 +210,18 @@ def known_gap(gap: Bootstrapped, num_targets: Bootstrapped) -> Bootstrapped:
     return elementwise(gap_or_nan, gap, num_targets)
 
 
-def _placebo_and_net(target_rows: TargetRows, documents: pd.Index) -> dict[str, Bootstrapped]:
+def placebo_and_net(target_rows: TargetRows, documents: pd.Index) -> dict[str, Bootstrapped]:
     """Compute excess and removal at placebo targets, and net excess, which subtracts this excess.
+    Return name → value.
 
-    `documents`: of both kinds of targets, as one resample must draw the same documents for both."""
+    `documents`: the documents of both kinds of targets, as one resample must draw the same for
+    both."""
     document_rows, placebo_rows = target_rows
     weights_T = weights_of_equal_gaps(document_rows.gap, placebo_rows.gap)
     weighted_rows = document_rows.assign(**document_rows[SUMMED].mul(weights_T, axis=0))
-    at_document = ratios_of_sums(_bootstrap_sums(document_rows, documents))
-    at_equal_gaps = ratios_of_sums(_bootstrap_sums(weighted_rows, documents))
-    at_placebo = ratios_of_sums(_bootstrap_sums(placebo_rows, documents))
+    at_document = ratios_of_sums(bootstrap_sums(document_rows, documents))
+    at_equal_gaps = ratios_of_sums(bootstrap_sums(weighted_rows, documents))
+    at_placebo = ratios_of_sums(bootstrap_sums(placebo_rows, documents))
     return {
         # The column has had this name from the beginning: it is the excess at placebo targets.
         "placebo": at_placebo["excess"],
@@ -255,9 +233,17 @@ def _placebo_and_net(target_rows: TargetRows, documents: pd.Index) -> dict[str, 
 
 
 def weights_of_equal_gaps(document_gaps: pd.Series, placebo_gaps: pd.Series) -> np.ndarray:
-    """Return a weight for each document target, such that weighted document targets have gaps as
-    large as the placebo's. Each placebo target spreads a weight of 1 over the document targets of
-    about its gap."""
+    """Return a weight for each document target, such that weighted document targets have gaps about
+    as large as the placebo's.
+
+    Each placebo target spreads a weight of 1 over the `NUM_NEIGHBORS` document targets of about its
+    gap. With three neighbours:
+
+        document gaps          0.2   0.3   0.5   4.0   5.0
+        placebo target 0.3     1/3   1/3   1/3
+        placebo target 0.4           1/3   1/3   1/3
+        weights                1/3   2/3   2/3   1/3     0
+    """
     order = np.argsort(document_gaps.to_numpy(), kind="stable")
     num_targets = len(document_gaps)
     num_neighbors = min(NUM_NEIGHBORS, num_targets)
@@ -274,35 +260,37 @@ def _placebo_recovery(placebo_rows: pd.DataFrame) -> Bootstrapped:
     """Return the recovery at placebo targets by the best units of their unrelated text."""
     if placebo_rows.empty:
         return Bootstrapped(np.nan, np.empty(0))
-    return ratios_of_sums(_bootstrap_sums(placebo_rows, _documents_of(placebo_rows)))["recovery"]
+    return ratios_of_sums(bootstrap_sums(placebo_rows, documents_of(placebo_rows)))["recovery"]
 
 
-def _with_intervals(values: dict[str, Bootstrapped]) -> dict[str, float]:
+def with_intervals(values: dict[str, Bootstrapped]) -> dict[str, float]:
     """Return each value with the ends of its interval, under the name with `_low` and `_high`."""
     numbers: dict[str, float] = {}
-    for name, value in values.items():
-        numbers |= zip((name, f"{name}_low", f"{name}_high"), value.interval(), strict=True)
+    for name, bootstrapped in values.items():
+        value, low, high = bootstrapped.interval()
+        numbers |= {name: value, f"{name}_low": low, f"{name}_high": high}
     return numbers
 
 
 # --- sums over documents --------------------------------------------------------------------------
 
 
-def _documents_of(*row_groups: pd.DataFrame) -> pd.Index:
-    """Return the whole documents of all rows, each once, as they are resampled together."""
+def documents_of(*row_groups: pd.DataFrame) -> pd.Index:
+    """Return the whole documents that have a target in any of these tables, each once. Documents
+    that are resampled together must be listed together."""
     return pd.Index(np.unique(np.concatenate([rows.whole_document for rows in row_groups])))
 
 
-def _bootstrap_sums(rows: pd.DataFrame, documents: pd.Index) -> TargetSums:
-    """Sum the columns of `SUMMED` over the targets of all documents, and of each resample of
-    `documents`. Documents may have no target in `rows`."""
+def bootstrap_sums(rows: pd.DataFrame, documents: pd.Index) -> TargetSums:
+    """Sum the columns of `SUMMED` over the targets of all documents, and over those of each
+    resample. `documents`: the documents to resample, of which some may have no target in `rows`."""
     return TargetSums(*resample(_sums_by_document(rows, documents)))
 
 
 def _sums_by_document(rows: pd.DataFrame, documents: pd.Index) -> np.ndarray:
-    """Return sums_DV: each column of `SUMMED`, summed over the targets of each document. A sum is
-    NaN if no value of the document is known."""
-    # `DataFrame.groupby` takes ten times as long.
+    """Return sums_DV: each column of `SUMMED`, summed over the targets of each document. A sum is 0
+    for a document without targets, and NaN if it has targets, but no value of them is known."""
+    # `DataFrame.groupby` would take ten times as long.
     document_T = documents.get_indexer(rows.whole_document)
     sums = []
     for name in SUMMED:
@@ -316,87 +304,13 @@ def _sums_by_document(rows: pd.DataFrame, documents: pd.Index) -> np.ndarray:
     return np.stack(sums, axis=1)
 
 
-# --- two measurements -----------------------------------------------------------------------------
-
-
-def net_differences(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
-    """Return net excess of the first measurement minus that of the second, from their rows of
-    `pair`. Each document is resampled for both at once, which makes intervals narrower."""
-    first_groups = _group_targets(first)
-    second_groups = _group_targets(second)
-    shared_groups = sorted(first_groups.keys() & second_groups.keys())
-    if not shared_groups:
-        raise DataError(
-            "the two measurements share no target set, units, selector and k; measure both with "
-            "the same options"
-        )
-    differences = []
-    for group_values in shared_groups:
-        first_rows = first_groups[group_values]
-        second_rows = second_groups[group_values]
-        documents = _documents_of(*first_rows, *second_rows)
-        first_values = _placebo_and_net(first_rows, documents)
-        second_values = _placebo_and_net(second_rows, documents)
-        nets = {
-            column.name: first_values[column.name] - second_values[column.name]
-            for column in SUMMARY
-            if column.is_net
-        }
-        # The measurement with fewer documents decides how wide Student's t makes the interval, and
-        # the one with fewer targets whether there is an interval.
-        counts = {
-            "num_targets": _smaller_num_targets(first_rows.document, second_rows.document),
-            "num_documents": _smaller_num_documents(first_rows.document, second_rows.document),
-            "num_placebo_targets": _smaller_num_targets(first_rows.placebo, second_rows.placebo),
-            "num_placebo_documents": _smaller_num_documents(
-                first_rows.placebo, second_rows.placebo
-            ),
-        }
-        group = dict(zip(GROUPS, group_values, strict=True))
-        differences.append(group | _with_intervals(nets) | counts)
-    return pd.DataFrame(differences)
-
-
-def _smaller_num_targets(first: pd.DataFrame, second: pd.DataFrame) -> int:
-    return min(len(first), len(second))
-
-
-def _smaller_num_documents(first: pd.DataFrame, second: pd.DataFrame) -> int:
-    return min(first.document.nunique(), second.document.nunique())
-
-
-def both_ways(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean of two measurements in which each of two models evaluates what the other
-    chose, from their rows of `pair`. Each document is resampled for both at once."""
-    first_groups = _group_targets(first)
-    second_groups = _group_targets(second)
-    means = []
-    for group_values in sorted(first_groups.keys() & second_groups.keys()):
-        # What another model chose needs no placebo.
-        first_rows = first_groups[group_values].document
-        second_rows = second_groups[group_values].document
-        documents = _documents_of(first_rows, second_rows)
-        first_ratios = ratios_of_sums(_bootstrap_sums(first_rows, documents))
-        second_ratios = ratios_of_sums(_bootstrap_sums(second_rows, documents))
-        mean_ratios = {
-            name: (first_ratios[name] + second_ratios[name]) / 2 for name in first_ratios
-        }
-        counts = {
-            "gap": (first_rows.gap.mean() + second_rows.gap.mean()) / 2,
-            "num_targets": len(first_rows) + len(second_rows),
-            "num_documents": len(documents),
-        }
-        group = dict(zip(GROUPS, group_values, strict=True))
-        means.append(group | _with_intervals(mean_ratios) | counts)
-    return pd.DataFrame(means)
-
-
 # --- the table lds --------------------------------------------------------------------------------
 
 
 def mean_lds(targets: pd.DataFrame, lds: pd.DataFrame, parts: Parts | None = None) -> pd.DataFrame:
-    """Return the mean `lds` over targets with its interval, for each target set, kind of units and
-    selector. `parts`: of documents that were split, which are resampled whole."""
+    """Return the mean of the column `lds` over targets, with its interval: a row for each target
+    set, kind of units and selector. `parts`: the parts of documents that were split, which are
+    resampled whole."""
     rows = []
     document_targets = targets[targets.distant_part == DOCUMENT].merge(lds, on=KEYS)
     for group_values, group in document_targets.groupby(["target_set", "units", "selector"]):

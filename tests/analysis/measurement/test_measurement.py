@@ -14,9 +14,10 @@ import torch
 
 from olmo_sparsity import measure
 from olmo_sparsity.analysis.measurement.measurement import run, sum_up_partial
-from olmo_sparsity.analysis.measurement.parts import Parts, UnfinishedDocument
+from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.text_evaluation import TextEvaluation
+from olmo_sparsity.analysis.measurement.unfinished import UnfinishedDocument
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.conclusion import conclude
 from olmo_sparsity.analysis.results.results import read_results

@@ -17,17 +17,16 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from olmo_sparsity import measure
+from olmo_sparsity.analysis.measurement.at import find_spans, parse_at
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.measurement.targets import (
     COLUMNS,
     check_all_evaluated,
     choose_targets,
-    find_spans,
     first_place,
     fit_threshold,
     given_targets,
     largest_gaps,
-    parse_at,
     places_of,
     sampled_blocks,
     targets_by_text,

@@ -30,21 +30,18 @@ from olmo_sparsity.analysis.results.columns import (
     page_columns,
     terminal_columns,
 )
-from olmo_sparsity.analysis.results.comparison import describe_comparison
+from olmo_sparsity.analysis.results.comparison import compare_with_remarks, describe_comparison
 from olmo_sparsity.analysis.results.conclusion import quoted_row_of
 from olmo_sparsity.analysis.results.loss_statistics import gap_difference, mean_gap
 from olmo_sparsity.analysis.results.meta import Meta
+from olmo_sparsity.analysis.results.pairing import pair
 from olmo_sparsity.analysis.results.reported import with_t_intervals
 from olmo_sparsity.analysis.results.results import FILES, Results, compare, read_results
-from olmo_sparsity.analysis.results.statistics import (
-    ENOUGH,
-    net_differences,
-    pair,
-    summarize,
-)
+from olmo_sparsity.analysis.results.statistics import ENOUGH, summarize
 from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.results.tables import SCHEMAS
 from olmo_sparsity.analysis.results.target_rows import has_spans, losses_of_targets
+from olmo_sparsity.analysis.results.two_measurements import net_differences
 from olmo_sparsity.analysis.results.view import format_interval
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.manifest import write_manifest
@@ -334,10 +331,12 @@ def test_a_comparison_names_what_differs_and_refuses_replaced_beside_masked_text
 ) -> None:
     windows = results.meta.windows
     other = replace(results.meta, windows=windows | {"short": 16}, seed=3, dtype="bfloat16")
-    _, said = describe_comparison(results, replace(results, meta=other), False)
+    changed = replace(results, meta=other)
+    table = compare_with_remarks(results, changed, transfers=False)
+    said = describe_comparison(results, changed, table, transfers=False)
     differ = "short 32 and 16; seed 0 and 3; dtype float32 and bfloat16"
     assert said.splitlines()[1] == f"measured with different {differ}"
-    _, same = describe_comparison(results, results, False)
+    same = describe_comparison(results, results, table, transfers=False)
     assert "different" not in same
     replaced = replace(results.meta, windows=windows | {"distant_states": "replaced"})
     with pytest.raises(DataError, match="distant_states: isolated and replaced ask other"):

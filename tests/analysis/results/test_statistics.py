@@ -18,13 +18,12 @@ from olmo_sparsity.analysis.results.intervals import (
 from olmo_sparsity.analysis.results.loss_statistics import longppl
 from olmo_sparsity.analysis.results.reported import with_t_intervals
 from olmo_sparsity.analysis.results.statistics import (
-    both_ways,
     mean_lds,
-    net_differences,
     summarize,
     summarize_pairs,
     weights_of_equal_gaps,
 )
+from olmo_sparsity.analysis.results.two_measurements import both_ways, net_differences
 from olmo_sparsity.base.errors import DataError
 from tests.support.measurements import losses_table, recovery_rows
 

@@ -15,7 +15,11 @@ import pytest
 from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.results.chosen_units import median_distances, shares_of_all
 from olmo_sparsity.analysis.results.columns import SUMMARY, column_named
-from olmo_sparsity.analysis.results.comparison import describe_comparison, with_remarks
+from olmo_sparsity.analysis.results.comparison import (
+    compare_with_remarks,
+    describe_comparison,
+    with_remarks,
+)
 from olmo_sparsity.analysis.results.conclusion import conclude, summary_in_order_of_units
 from olmo_sparsity.analysis.results.intervals import BOOTSTRAP, FEW_FOR_BOOTSTRAP
 from olmo_sparsity.analysis.results.loss_statistics import mean_gap
@@ -310,7 +314,8 @@ def test_without_the_check_a_description_says_nothing_of_induction(results: Resu
 def test_a_comparison_has_the_rows_of_its_table(results: Results, transfers: bool) -> None:
     targets = results.meta.targets | {"choices": "b", "chosen_by": results.meta.model}
     found = replace(results, meta=replace(results.meta, targets=targets))
-    table, said = describe_comparison(found, found, transfers)
+    table = compare_with_remarks(found, found, transfers)
+    said = describe_comparison(found, found, table, transfers)
     first, last = ("recovery", "excess_nats") if transfers else ("net", "net_nats")
     *lines, intervals = said.splitlines()
     rows = [line for line in lines if not line.startswith("  *: ")]
@@ -328,12 +333,14 @@ def test_a_comparison_has_the_rows_of_its_table(results: Results, transfers: boo
 
 def test_a_comparison_without_intervals_says_why_in_one_line(results: Results) -> None:
     """As the table of one measurement does, instead of dashes alone."""
-    assert "no intervals" not in describe_comparison(results, results, False)[1]
+    whole = compare_with_remarks(results, results, transfers=False)
+    assert "no intervals" not in describe_comparison(results, results, whole, transfers=False)
     reported = results.targets[results.targets.distant_part == "document"].document.unique()
     few = results.targets[results.targets.document.isin(reported[:3])]
     recovery = results.recovery[results.recovery.document.isin(few.document)]
     of_three = replace(results, targets=few, recovery=recovery)
-    table, said = describe_comparison(of_three, results, False)
+    table = compare_with_remarks(of_three, results, transfers=False)
+    said = describe_comparison(of_three, results, table, transfers=False)
     assert table.net_nats_low.isna().all()
     placebo = few[few.distant_part == "placebo"].document.nunique()
     assert placebo < 5
@@ -363,7 +370,8 @@ def test_a_comparison_warns_as_a_measurement_does(changed: dict[str, Any], remar
 
 
 def test_a_comparison_prints_its_remarks_below_the_table(results: Results) -> None:
-    table, said = describe_comparison(results, results, False)
+    table = compare_with_remarks(results, results, transfers=False)
+    said = describe_comparison(results, results, table, transfers=False)
     remarks = set(table.remark) - {""}
     assert any("too few" in remark for remark in remarks)
     assert {line.removeprefix("  *: ") for line in said.splitlines() if "  *: " in line} == remarks

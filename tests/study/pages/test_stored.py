@@ -15,7 +15,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from olmo_sparsity.analysis.results.statistics import GROUPS, pair, summarize_pairs
+from olmo_sparsity.analysis.results.pairing import pair
+from olmo_sparsity.analysis.results.statistics import GROUPS, summarize_pairs
 from study.pages import keep_results, stored
 from study.pages.stored import (
     evaluations,

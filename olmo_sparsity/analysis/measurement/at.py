@@ -1,0 +1,134 @@
+"""Find the tokens of a document that a user names with `at`.
+
+    at="Ayrton"                each occurrence of the words → a span of tokens for each
+    at=re.compile("19\\d\\d")    each match of a regular expression
+    at=7, at=slice(7, 9)       a token by its number, or a run of tokens
+    at=["Ayrton", 7]           several of these
+
+`find_spans` is the entry point; `parse_at` reads the same from the command line. A span of tokens
+7 … 8 is (7, 9): from the first to one past the last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.text.documents import Document, first_characters
+from olmo_sparsity.text.units import Spans
+
+At = str | int | slice | re.Pattern[str] | Sequence["At"]
+"""Names of targets: words, a regular expression, tokens by number, or several of these."""
+
+
+def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
+    """Return the token spans that `at` names, in order: every occurrence of words, or one span for
+    a number or slice. `missing_ok`: return no span, instead of raising DataError, if the text lacks
+    what is named."""
+    if isinstance(at, np.integer):
+        at = int(at)
+    accepted = str | int | slice | re.Pattern | Sequence | np.ndarray | pd.Series
+    # A bool is an int to Python, and bytes are a sequence.
+    if isinstance(at, bytes | bool) or not isinstance(at, accepted):
+        raise ConfigError(
+            f"at={at!r} must be words, a regular expression (re.compile), a token's number, a "
+            "slice of tokens, or a list of these"
+        )
+    if isinstance(at, str | re.Pattern | int | slice):
+        return _find_spans_of_one(document, at, missing_ok)
+    if not len(at):
+        raise ConfigError("at is empty; omit it, or pass words")
+    all_spans: set[tuple[int, int]] = set()
+    for name in at:
+        all_spans.update(find_spans(document, name, missing_ok))
+    return sorted(all_spans)
+
+
+def _find_spans_of_one(
+    document: Document, at: str | re.Pattern[str] | int | slice, missing_ok: bool
+) -> Spans:
+    """Return the token spans of one name."""
+    if isinstance(at, int | slice):
+        spans = _find_numbers(document, at)
+        shown = f"{at.start}:{at.stop}" if isinstance(at, slice) else str(at)
+        remedy = "pass tokens FIRST:END of the text"
+    elif isinstance(at, str):
+        if not at.strip():
+            raise ConfigError(f"at={at!r} is blank; pass the words of a target, or omit it")
+        spans = _find_words(document, at)
+        shown = at
+        remedy = "check spelling and case"
+        if at.isdecimal():
+            remedy = f"for the token of that number pass {at}:{int(at) + 1}"
+    else:
+        spans = _find_text(document, at)
+        shown = at.pattern
+        remedy = "check spelling and case"
+    if not spans and not missing_ok:
+        raise DataError(f"at={shown} does not occur in {len(document.tokens):,} tokens; {remedy}")
+    return spans
+
+
+def _find_numbers(document: Document, at: int | slice) -> Spans:
+    """Return the span that a number or a slice names, or none if the text has no such token.
+    Negative numbers count from the end, as in a list of Python."""
+    if isinstance(at, slice) and at.step not in (None, 1):
+        raise ConfigError(f"at={at!r} has a step, and a target is a run of tokens; omit the step")
+    if isinstance(at, int):
+        # The slice of −1 ends at the end of the text, which is None and not 0.
+        at = slice(at, (at + 1) or None)
+    places = range(len(document.tokens))[at]
+    if not places:
+        return []
+    return [(places[0], places[-1] + 1)]
+
+
+def _find_words(document: Document, words: str) -> Spans:
+    """Return the spans of words, as the user wrote them. If there are none, look for the words as
+    the tokenizer's normalizer changes them."""
+    spans = _find_text(document, re.compile(re.escape(words)))
+    # A normalizer changes a text before it is tokenized: it lower-cases, or composes letters.
+    normalizer = getattr(document.tokenizer, "normalizer", None)
+    if spans or normalizer is None:
+        return spans
+    as_read = normalizer.normalize_str(words).replace("▁", " ").strip()
+    return _find_text(document, re.compile(re.escape(as_read)))
+
+
+def _find_text(document: Document, pattern: re.Pattern[str]) -> Spans:
+    """Return a span for each match of a regular expression: the tokens that hold its
+    characters."""
+    # For each token: its first character in the text that is not white space, and one past its
+    # last. A token's leading white space is not part of what is named.
+    begins = first_characters(document.texts)
+    ends = np.cumsum([len(text) for text in document.texts])
+    spans = set()
+    for match in pattern.finditer("".join(document.texts)):
+        if not match.group():
+            continue
+        # The first token that ends after the match begins, and the first that begins after it ends.
+        first = int(np.searchsorted(ends, match.start(), side="right"))
+        end = int(np.searchsorted(begins, match.end(), side="left"))
+        # A match of white space alone may end before its token begins.
+        spans.add((first, max(end, first + 1)))
+    return sorted(spans)
+
+
+def parse_at(text: str) -> At:
+    """Return the target that the option `--at` names: /a regular expression/, FIRST:END of tokens,
+    or words."""
+    if len(text) > 2 and text[0] == text[-1] == "/":
+        try:
+            return re.compile(text[1:-1])
+        except re.error as error:
+            raise ConfigError(
+                f"--at={text} is not a regular expression ({error}); words are written without /"
+            ) from None
+    if re.fullmatch(r"-?\d+:-?\d+", text):
+        first, end = text.split(":")
+        return slice(int(first), int(end))
+    return text
