@@ -17,7 +17,7 @@ from olmo_sparsity.config.command_line import given_options
 
 def run_measure(options: argparse.Namespace) -> int:
     """Measure this process's part of the documents, or print the cost; return the exit code."""
-    from olmo_sparsity.analysis.measurement import estimate, measurement
+    from olmo_sparsity.analysis.measurement import estimate, measurement, summing_up
     from olmo_sparsity.analysis.measurement.at import parse_at
     from olmo_sparsity.analysis.measurement.planning import plan
     from olmo_sparsity.analysis.measurement.request import MeasureRequest
@@ -41,7 +41,7 @@ def run_measure(options: argparse.Namespace) -> int:
         print(estimate.estimate(plan(request), request.shard, options.speed))
         return 0
     if options.partial:
-        results: Any = measurement.sum_up_partial(plan(request), out, request.command)
+        results: Any = summing_up.sum_up_partial(plan(request), out, request.command)
         out /= "partial"
     else:
         results = measurement.measure(request)

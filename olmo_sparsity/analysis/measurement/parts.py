@@ -123,7 +123,7 @@ class Parts:
         }
         now = time.monotonic()
         # A long measurement writes fewer and larger parts. But other processes wait for them, and
-        # their patience ends (`PATIENCE_S` of measurement.py), so at least every 30 seconds.
+        # their patience ends (`PATIENCE_S` of sharing.py), so at least every 30 seconds.
         pause = min(max(self.flush_every_s, (now - self._began) / 20), 30)
         if now - self._flushed >= pause or len(self._buffer[phase]) >= self.part_size:
             self.flush()

@@ -380,25 +380,3 @@ class Plan:
         identity["targets"] = None if fixed is None else targets_fingerprint(fixed.targets)
         identity["choices"] = None if choices is None else choices.fingerprint
         return identity
-
-
-def targets_meta(plan: Plan, threshold: float | None) -> dict[str, Any]:
-    """Return the section `targets` of meta.json: how the targets were chosen, and, for targets of
-    another measurement, by which model."""
-    fixed = plan.fixed
-    if fixed is not None:
-        section: dict[str, Any] = {"given": targets_fingerprint(fixed.targets)}
-        if fixed.only_named:
-            section["only_named"] = True
-        if fixed.match_counts:
-            section["matched"] = fixed.match_counts
-        if fixed.choices is not None:
-            section["choices"] = fixed.choices.fingerprint
-            section["chosen_by"] = fixed.choices.model
-        return section
-    return {
-        "share": plan.settings.share,
-        "min_gap": plan.settings.min_gap,
-        "max_targets": plan.settings.max_targets,
-        "threshold": threshold,
-    }

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from olmo_sparsity import measure
-from olmo_sparsity.analysis.measurement.measurement import run, sum_up_partial
+from olmo_sparsity.analysis.measurement.measurement import run
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.measurement.plan import Plan
+from olmo_sparsity.analysis.measurement.summing_up import sum_up_partial
 from olmo_sparsity.analysis.measurement.text_evaluation import TextEvaluation
 from olmo_sparsity.analysis.measurement.unfinished import UnfinishedDocument
 from olmo_sparsity.analysis.options import Settings
@@ -30,7 +31,7 @@ from olmo_sparsity.text.documents import Document, Documents
 from tests.support.explanations import WORDS, make_model, make_tokenizer
 from tests.support.measurements import FEW, SETTINGS, VOCAB, loaded, measured_into, untrained
 
-PATIENCE = "olmo_sparsity.analysis.measurement.measurement.PATIENCE_S"
+PATIENCE = "olmo_sparsity.analysis.measurement.sharing.PATIENCE_S"
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_disks")
 TABLES = ("losses", "targets", "influence", "recovery", "lds", "tokens", "costs", "summary")

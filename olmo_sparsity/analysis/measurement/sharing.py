@@ -1,0 +1,95 @@
+"""Share the documents of a measurement with other processes: do one's own, and wait for the others.
+
+    work_on_documents    this process's documents, one after another, with progress
+    wait_for_documents   documents of other processes; if they make no progress for long, this
+                         process does them itself
+
+What is finished shows in the folder that all share (`Parts.finished`); processes exchange nothing
+else. So a process that died, or has not begun, only costs time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from olmo_sparsity.analysis.measurement.parts import Parts
+from olmo_sparsity.base.progress import Progress
+
+PATIENCE_S = 60.0
+"""Without progress of another process for so long, its documents are measured here."""
+
+
+def work_on_documents(
+    phase: str,
+    parts: Parts,
+    numbers: list[int],
+    measure_document: Callable[[int], None],
+    is_shown: bool,
+) -> float:
+    """Measure documents that are not finished. Return how many seconds the slowest one took.
+
+    Args:
+        phase: The phase of the measurement, `losses` or `recovery`.
+        parts: The folder of the measurement.
+        numbers: Numbers of the documents of this process.
+        measure_document: Measures one document by its number, and adds it to `parts`.
+        is_shown: Whether to show progress.
+    """
+    finished = parts.finished(phase)
+    slowest_s = 0.0
+    unfinished = [number for number in numbers if number not in finished]
+    num_finished = len(numbers) - len(unfinished)
+    with Progress(phase, len(numbers), "documents", enabled=is_shown) as progress:
+        progress.resume_at(num_finished)
+        try:
+            for number in unfinished:
+                began = time.monotonic()
+                measure_document(number)
+                slowest_s = max(slowest_s, time.monotonic() - began)
+                num_finished += 1
+                progress.update(num_finished)
+        finally:
+            # Also after Ctrl-C, so that no finished document is lost.
+            parts.flush()
+    return slowest_s
+
+
+def wait_for_documents(
+    phase: str,
+    parts: Parts,
+    numbers: list[int],
+    measure_document: Callable[[int], None],
+    slowest_s: float,
+) -> None:
+    """Wait until other processes have finished these documents. After a while without progress,
+    take it that they have died or not begun, and measure their documents here.
+
+    Args:
+        phase: The phase of the measurement, `losses` or `recovery`.
+        parts: The folder of the measurement.
+        numbers: Numbers of the documents to wait for.
+        measure_document: Measures one document by its number, and adds it to `parts`.
+        slowest_s: Seconds that the slowest document took here. One may take as long elsewhere.
+    """
+    # Tests set the patience to 0.
+    patience_s = max(PATIENCE_S, 4 * slowest_s) if PATIENCE_S else 0.0
+    num_missing: int | None = None
+    since = time.monotonic()
+    while True:
+        missing = sorted(set(numbers) - parts.finished(phase))
+        if not missing:
+            return
+        has_progressed = num_missing != len(missing)
+        if has_progressed:
+            num_missing = len(missing)
+            since = time.monotonic()
+        elif time.monotonic() - since < patience_s:
+            time.sleep(0.5)
+        else:
+            # The last one, as a process that has just begun measures the first.
+            measure_document(missing[-1])
+            parts.flush()
+            # This is no progress of others: patience has ended, and the next one is measured at
+            # once.
+            num_missing = len(missing) - 1
