@@ -1,15 +1,23 @@
 """Measure many documents: planning.py settles what is measured, measurement.py runs it.
 
-request.py          the options of a call, checked together
-planning.py         model, text and settings → plan.py, which computes one document at a time
-  reading.py        reads model and text; fitting.py fits settings to both
-  reuse.py          losses, targets and settings of another measurement
-    matching.py     finds its targets and units in other tokens
-    choices.py      units that it ranked
-targets.py          which tokens are evaluated
-recovery.py         ranks distant units of one document's targets, and evaluates them
-  agreement.py      how well rankings and unrelated texts agree with losses
-parts.py            stores what is finished, so that a measurement resumes
-measurement.py      runs all documents, in one process or several
-estimate.py         the cost, before anything runs; trial.py and target_costs.py
+request.py             the options of a call, checked together
+planning.py            model, text and settings → plan.py, which computes one document at a time
+  reading.py           reads model and text; fitting.py fits settings to both
+  reuse.py             losses, targets and settings of another measurement
+    matching.py        finds its targets and units in other tokens
+    choices.py         units that it ranked
+targets.py             which tokens are evaluated; at.py finds those that a user names
+recovery.py            puts each distant text of a document before its targets
+  evaluated_text.py    one such text, with the targets of a block
+  text_evaluation.py   ranks its units, and computes the losses with k of them
+    agreement.py       how well rankings and unrelated texts agree with losses
+  recovery_tables.py   the rows
+measurement.py         runs all documents, in one process or several (sharing.py)
+  parts.py             stores what is finished, so that a measurement resumes
+    stored_part.py     one part; unfinished.py: pieces of a document that takes long
+  summing_up.py        the summary and the final tables
+estimate.py            the cost, before anything runs
+  trial.py             the model's speed, and losses of a few blocks
+  expected_targets.py  how many targets there will be
+  counted_cost.py      token-forwards; target_costs.py counts those of targets
 """

@@ -58,8 +58,8 @@ def evaluate_halves(scorer: Scorer, question: Question, num_halves: int) -> Rand
 
 
 def linear_datamodeling_scores(choice: Choice, halves: RandomHalves) -> np.ndarray:
-    """Return lds_T: over random halves of the units, the rank correlation of a half's summed scores
-    with its loss reduction."""
+    """Return lds_T, the linear datamodeling score of each target: the rank correlation, over random
+    halves of the units, of the summed scores of a half with the loss reduction by it."""
     predicted_TA = choice.score_TU @ halves.has_unit_AU.T
     return rank_correlations(predicted_TA, halves.reduction_TA, of_equal_values=0.0)
 
@@ -99,8 +99,10 @@ def reliability_of_texts(
 
 
 def _reductions(loss_TG: np.ndarray) -> np.ndarray:
-    """Return how far each group lowers the loss. The first group is empty, and is left out."""
-    return loss_TG[:, :1] - loss_TG[:, 1:]
+    """Return how far each group of units lowers the loss. `loss_TG`: losses with the local window
+    alone, and then with each group."""
+    loss_short_T1 = loss_TG[:, :1]
+    return loss_short_T1 - loss_TG[:, 1:]
 
 
 def _compared_groups(units: Units, num_distant: int) -> list[UnitGroup]:

@@ -7,6 +7,13 @@ Why evaluate units that another model ranked: a unit that lowers the loss of one
 lowers that of another no more than any other unit does. So recovery by such units needs no placebo;
 it is called transfer.
 
+The other measurement stored units by their places in the document. A selector, and so `pick`,
+returns them by their number among the units of a block whose distant tokens begin at `offset`:
+
+    stored   target  rank  distant_first  distant_end      offset=100, units (0,2) (2,5) (5,6)
+                260     1            105          106      → unit 2
+                260     2            100          102      → unit 0
+
 Dimension key: T targets, K ranks, U distant units.
 """
 
@@ -87,8 +94,6 @@ class Choices:
             units: All distant units of the block, by their index among the distant tokens.
             offset: Place of the first distant token in the document.
         """
-        # The other measurement stored units by their places in the document, selectors know them by
-        # their number among the units of the block.
         all_bounds = zip(units.first, units.end, strict=True)
         unit_of_bounds = {bounds: unit for unit, bounds in enumerate(all_bounds)}
         unit_TK = []

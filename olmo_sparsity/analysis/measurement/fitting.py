@@ -1,7 +1,13 @@
 """Fit the settings of a measurement to its model and its text, and check that they fit.
 
 A user passes few options. The others follow from the length of the window, from the number of
-positions that the model takes, and from the number of blocks in the text.
+positions that the model takes, and from the number of blocks in the text:
+
+    fit_to_limit         a smaller local window for a model with few positions
+    with_quick_blocks    the few blocks of `--quick`
+    fraction_of_blocks   the fraction of all blocks that is measured
+
+Each takes settings and returns changed ones; what a user has set stays.
 """
 
 from __future__ import annotations
@@ -39,7 +45,7 @@ def say_defaults_of_length(settings: Settings) -> None:
 
 def fit_to_limit(settings: Settings, limit: int | None) -> Settings:
     """Return settings that suit a model with few positions: with long="all" the default local
-    window is at most a quarter of them."""
+    window is at most a quarter of them. `limit`: the number of positions; None: no limit."""
     has_default_windows = settings.windows.has_all and "short" not in settings.changed_options
     if not has_default_windows or limit is None or limit >= 4 * settings.short:
         return settings
@@ -48,8 +54,14 @@ def fit_to_limit(settings: Settings, limit: int | None) -> Settings:
 
 
 def with_quick_blocks(settings: Settings, limit: int | None, num_prefix: int) -> Settings:
-    """Return settings with the blocks of a first look, unless the user has set which blocks to
-    measure. `limit`: the number of positions that the model takes."""
+    """Return settings with the few blocks of a first look, unless the user has set which blocks to
+    measure.
+
+    Args:
+        settings: The settings so far.
+        limit: The number of positions that the model takes; None: no limit.
+        num_prefix: Tokens of the prefix, which take positions, too.
+    """
     if "sample" in settings.changed_options:
         return settings
     quick = replace(settings, **QUICK_BLOCKS | settings.changed_options)
@@ -60,14 +72,15 @@ def with_quick_blocks(settings: Settings, limit: int | None, num_prefix: int) ->
     return replace(quick, stride=max(1, min(quick.stride, room + 1)))
 
 
-def share_of_blocks(documents: Documents, settings: Settings) -> float:
-    """Return the share of all blocks to measure, which `sample` gives itself, and `blocks` as a
-    number of blocks of each document, on average."""
+def fraction_of_blocks(documents: Documents, settings: Settings) -> float:
+    """Return the fraction of all blocks to measure. The setting `sample` is this fraction; `blocks`
+    says how many blocks of each document to measure, on average."""
     if settings.blocks is None:
         return settings.sample
     windows = settings.windows
     num_targets_D = np.array([len(d.tokens) - windows.first_target for d in documents])
-    num_blocks_D = np.ceil(num_targets_D[num_targets_D > 0] / windows.stride)
+    has_target_D = num_targets_D > 0
+    num_blocks_D = np.ceil(num_targets_D[has_target_D] / windows.stride)
     num_wanted = settings.blocks * len(num_blocks_D)
     return min(1.0, num_wanted / max(num_blocks_D.sum(), 1))
 

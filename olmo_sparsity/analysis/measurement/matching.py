@@ -77,17 +77,18 @@ def is_other_tokenizer(results: Results, documents: Documents) -> bool:
 
 
 def _document(documents: Documents, number: int) -> Document:
-    """Return a document, or an empty one if there are fewer here."""
+    """Return the document with this number, or an empty one if this text has fewer documents."""
     return documents[number] if number < len(documents) else Document(NOTHING)
 
 
 def match_targets(results: Results, documents: Documents, windows: Windows) -> Matched:
-    """Find the targets of the other measurement in the tokens of these documents. Only targets in
-    the documents' own distant context are matched, as unrelated texts differ."""
+    """Find the targets of the other measurement in the tokens of these documents, and count those
+    that are not found. Only targets in the documents' own distant context are matched, as unrelated
+    texts differ. `results`: the other measurement."""
     targets = results.targets[results.targets.distant_part == DOCUMENT]
     texts_of = _texts_of(results)
     # `other_target`: a target's place in the other measurement; `target` becomes its place here.
-    parts = [targets[:0].assign(other_target=0)]
+    located = [targets[:0].assign(other_target=0)]
     num_in_other_text = 0
     for number, rows in targets.groupby("document"):
         texts = texts_of[int(number)]
@@ -98,8 +99,8 @@ def match_targets(results: Results, documents: Documents, windows: Windows) -> M
         place_B = boundaries(texts, document.texts)
         target_places = place_B[rows.target]
         end_places = place_B[rows.end]
-        parts.append(rows.assign(other_target=rows.target, target=target_places, end=end_places))
-    matched = pd.concat(parts)
+        located.append(rows.assign(other_target=rows.target, target=target_places, end=end_places))
+    matched = pd.concat(located)
 
     # `boundaries` returns −1 where no token begins here: the target begins or ends inside a token.
     is_cut = (matched.target < 0) | (matched.end <= matched.target)
@@ -183,21 +184,26 @@ def _match_units(
     places = targets[["document", "other_target", "target"]].drop_duplicates()
     ranked = ranked.merge(places, on=["document", "other_target"])
     texts_of = _texts_of(results)
-    parts = [ranked[:0]]
+    located = [ranked[:0]]
     for (number, kind), rows in ranked.groupby(["document", "units"]):
         texts = texts_of[int(number)]
         units = _units(documents[int(number)], str(kind))
         begin, stop = characters(texts, rows.distant_first.to_numpy(), rows.distant_end.to_numpy())
         rows = rows.drop(columns=["distant_first", "distant_end"])
-        parts.append(rows.assign(begin=begin, stop=stop).merge(units, "left"))
-    return pd.concat(parts)
+        # Units are the same if their characters are: the merge is on `begin` and `stop`.
+        located.append(rows.assign(begin=begin, stop=stop).merge(units, "left"))
+    return pd.concat(located)
 
 
 def boundaries(from_texts: Sequence[str], to_texts: Sequence[str]) -> np.ndarray:
     """Map boundaries between the tokens of one tokenization to those of another.
 
     Boundary i lies before token i, and the last one after the last token. Return for each boundary
-    of `from_texts` the boundary of `to_texts` at the same character, or −1 if there is none.
+    of `from_texts` the boundary of `to_texts` at the same character, or −1 if there is none:
+
+        from_texts   |The|night|train         boundaries 0 1 2 3
+        to_texts     |The|ni|ght|train        boundaries 0 1 2 3 4
+        returned     0 1 3 4
     """
     from_bounds = np.cumsum([0, *map(len, from_texts)])
     to_bounds = np.cumsum([0, *map(len, to_texts)])
@@ -213,10 +219,12 @@ def boundaries(from_texts: Sequence[str], to_texts: Sequence[str]) -> np.ndarray
 def characters(
     texts: Sequence[str], first: np.ndarray, end: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each span of tokens (`first` to `end` − 1) its first character and one past its
-    last, without white space around it."""
+    """Return for each span of tokens the place of its first character, and one past its last,
+    without white space around it. `first`, `end`: the first token of each span, and one past its
+    last."""
     bounds = np.cumsum([0, *map(len, texts)])
     text = "".join(texts)
+    # Places of the characters that are not white space, in order.
     visible = np.array([place for place, letter in enumerate(text) if not letter.isspace()])
     visible_or_end = np.append(visible, len(text)).astype(int)
     begin = visible_or_end[np.searchsorted(visible, bounds[first])]

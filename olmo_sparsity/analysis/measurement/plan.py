@@ -19,7 +19,7 @@ import pandas as pd
 
 from olmo_sparsity.analysis.measurement.at import At
 from olmo_sparsity.analysis.measurement.choices import Choices
-from olmo_sparsity.analysis.measurement.fitting import share_of_blocks
+from olmo_sparsity.analysis.measurement.fitting import fraction_of_blocks
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.measurement.reuse import (
@@ -163,7 +163,7 @@ class Plan:
         model.check_positions(windows.num_positions(longest))
 
         # A number of blocks is stored as the fraction that it is of all blocks.
-        settings = replace(settings, sample=share_of_blocks(documents, settings), blocks=None)
+        settings = replace(settings, sample=fraction_of_blocks(documents, settings), blocks=None)
         if isinstance(selection, Results):
             settings = with_blocks_of(selection, documents, settings)
             fixed = FixedTargets.of_measurement(selection, documents, settings, transfers)

@@ -1,8 +1,11 @@
 """Make a plan of a request: read model and text, and settle what is measured.
 
-    MeasureRequest → `plan` → Plan
+    MeasureRequest → other measurements, model, documents
+                   → settings: from the options, or from another measurement
+                   → fitted to the model's limit and the text → Plan
 
-`plan` reads nothing but the model, the text and other measurements, and computes no losses.
+`plan` is the entry point. It reads nothing but the model, the text and other measurements, and
+computes no losses.
 """
 
 from __future__ import annotations
@@ -42,17 +45,22 @@ from olmo_sparsity.text.inputs import cut_to_targets
 
 
 class _Others(NamedTuple):
-    """Other measurements that this one reuses."""
+    """Other measurements that this one reuses; None for those that were not passed."""
 
     targets: Results | None
+    """Its targets are evaluated."""
+
     choices: Results | None
-    """Its targets are evaluated, too, by the units that its model ranked."""
+    """Its targets are evaluated, with the units that its model ranked for them."""
 
     losses: Results | None
+    """Its losses are taken, so that they need not be computed."""
 
 
 def plan(request: MeasureRequest) -> Plan:
-    """Read the model and the text of a request, and settle what is measured."""
+    """Read the model and the text of a request, and settle what is measured. The order of the steps
+    matters: windows depend on the model's limit, the prefix on the text, and the length that
+    documents may have on both."""
     others = _Others(
         targets=read_other("targets", request.targets),
         choices=read_other("choices", request.choices),
@@ -121,7 +129,8 @@ def _settings_by_options(
 
 
 def _selection(request: MeasureRequest, others: _Others) -> Results | At | None:
-    """Return what selects the targets in place of their losses; None if nothing does."""
+    """Return the measurement whose targets are evaluated, or the names of targets. Return None if
+    targets are chosen by their losses."""
     # A checked request has one of these at most.
     for selection in (others.choices, others.targets, request.at):
         if selection is not None:

@@ -1,9 +1,10 @@
 """Read the model and the text of a measurement, and leave out text that the model cannot take.
 
-load         a model, by its name or in memory
-open_text    documents in the model's tokens
-prefix_of    the tokens before every window
-split_to_limit, within_limit   documents that are longer than the model's limit
+load             a model, by its name or in memory
+open_text        documents in the model's tokens
+prefix_of        the tokens before every window
+split_to_limit   cut documents that are longer than the model's limit into parts
+within_limit     leave their ends out
 """
 
 from __future__ import annotations
@@ -25,8 +26,15 @@ from olmo_sparsity.text.split import split_long_documents
 def load(
     model: Any, tokenizer: Any, options: ModelOptions, is_read: bool = False, **how: Any
 ) -> LoadedModel:
-    """Open a model by its name, or wrap one in memory. `is_read`: whether its tokenizer reads text,
-    so that it must have one. `how`: more arguments of `load_model`."""
+    """Load a model by its name, or wrap one in memory.
+
+    Args:
+        model: The name of a model, or a model in memory.
+        tokenizer: The tokenizer of a model in memory.
+        options: How a model is loaded. For a model in memory none of them may be set.
+        is_read: Whether text is encoded, so that the model must have a tokenizer.
+        how: More arguments of `load_model`.
+    """
     if isinstance(model, str | Path):
         loaded = load_model(model, tokenizer=tokenizer, **how, **options.loading)
     else:
@@ -38,7 +46,8 @@ def load(
 
 
 def open_text(documents: Any, model: LoadedModel, options: TextOptions) -> Documents:
-    """Return documents as they are, or read them from text."""
+    """Return documents in the model's tokens. `documents`: text in any form that `open_documents`
+    reads, or `Documents`, which are returned as they are."""
     if isinstance(documents, Documents):
         return documents
     keywords = dict(vars(options))
@@ -49,7 +58,7 @@ def open_text(documents: Any, model: LoadedModel, options: TextOptions) -> Docum
 
 
 def prefix_of(documents: Documents, model: LoadedModel, prefix: str) -> tuple[int, ...]:
-    """Return the token IDs of the prefix."""
+    """Return the token IDs of the prefix that the option `prefix` means for this model and text."""
     # What a tokenizer puts before a text may depend on how the text begins.
     beginning = documents[0].tokens[:200].tolist()
     text = "" if model.tokenizer is None else model.tokenizer.decode(beginning, False)
@@ -57,7 +66,8 @@ def prefix_of(documents: Documents, model: LoadedModel, prefix: str) -> tuple[in
 
 
 def split_to_limit(documents: Documents, model: LoadedModel, prefix: str) -> Documents:
-    """Return documents of at most as many tokens as the model takes behind its prefix."""
+    """Split documents that are longer than the model takes behind its prefix into parts that are
+    not."""
     if model.max_positions is None:
         raise ConfigError(f"split_long: '{model.name}' has no limit of length; omit it")
     num_prefix = len(prefix_of(documents, model, prefix))

@@ -57,7 +57,9 @@ class MeasureRequest(Request):
     losses: OtherMeasurement = None
     at: At | None = None
     quick: bool = False
-    command: tuple[str, ...] = ()  # the words of the command line, which the results keep
+    command: tuple[str, ...] = ()
+    """The words of the command line, which the results keep."""
+
     typed: tuple[str, ...] = ()
     """Names of settings that the user passed, also with their defaults, as far as is known."""
 
@@ -95,6 +97,7 @@ class MeasureRequest(Request):
         )
 
     def _checked_shard(self) -> Shard:
+        """Return the shard; ConfigError if it is not a number below the number of shards."""
         is_pair = isinstance(self.shard, tuple) and len(self.shard) == 2
         if not is_pair or not 0 <= self.shard[0] < self.shard[1]:
             raise ConfigError(f"shard={self.shard} must be (i, n) with 0 <= i < n")
@@ -102,7 +105,7 @@ class MeasureRequest(Request):
 
     def _check_one_selects_targets(self) -> None:
         """Raise ConfigError if two options select targets, or if an option is set that only has an
-        effect where targets are chosen here."""
+        effect where targets are chosen by this measurement."""
         options = [name for name in ("at", "choices", "targets") if getattr(self, name) is not None]
         of_text = self._targets_of_text()
         selecting_options = list(options)
@@ -123,7 +126,8 @@ class MeasureRequest(Request):
             raise ConfigError(f"{names} cannot be combined with {selections[0]}; omit it")
 
     def _check_split_long(self, settings: Settings) -> None:
-        """Raise ConfigError if documents are to be split where nothing of them is left out."""
+        """Raise ConfigError if `split_long` is set where documents are read in full anyway, or
+        where it would cut a prompt off its target."""
         if not self.reading.split_long:
             return
         if self.choices is None and settings.long != "all":
@@ -135,8 +139,8 @@ class MeasureRequest(Request):
             raise ConfigError("split_long would cut a prompt off its target: omit it")
 
     def _targets_of_text(self) -> list[str]:
-        """Return how the text itself names its targets, in words for an error; nothing if it does
-        not."""
+        """Return which options or records make the text itself name its targets, as words for an
+        error. Return an empty list if it names none."""
         if isinstance(self.documents, Documents) and self.documents.have_targets:
             return ["records of prompt and target"]
         if self.reading.prompt_field:
@@ -146,7 +150,8 @@ class MeasureRequest(Request):
         return []
 
     def _with_windows(self) -> Settings:
-        """Return the settings with the lengths of `windows`."""
+        """Return the settings with the lengths of `windows`, if it was passed. ConfigError if they
+        were passed twice."""
         windows = self.windows
         changed = self.settings.changed_options
         if windows is None:

@@ -62,8 +62,14 @@ def with_settings_of_targets(
     other: Results, settings: Settings, typed: Collection[str], prefix: str
 ) -> Settings:
     """Return settings with the windows, stride, draws and seed of the measurement whose targets are
-    evaluated, so that its placebo targets are evaluated, too. Say which are taken. `typed`: the
-    settings that the user passed, which stay; `prefix`: the option."""
+    evaluated, so that its placebo targets are evaluated, too. Tell the user which are taken.
+
+    Args:
+        other: The measurement whose targets are evaluated.
+        settings: The settings of this call.
+        typed: Names of the settings that the user passed, which stay as they are.
+        prefix: The option `prefix`. Unless it is `auto`, the other's prefix is not taken.
+    """
     stored = other.meta.windows | other.meta.controls | {"seed": other.meta.seed}
     options = dict(settings.changed_options)
     taken = []
@@ -84,8 +90,9 @@ def with_settings_of_targets(
 
 
 def _differing_settings(other: Results, settings: Settings) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ, among those that decide which targets have losses and which
-    text is the placebo's: name → the value here, and the other's."""
+    """Return the settings in which the other measurement differs from this one: name → the value
+    here, and the other's. Only settings count that decide which targets have losses and which text
+    is the placebo's."""
     current = to_json_value(asdict(settings.windows)) | {
         "seed": settings.seed,
         "draws": settings.draws,
@@ -103,13 +110,14 @@ def _differing_settings(other: Results, settings: Settings) -> dict[str, tuple[A
 
 
 def _is_same_data(other: Results, documents: Documents) -> bool:
+    """Return whether the other measurement has read the same documents in the same tokens."""
     return bool(other.meta.data.get("fingerprint") == documents.fingerprint)
 
 
 def with_blocks_of(other: Results, documents: Documents, settings: Settings) -> Settings:
-    """Return settings with the sample of the other measurement, if all else that decides on blocks
-    is the same; otherwise the settings as they are. So the blocks of its targets have losses
-    here."""
+    """Return settings with the sample of the other measurement, so that the blocks of its targets
+    have losses here. Return the settings as they are if something else differs that decides on
+    blocks: its blocks are not blocks here, then."""
     with_same_sample = replace(settings, sample=other.meta.windows["sample"])
     if not _is_same_data(other, documents) or _differing_settings(other, with_same_sample):
         return settings
@@ -119,8 +127,8 @@ def with_blocks_of(other: Results, documents: Documents, settings: Settings) -> 
 def losses_of(
     other: Results, model: LoadedModel, documents: Documents, settings: Settings
 ) -> dict[int, pd.DataFrame]:
-    """Return the losses of another measurement, by document. DataError if other losses would be
-    computed here."""
+    """Return the losses of another measurement: number of a document → its rows. DataError if this
+    measurement would compute other losses, as model, text or windows differ."""
     meta = other.meta
     if meta.targets.get("only_named"):
         raise DataError("losses: only the blocks of named targets have them; measure without `at`")
@@ -143,8 +151,9 @@ def losses_of(
 def targets_of(
     other: Results, documents: Documents, settings: Settings, with_units: bool = False
 ) -> Matched:
-    """Return the targets of another measurement of the same text, as places in these documents.
-    `with_units`: whether the units that it ranked are used, too."""
+    """Return the targets of another measurement of the same text, as places in these documents, and
+    tell the user which are left out. `with_units`: whether the units that it ranked are evaluated,
+    so that they must be found in these documents, too."""
     windows = settings.windows
     num_ranked = other.influence["rank"].max()
     if with_units and max(settings.ks) > num_ranked:
@@ -185,9 +194,16 @@ def targets_of(
 
 
 def settings_of(results: Results, passed: dict[str, Any], has_other_tokenizer: bool) -> Settings:
-    """Return the settings of the other measurement, so that windows, targets and unrelated texts
-    agree. `passed`: the settings of this call that are not defaults. `has_other_tokenizer`: the
-    other's windows are counted in other tokens, so that those of this call hold."""
+    """Return the settings under which another measurement ranked its units, so that windows,
+    targets and unrelated texts agree.
+
+    Args:
+        results: The other measurement.
+        passed: The settings of this call that are not defaults; ConfigError if the other
+            measurement determines one of them.
+        has_other_tokenizer: Whether its windows are counted in other tokens. The windows are then
+            those of this call.
+    """
     meta = results.meta
     free_settings = FREE_SETTINGS
     if not has_other_tokenizer:
@@ -202,7 +218,9 @@ def settings_of(results: Results, passed: dict[str, Any], has_other_tokenizer: b
     windows = meta.windows
     if has_other_tokenizer:
         names_of_windows = {*WINDOW_SETTINGS, "prefix_ids"}
-        window_settings = {n: value for n, value in passed.items() if n in names_of_windows}
+        window_settings = {
+            name: value for name, value in passed.items() if name in names_of_windows
+        }
     else:
         window_settings = {name: windows[name] for name in WINDOW_SETTINGS}
         window_settings["prefix_ids"] = tuple(windows["prefix"])

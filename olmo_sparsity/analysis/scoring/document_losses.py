@@ -1,7 +1,11 @@
 """Compute the losses of all targets of a document, with their long and with their local window.
 
-    losses = context_losses(scorer, document, windows)  # target, token_id, loss_short, loss_long
+    losses = context_losses(scorer, document, windows)
     gap = losses.loss_short - losses.loss_long          # nats; above 0 where distant text helps
+
+    target  token_id  loss_short  loss_long
+        16       371         5.2        5.1
+        17        88         9.4        1.3         the long window helps with this token
 
 This is the first phase of a measurement. Targets are chosen from this table.
 """
@@ -30,12 +34,18 @@ def context_losses(
     controls: Controls | None = None,
     blocks: Sequence[Block] | None = None,
 ) -> pd.DataFrame:
-    """Return a table of L_long and L_short, a row for each target of `blocks` (default: every
-    target of the document that has a full long window).
+    """Return a table of L_long and L_short, with a row for each target.
 
-    L_long − L_short is the paper's quantity (LongPPL's LSD is its negative). With `controls` the
-    table also says whether the target and the token before it recur (`bigram`), and has both
-    columns for the placebo.
+    L_long − L_short is the paper's quantity (LongPPL's LSD is its negative).
+
+    Args:
+        scorer: The scorer of this document.
+        document: The document.
+        windows: Its windows.
+        controls: Where the placebo's text comes from. With it the table has more columns: `bigram`,
+            whether the target and the token before it recur among the distant tokens, and
+            `placebo_loss_long` and `placebo_bigram`, the same with the placebo's text.
+        blocks: The blocks whose targets are computed. Default: all blocks with a full long window.
     """
     blocks = list(windows.blocks(document.tokens) if blocks is None else blocks)
     if not blocks:
@@ -58,8 +68,8 @@ def context_losses(
 
 
 def bigrams(block: Block) -> np.ndarray:
-    """Return for each target, from the text alone, whether its token and the one before it occur
-    together among the distant tokens, and nowhere in the local window."""
+    """Return for each target of a block whether its token and the one before it occur together
+    among the distant tokens, and nowhere in the local window. The model is not asked."""
     tokens = block.tokens.astype(np.int64)
     # Each pair as one number: pairs[i] holds the tokens at places i and i + 1.
     pairs = (tokens[:-1] << 32) + tokens[1:]

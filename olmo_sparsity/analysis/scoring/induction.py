@@ -1,8 +1,13 @@
 """Run the induction check: find out whether a model copies text that it has just read.
 
 A passage and its repetition are read as one text. A model that copies has a lower loss on the
-repetition. Most of what distant tokens give to a model of text is copying, so the recovery of a
-model that does not copy says little.
+repetition:
+
+    "The bridge opened in 1921. The bridge opened in 1921."
+     mean loss 4.1               mean loss 0.6                → drop 3.5 nats: it copies
+
+Most of what distant tokens give to a model of text is copying, so the recovery of a model that does
+not copy says little. `repetition_drop` is the entry point.
 
 Dimension key: P passages.
 """
@@ -74,16 +79,16 @@ def repetition_drop(
     passages = passages_of(documents, length, max_passages)
     losses = losses_of_repetition(scorer, passages)
     # Without a passage the losses are 0, and num_passages is 0: JSON has no NaN.
-    first = 0.0
-    repeated = 0.0
+    loss_first = 0.0
+    loss_repeated = 0.0
     if len(losses):
-        first, repeated = losses.mean(0).tolist()
-    drop = first - repeated
+        loss_first, loss_repeated = losses.mean(0).tolist()
+    drop = loss_first - loss_repeated
     return {
-        "loss_first": first,
-        "loss_repeated": repeated,
+        "loss_first": loss_first,
+        "loss_repeated": loss_repeated,
         "drop": drop,
-        "has_induction": first > 0 and drop >= INDUCTION_SHARE * first,
+        "has_induction": loss_first > 0 and drop >= INDUCTION_SHARE * loss_first,
         "num_passages": len(passages),
         "passage_length": length,
     }

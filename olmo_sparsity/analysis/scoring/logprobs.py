@@ -35,9 +35,11 @@ from olmo_sparsity.models.use import in_use
 
 def count_forwards(prompts: Sequence[Prompt], known: np.ndarray | None = None) -> int:
     """Return how many token-forwards `ModelLogprobs` computes for these prompts in one call.
-    `known`: the text whose states the scorer keeps."""
+    `known`: the text whose states the scorer keeps; None: it keeps none."""
 
     def count(node: Node, num_computed: int) -> int:
+        """Return the token-forwards of the prompts of a node, of which the first `num_computed`
+        tokens are computed already."""
         num_shared = 0 if node.is_known else node.depth - num_computed
         num_own = sum(len(rows[index]) - node.depth for index in node.leaves)
         return num_shared + num_own + sum(count(child, node.depth) for child in node.children)
@@ -47,11 +49,11 @@ def count_forwards(prompts: Sequence[Prompt], known: np.ndarray | None = None) -
 
 
 class CountingLogprobs:
-    """Counts the token-forwards of prompts, and returns random log-probabilities. `shares`: whether
-    a beginning that several prompts share counts once, as `ModelLogprobs` computes it. `known`: as
-    in `count_forwards`."""
+    """Counts the token-forwards of prompts, and returns random log-probabilities."""
 
     def __init__(self, shares: bool, known: np.ndarray | None = None) -> None:
+        """`shares`: whether a beginning that several prompts share counts once, as `ModelLogprobs`
+        computes it. `known`: a text whose states are kept from the start."""
         self.shares = shares
         self.known = known
         self.num_prompts = 0
@@ -82,7 +84,7 @@ def logprobs_of(model: LoadedModel, batch_tokens: int | None) -> LogprobModel:
 
 
 def _without_repeats(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return each prompt once. Several questions may ask for the same one."""
+    """Return each prompt once. Callers may ask for the same prompt several times."""
     return list({prompt.key: prompt for prompt in prompts}.values())
 
 
@@ -91,7 +93,11 @@ class ModelLogprobs:
 
     Prompts are sorted into a tree by their beginnings. The keys and values of a beginning that
     several prompts share are computed once, and not at all if the scorer keeps them from the last
-    text.
+    text. Of the three prompts A B C, A B D and A E, A is computed once, then B once after it:
+
+        A → B → C
+              → D
+          → E
     """
 
     shares = True

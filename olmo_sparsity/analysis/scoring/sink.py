@@ -3,6 +3,14 @@
 Many models send unused attention to the first token of a text. If no prefix stands before each
 window, the first token of the local window takes that place, until a distant token is added before
 it: then the loss rises whatever the token says, and gaps and recoveries measure the missing sink.
+
+`sink_check` compares the harm that a random distant token does in both cases:
+
+    local window | targets              without a prefix: how much does the loss rise?
+    random token | local window | targets
+
+    \n | local window | targets         after a prefix, such as a line break: does it still rise?
+    \n | random token | local window | targets
 """
 
 from __future__ import annotations
@@ -20,8 +28,8 @@ from olmo_sparsity.text.units import NOTHING
 from olmo_sparsity.text.windows import Windows
 
 NUM_TRIED = 6
-"""Distant tokens that are tried, of as many documents if there are. With SmolLM2 the check takes
-2,000 token-forwards."""
+"""How many distant tokens are tried. They are spread over as many documents, or over fewer if there
+are fewer. With SmolLM2 the check takes 2,000 token-forwards."""
 
 LONG = 96
 """Tokens of the long window, at most."""
@@ -44,9 +52,18 @@ one removes it. SmolLM2: 0.24 to 0.31 nats without a prefix, 0 with a line break
 def sink_check(
     scorer: Scorer, documents: Sequence[Document], prefix: Sequence[int], dummy: Sequence[int]
 ) -> dict[str, Any]:
-    """Return whether the model needs a prefix, and why: by how many nats a distant token drawn at
-    random raises the mean loss of the targets. `harm`: with the prefix of the measurement;
-    `harm_with_prefix`: with the tokens `dummy`, such as a line break, before that prefix."""
+    """Return whether the model needs a prefix, and why.
+
+    Args:
+        scorer: A scorer with states.
+        documents: Documents to try it on.
+        prefix: Token IDs of the prefix of the measurement; empty: none.
+        dummy: Token IDs, such as those of a line break, that are tried before that prefix.
+
+    Returns:
+        `harm`, by how many nats a distant token drawn at random raises the mean loss of the
+        targets; `harm_with_prefix`, the same after the dummy; `needs_prefix`, the verdict.
+    """
     harm = _harm_of_random_token(scorer, documents, tuple(prefix))
     harm_with_dummy = _harm_of_random_token(scorer, documents, (*dummy, *prefix))
     needs_prefix = harm - harm_with_dummy > HARM_NATS
@@ -58,6 +75,7 @@ def _harm_of_random_token(
 ) -> float:
     """Return by how many nats a distant token drawn at random raises the mean loss, with a prefix
     before every window; 0 if no document is long enough."""
+    # For each tried token two rows, one without it and one with it.
     rows = []
     long_enough = [document for document in documents if len(document.tokens) >= MIN_TOKENS]
     documents_to_try = long_enough[:NUM_TRIED]
@@ -77,7 +95,6 @@ def _harm_of_random_token(
     if not rows:
         return 0.0
     losses = np.array([loss_W.mean() for loss_W in scorer.losses(rows)])
-    # Rows alternate: without the token, with it.
     loss_without = losses[0::2]
     loss_with = losses[1::2]
     return float((loss_with - loss_without).mean())
