@@ -31,7 +31,7 @@ from olmo_sparsity.analysis.explain.prepared import Prepared
 from olmo_sparsity.analysis.explain.unrelated import unrelated_documents
 from olmo_sparsity.analysis.measurement.targets import first_place, largest_gaps
 from olmo_sparsity.analysis.options import MIN_GAP, is_whole_number
-from olmo_sparsity.analysis.report.report import note
+from olmo_sparsity.analysis.report.texts_page import note
 from olmo_sparsity.analysis.results.intervals import Interval, percentile_interval, resample_weights
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT, PLACEBO
 from olmo_sparsity.analysis.results.view import html_table, places, quoted, sentence

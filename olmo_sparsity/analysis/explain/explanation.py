@@ -23,7 +23,7 @@ from olmo_sparsity.analysis.explain.page import as_measurement, write_explanatio
 from olmo_sparsity.analysis.options import is_whole_number
 from olmo_sparsity.analysis.results.notes import describe_noise
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.view import Shown
+from olmo_sparsity.analysis.results.targets_in_text import Shown
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.renamed import accepts_old_names
 from olmo_sparsity.models.loaded import using

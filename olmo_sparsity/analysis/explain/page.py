@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from olmo_sparsity.analysis.explain.explained_text import ExplainedText
-from olmo_sparsity.analysis.report.report import note, subtitle, write_page
+from olmo_sparsity.analysis.report.texts_page import note, subtitle, write_page
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.tables import SCHEMAS

@@ -1,45 +1,46 @@
-"""Write numbers and tables as text and HTML, and show targets with their distant units in the text.
+"""Write names, numbers and tables as text for a terminal, and as HTML.
 
-Summary, page and explanation are built from these functions. Two tables go through them: `targets`
-has the columns target, end, text, loss_short, loss_long and gap, a row for each target; `distant`
-has target, rank, first, end, text and nats, a row for each distant unit of a target. Never imports
-torch.
+    format_number(0.5), format_interval(0.5, 0.4, 0.6)    "0.50", "0.50 [0.40, 0.60]"
+    num_of(2000, "target"), spell("add_one")              "2,000 targets", "add one"
+    quoted(text), escape(text)                            untrusted text in a terminal, in HTML
+    html_table(caption, columns, is_open)                 a table that folds
+
+Summary, page and explanation are built from these functions. Never imports torch.
 """
 
 from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import partial
 from numbers import Real
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from olmo_sparsity.base.errors import printable
-
-REACH = 6
-"""Tokens shown on either side of a distant unit."""
-
-MARGIN = 40
-"""Tokens shown before the first highlighted one, and after the last."""
 
 
 def quoted(text: str) -> str:
     """Return untrusted text on one line of a terminal, without white space around it."""
-    return _on_one_line(text).strip()
+    return on_one_line(text).strip()
 
 
-def _on_one_line(text: str) -> str:
+def on_one_line(text: str) -> str:
+    """Return untrusted text on one line of a terminal."""
     return printable(re.sub(r"\s+", " ", text))
 
 
 def format_number(value: Any, digits: int = 2, sign: str = "", minus: str = "−") -> str:
-    """Return a number as text, or an en dash if there is none or it is not finite. `sign`: `+`
-    gives numbers above 0 a sign, too. `minus`: the sign of numbers below 0."""
+    """Return a number as text, or an en dash if there is none or it is not finite.
+
+    Args:
+        value: A number of any library's type, or something else for none.
+        digits: Digits after the point.
+        sign: `+` gives numbers above 0 a sign, too.
+        minus: The sign of numbers below 0.
+    """
     # `Real` includes NumPy's numbers, which a row of a table may hold.
     if not isinstance(value, Real) or not np.isfinite(float(value)):
         return "–"
@@ -58,7 +59,7 @@ def format_interval(
     """Return a value and its interval as text, or the value alone if it has no interval. `digits`,
     `sign` and `minus` are those of `format_number`."""
     shown, shown_low, shown_high = (
-        format_number(end, digits, sign, minus) for end in (value, low, high)
+        format_number(number, digits, sign, minus) for number in (value, low, high)
     )
     if "–" in (shown, shown_low):
         return shown
@@ -72,9 +73,15 @@ with_interval = partial(format_interval, sign="+", minus="-")
 def html_table(
     caption: str, columns: dict[str, Iterable], is_open: bool, quoted_row: int | None = None
 ) -> str:
-    """Return an HTML table that folds. The first column names the group of a row; the style shows
-    it once for each group. `is_open`: whether the table is unfolded at first. `quoted_row`: the
-    number of the row to quote, which is marked."""
+    """Return an HTML table that folds.
+
+    Args:
+        caption: The line that is always visible.
+        columns: Heading → cells. The first column names the group of a row, such as its selector;
+            the style shows it once for each group.
+        is_open: Whether the table is unfolded at first.
+        quoted_row: The number of the row to quote, which is marked; None: no row is.
+    """
     headings = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
     lines = []
     previous_group = None
@@ -120,6 +127,7 @@ def places(first: int, end: int) -> str:
     return f"token {first}" if end == first + 1 else f"tokens {first}:{end}"
 
 
+# 0x202A … 0x202E and 0x2066 … 0x2069 are marks such as RIGHT-TO-LEFT OVERRIDE.
 DIRECTIONS = {code: f"⟨U+{code:04X}⟩" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 """Unicode's marks of writing direction, which would reorder the page around a text."""
 
@@ -129,119 +137,6 @@ def escape(text: Any) -> str:
     return html.escape(str(text).translate(DIRECTIONS), quote=True)
 
 
-# --- targets with their distant units -------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Shown:
-    """Shows targets of a text with their distant units: as highlighted text in a notebook, as a
-    list in a terminal."""
-
-    texts: list[str]
-    targets: pd.DataFrame
-    distant: pd.DataFrame
-    short: int
-
-    def describe(self, bold: bool = False) -> str:
-        """Return the list for a terminal. `bold`: whether it understands ANSI codes."""
-        descriptions = [
-            describe_target(self.texts, target, self.distant, self.short, bold)
-            for target in self.targets.itertuples()
-        ]
-        return "\n\n".join(descriptions)
-
-    def __repr__(self) -> str:
-        return self.describe()
-
-    def _repr_html_(self) -> str:
-        return highlight(self.texts, self.targets, self.distant)
-
-
-def describe_target(
-    texts: Sequence[str], target: Any, distant: pd.DataFrame, short: int, bold: bool = False
-) -> str:
-    """Describe a target with its distant units, one per line, in the text around them. `short`:
-    tokens of the local window."""
-    name = strong(quoted(target.text), bold)
-    word = word_around(texts, target.target, target.end)
-    if word != quoted(target.text):
-        name += f" in “{word}”"
-    lines = [
-        f"{name} ({places(target.target, target.end)}): loss "
-        f"{target.loss_short:.2f} with the last {short} tokens alone, {target.loss_long:.2f} with "
-        f"the long window, gap {target.gap:+.2f} nats"
-    ]
-    units = distant[distant.target == target.target]
-    for unit in units.itertuples():
-        back = f"{target.target - unit.first:,} back"
-        passage = _describe_passage(texts, unit.first, unit.end, bold)
-        lines.append(f"{unit.rank:>3}  {unit.nats:+7.2f} nats  {back:>11}  {passage}")
-    if "loss_without" in units:
-        # The row of the last rank has the losses with, and without, all units of the target.
-        last_unit = units.iloc[-1]
-        lines.append(
-            f"     loss {last_unit.loss_set:.2f} with these and the last {short} tokens, "
-            f"{last_unit.loss_without:.2f} with all but these"
-        )
-    return "\n".join(lines)
-
-
-def word_around(texts: Sequence[str], first: int, end: int) -> str:
-    """Return a target with the rest of the words that it begins and ends in, as tokens are often
-    pieces of words."""
-    text = "".join(texts[first:end])
-    if not text.strip():
-        return quoted(text)
-    before = "".join(texts[max(0, first - REACH) : first])
-    after = "".join(texts[end : end + REACH])
-    if not text[0].isspace():
-        text = re.sub(r".*[^\w'’]", "", before, flags=re.DOTALL) + text
-    if not text[-1].isspace():
-        text += re.sub(r"[^\w'’].*", "", after, flags=re.DOTALL)
-    return quoted(text)
-
-
-def _describe_passage(texts: Sequence[str], first: int, end: int, bold: bool) -> str:
-    """Return a unit in brackets with the text before and after it, on one line."""
-    text_before = _on_one_line("".join(texts[max(0, first - REACH) : first]))
-    unit_text = _on_one_line("".join(texts[first:end]))
-    text_after = _on_one_line("".join(texts[end : end + REACH]))
-    if not unit_text:
-        # A token may hold only the first bytes of a character, which the next tokens complete.
-        completed = next((text for text in texts[end:] if text), "")
-        unit_text = f"part of {completed[:1]}"
-    return f"…{text_before}{strong(f'[{unit_text}]', bold)}{text_after}…"
-
-
 def strong(text: str, bold: bool) -> str:
     """Return a text in bold type, if the terminal has it."""
     return f"\x1b[1m{text}\x1b[0m" if bold else text
-
-
-def highlight(texts: Sequence[str], targets: pd.DataFrame, distant: pd.DataFrame) -> str:
-    """Return HTML of the text with highlighted units and targets, from before the first of them to
-    after the last. The brightness of a unit is its effect relative to the strongest unit of its
-    target."""
-    brightness = np.zeros(len(texts))
-    strongest = distant.groupby("target").nats.max()
-    for unit in distant.itertuples():
-        share = max(0.0, unit.nats) / max(strongest[unit.target], 1e-9)
-        # A token may be in units of several targets.
-        brightness[unit.first : unit.end] = np.maximum(brightness[unit.first : unit.end], share)
-    is_target = np.zeros(len(texts), dtype=bool)
-    for target in targets.itertuples():
-        is_target[target.target : target.end] = True
-
-    highlighted = np.flatnonzero((brightness > 0) | is_target)
-    first = max(0, highlighted.min() - MARGIN)
-    end = min(len(texts), highlighted.max() + 1 + MARGIN)
-    spans = ["…"] if first else []
-    for place in range(first, end):
-        text = escape(texts[place])
-        if brightness[place] > 0:
-            color = f"rgba(255,150,0,{brightness[place]:.2f})"
-            text = f'<mark style="background:{color}">{text}</mark>'
-        spans.append(f"<b><u>{text}</u></b>" if is_target[place] else text)
-    if end < len(texts):
-        spans.append("…")
-    return f'<div style="white-space:pre-wrap">{"".join(spans)}</div>'

@@ -206,6 +206,17 @@ def test_the_row_of_the_sentence_is_marked_and_distances_are_counted(
     assert ranked.distance.median() == row.distance
 
 
+def test_distances_of_targets_without_a_gap_have_no_bars(
+    page: Page, results: Results, tmp_path: Path
+) -> None:
+    short = results.losses.loss_short
+    without_gap = results.losses.assign(loss_long=short, placebo_loss_long=short)
+    page_without_gap = page_of(replace(results, losses=without_gap), tmp_path)
+    assert "tokens back" in page_without_gap.text
+    assert "as bars" in page.text
+    assert "as bars" not in page_without_gap.text
+
+
 def test_page_and_terminal_call_a_column_by_the_same_words() -> None:
     words = {column.name: display.heading for column, display in page_columns()}
     for has_net in (True, False):

@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from olmo_sparsity.analysis.results.view import (
+from olmo_sparsity.analysis.results.targets_in_text import (
     MARGIN,
     describe_target,
-    format_number,
     highlight,
     word_around,
 )
+from olmo_sparsity.analysis.results.view import format_number
 
 TEXTS = ["In", " 1906", " she", " su", "ed", " the", " jour", "nal", "ist", ".", "\n", "é"]
 

@@ -1,0 +1,151 @@
+"""Write the numbers of a measurement as HTML tables: its summary, and the split by distance.
+
+    summary → `summary_tables` → a table for each target set
+    the row to quote → `split_by_distance` → a table of distances with bars
+
+`columns.PAGE` lists the columns that are shown. Never imports torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import pandas as pd
+
+from olmo_sparsity.analysis.report.document_data import Menus, in_order
+from olmo_sparsity.analysis.results.by_distance import (
+    SPLIT,
+    cells_of_distances,
+    describe_distances,
+    split_by_distance,
+)
+from olmo_sparsity.analysis.results.columns import HEADINGS, ShownColumn, page_columns
+from olmo_sparsity.analysis.results.conclusion import quoted_row_of
+from olmo_sparsity.analysis.results.meta import SETS, main_set
+from olmo_sparsity.analysis.results.notes import describe_intervals
+from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.terminal_table import describe_placebo
+from olmo_sparsity.analysis.results.view import (
+    escape,
+    format_number,
+    html_table,
+    num_of,
+    sentence,
+    spell,
+)
+
+
+def summary_tables(results: Results) -> str:
+    """Return HTML of a table for each target set, the main one first, and of the table of
+    distances."""
+    menus = Menus.of(results)
+    summary = results.summary
+    rank = {name: number for number, name in enumerate([*menus.selectors, *menus.units])}
+
+    def rank_of(column: pd.Series) -> pd.Series:
+        """Return what a column is sorted by: names by their order in the menus, k by itself."""
+        return column if column.name == "k" else column.map(rank)
+
+    main = main_set(summary.target_set)
+    tables = []
+    for target_set in in_order(SETS, summary.target_set):
+        rows = summary[summary.target_set == target_set]
+        rows = rows.sort_values(["selector", "units", "k"], key=rank_of)
+        caption = _caption(results, target_set, rows)
+        quoted_row = None
+        if target_set == main:
+            caption += " The row to quote is marked."
+            is_quoted = rows.index == quoted_row_of(results)
+            quoted_row = int(is_quoted.argmax()) if is_quoted.any() else None
+        columns: dict[str, Iterable] = {
+            "selector": rows.selector.map(spell),
+            "units": rows.units,
+            "k": rows.k,
+        }
+        for shown in page_columns():
+            columns[shown.display.heading] = _cells_of_page(rows, shown)
+        tables.append(html_table(caption, columns, target_set == main, quoted_row))
+    distances = _distance_table(results)
+    if distances:
+        tables.append(distances)
+    return "\n".join(tables) or "<p>Nothing was measured.</p>"
+
+
+def _caption(results: Results, target_set: str, rows: pd.DataFrame) -> str:
+    """Return the caption of the table of a target set: its targets, and which intervals it has."""
+    first = rows.iloc[0]
+    targets = num_of(first.num_targets, "target")
+    documents = num_of(first.num_documents, "document")
+    intervals = describe_intervals(first, bool(rows.net.notna().any()))
+    return (
+        f"Targets: {results.spell_set(target_set)} · {targets} in {documents}; "
+        f"{describe_placebo(first)}. {sentence(intervals)}"
+    )
+
+
+def _cells_of_page(rows: pd.DataFrame, shown: ShownColumn) -> Iterable:
+    """Return the cells of a column of the page: numbers as text, or tuples of a value and the ends
+    of its interval."""
+    column, display = shown
+    if column.has_interval and display.has_interval:
+        return rows[[*column.names]].itertuples(index=False, name=None)
+    return [
+        format_number(value, display.digits, display.sign) for value in rows[column.name].tolist()
+    ]
+
+
+def describe_columns() -> str:
+    """Return an HTML list of the columns of these tables, with what they mean."""
+    items = []
+    for column, display in page_columns():
+        meaning = re.sub(r"`(.*?)`", r"<code>\1</code>", escape(column.meaning))
+        name = f"{escape(display.heading)} (<code>{escape(column.name)}</code>)"
+        items.append(f"<dt>{name}</dt><dd>{meaning}</dd>")
+    return f"<dl>{''.join(items)}</dl>"
+
+
+LENGTH_OF_BAR = 40
+"""Length of the longest bar of the table of distances, in characters."""
+
+COLUMNS_OF_BARS = ("net", "excess", "recovery")
+"""Columns that bars may show. Net excess says most about distances; the others stand in for it
+where it is not known."""
+
+
+def _distance_table(results: Results) -> str:
+    """Return HTML of a table with bars that splits the row to quote by how far back its units are.
+    Return an empty text if there is no such row, or no units."""
+    if results.summary.empty:
+        return ""
+    row = results.summary.loc[quoted_row_of(results)]
+    bins = split_by_distance(results, row)
+    if bins.empty:
+        return ""
+    headings = ["tokens back", "units here", "random units", *(HEADINGS[name] for name in SPLIT)]
+    cells = [
+        [cell.replace("-", "−") for cell in column]
+        for column in zip(*cells_of_distances(bins), strict=True)
+    ]
+    columns: dict[str, Iterable] = dict(zip(headings, cells, strict=True))
+    # None is known if the targets have no gap.
+    known_columns = [name for name in COLUMNS_OF_BARS if bins[name].notna().any()]
+    if known_columns:
+        name = known_columns[0]
+        columns[f"{HEADINGS[name]}, as bars"] = _bars(bins[name])
+    caption = sentence(describe_distances(row))
+    return html_table(f"{caption} {ABOUT_DISTANCES}", columns, True)
+
+
+def _bars(values: pd.Series) -> list[str]:
+    """Return a bar for each value, of a length in proportion to it; none for values below 0."""
+    values = values.clip(lower=0).fillna(0)
+    largest = max(values.max(), 1e-9)
+    return ["█" * round(LENGTH_OF_BAR * value / largest) for value in values]
+
+
+ABOUT_DISTANCES = (
+    "Units lie where there is text, as random ones show; only excess and net excess say at which "
+    "distance the targets depend on it."
+)
+"""What the table of distances means, on the page and in the documentation."""
