@@ -1,7 +1,7 @@
 """Find the tokens of a document that a user names with `at`.
 
     at="Ayrton"                each occurrence of the words → a span of tokens for each
-    at=re.compile("19\\d\\d")    each match of a regular expression
+    at=re.compile("19..")      each match of a regular expression
     at=7, at=slice(7, 9)       a token by its number, or a run of tokens
     at=["Ayrton", 7]           several of these
 

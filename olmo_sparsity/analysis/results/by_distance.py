@@ -1,11 +1,18 @@
 """Split recovery and excess of one row of the summary by how far back the chosen units are.
 
+    row of the summary → ranked units with their distances → bins of powers of two → a table
+
 Where the chosen units are says little: most places are far back, so random units are there, too.
-What depends on a distance is the excess: of each target, the loss reduction by its own k units is
-divided among these in proportion to their influence, and so is that by the units of an unrelated
-text, at the distances where these are. Both are summed by distance, and divided by the gap of all
-targets. So the bins of recovery, unrelated, excess, placebo excess and net excess add up to the
-values of the row. Never imports torch.
+What depends on a distance is the excess. The loss reduction by the k own units of a target is
+divided among these in proportion to their influence; the loss reduction by the units of an
+unrelated text is divided among those, at the distances where they are:
+
+    L_short − L_k = 4 nats, k=2    unit 5 tokens back, influence 3    → 3 nats to the bin 4 to 7
+                                   unit 20 tokens back, influence 1   → 1 nat to the bin 16 to 31
+
+Both are summed by distance, and divided by the gap of all targets. So the bins of recovery,
+unrelated, excess, placebo excess and net excess add up to the values of the row. Never imports
+torch.
 
 Dimension key: B bins of distance, D documents, N ranked units of all targets.
 """
@@ -30,23 +37,24 @@ RANDOM = "random"
 
 
 class _BinShares(NamedTuple):
-    """The loss reduction by the units of each bin, divided by the gap of all targets."""
+    """The fraction of the gap of all targets that the units of each bin recover."""
 
     own_B: list[Bootstrapped]
-    """By the units that were ranked in the text that the targets were chosen by."""
+    """Units of the text that the targets were chosen by."""
 
     unrelated_B: list[Bootstrapped]
-    """By the units of another text, as a control."""
+    """Units of another text, as a control."""
 
 
 def split_by_distance(results: Results, row: Any) -> pd.DataFrame:
-    """Return a line for each power of two of the distance, from the nearest. `row`: a row of the
-    summary. The columns:
+    """Return a row of a table for each power of two of the distance, from the nearest; an empty
+    table if no units were ranked. `row`: a row of the summary. The columns:
 
-    first, last: the distances of the bin, in tokens from a unit's first token to the target
-    share_units, share_random: the share of the chosen and of random units that are there
-    recovery, unrelated: their share of the whole gap
-    excess, placebo, net, net_low, net_high: as in the summary, of this bin
+        first, last                 the distances of the bin, in tokens from a unit's first token to
+                                    the target
+        share_units, share_random   the fraction of the chosen and of random units that are there
+        recovery, unrelated         the fraction of the whole gap that they recover
+        excess, placebo, net, …     as in the summary, of this bin
     """
     units = _ranked_units(results, row, units=row["units"], selector=row["selector"])
     recovery = results.recovery
@@ -100,8 +108,11 @@ def split_by_distance(results: Results, row: Any) -> pd.DataFrame:
 
 
 def _ranked_units(results: Results, row: Any, units: str, selector: str) -> pd.DataFrame:
-    """Return the first k units of each target, own and unrelated, with the `power` of two of their
-    distance, and the `weight` of each among the k."""
+    """Return the first k units of each target of a row of the summary, own and unrelated.
+
+    The column `power` says in which bin a unit is: the distance, rounded down to a power of two.
+    `weight` is the fraction of the loss reduction by the k units that is assigned to it.
+    """
     targets = results.targets[results.targets.target_set == row["target_set"]]
     ranked = results.influence
     ranked = ranked[(ranked.units == units) & (ranked.selector == selector)]
@@ -120,7 +131,8 @@ def _ranked_units(results: Results, row: Any, units: str, selector: str) -> pd.D
 
 
 def _shares_of_units(units: pd.DataFrame, powers: range) -> np.ndarray:
-    """Return the share of own units in each bin; NaN if there are none."""
+    """Return the fraction of the documents' own units that is in each bin; NaN if there are
+    none."""
     is_own = (units.control == "own") & (units.distant_part == DOCUMENT)
     power_N = units.power[is_own].to_numpy()
     if not len(power_N):
@@ -131,8 +143,14 @@ def _shares_of_units(units: pd.DataFrame, powers: range) -> np.ndarray:
 def _shares_of_gap(
     rows: pd.DataFrame, units: pd.DataFrame, powers: range, documents: pd.Index
 ) -> _BinShares:
-    """Divide the loss reduction by the units of each bin by the gap of all targets. `rows`: rows of
-    `pair` of one kind of distant text."""
+    """Divide the loss reduction by the units of each bin by the gap of all targets.
+
+    Args:
+        rows: Rows of `pair` with one kind of distant context.
+        units: The units of `_ranked_units`.
+        powers: The bins.
+        documents: The documents that are resampled.
+    """
     document_T = documents.get_indexer(rows.whole_document)
     own_DB = _reductions_by_bin(rows, "own", units, powers, documents)
     unrelated_DB = _reductions_by_bin(rows, "unrelated", units, powers, documents)
@@ -150,8 +168,8 @@ def _shares_of_gap(
 def _reductions_by_bin(
     rows: pd.DataFrame, control: str, units: pd.DataFrame, powers: range, documents: pd.Index
 ) -> np.ndarray:
-    """Return reduction_DB, the loss reduction by the units of each bin in each document, in nats;
-    NaN if it is not known for all targets."""
+    """Return reduction_DB, the loss reduction by the units of each bin in each document, in nats.
+    All are NaN if it is not known for all targets. `control`: `own` or `unrelated` units."""
     name = f"{control}_reduction"
     keys = [*KEYS, "distant_part"]
     placed = units[units.control == control].merge(rows[[*keys, "whole_document", name]], on=keys)
@@ -159,7 +177,8 @@ def _reductions_by_bin(
     document_N = documents.get_indexer(placed.whole_document)
     bin_N = placed.power - powers.start
     np.add.at(reduction_DB, (document_N, bin_N), placed.weight * placed[name])
-    if rows[name].isna().any() or not len(placed):
+    is_known = len(placed) > 0 and rows[name].notna().all()
+    if not is_known:
         reduction_DB[:] = np.nan
     return reduction_DB
 

@@ -17,9 +17,9 @@ from olmo_sparsity.text.windows import Windows
 
 
 def distances(targets: pd.DataFrame, influence: pd.DataFrame) -> pd.DataFrame:
-    """Return a row with a `distance` for each ranked unit, in each target set of its target: the
-    number of tokens from the unit's first token to the target. The units are those of the
-    document's own distant context."""
+    """Return a row for each ranked unit of the documents' own distant context, in each target set
+    of its target. The column `distance` is the number of tokens from the unit's first token to the
+    target."""
     columns = [*KEYS, "units", "selector", "rank", "distant_first"]
     ranked = _with_target_sets(targets, influence, columns)
     return ranked.assign(distance=ranked.target - ranked.distant_first)
@@ -42,8 +42,9 @@ def median_distances(
 def shares_of_all(
     targets: pd.DataFrame, recovery: pd.DataFrame, windows: Mapping[str, Any]
 ) -> pd.DataFrame:
-    """Return the share of targets whose k units hold all distant tokens, by the columns of
-    `GROUPS`. There recovery is 1 whatever the units are. `windows`: the section of meta.json."""
+    """Return the fraction of targets whose k units hold all distant tokens, as the column
+    `share_all`, by the columns of `GROUPS`. At such targets recovery is 1 whatever the units are.
+    `windows`: the section of meta.json."""
     columns = [*KEYS, "units", "selector", "k", "num_tokens"]
     rows = _with_target_sets(targets, recovery, columns)
     num_distant = _num_distant_tokens(rows.target, windows)
@@ -52,9 +53,9 @@ def shares_of_all(
 
 
 def _num_distant_tokens(target: pd.Series, windows: Mapping[str, Any]) -> pd.Series:
-    """Return the number of distant tokens of each target, those between the first distant token and
-    the local window of its block."""
-    cut = Windows(
+    """Return the number of distant tokens of each target: those before the local window of its
+    block."""
+    lengths = Windows(
         long=windows["long"],
         short=windows["short"],
         stride=windows["stride"],
@@ -62,15 +63,20 @@ def _num_distant_tokens(target: pd.Series, windows: Mapping[str, Any]) -> pd.Ser
         most=windows.get("most"),
         least=windows.get("least", 1),
     )
-    start = cut.start_of(target)
-    return start - cut.first_distant(start) - cut.short
+    start = lengths.start_of(target)
+    return start - lengths.first_distant(start) - lengths.short
 
 
 def _with_target_sets(
     targets: pd.DataFrame, rows: pd.DataFrame, columns: list[str]
 ) -> pd.DataFrame:
-    """Return the rows of the document's own units, one for each target set of their target. `rows`:
-    of the table influence or recovery."""
+    """Return the rows of the documents' own units, each once for every target set of its target.
+
+    Args:
+        targets: The table of targets.
+        rows: The table influence or recovery.
+        columns: The columns of it to return.
+    """
     is_own = (rows.distant_part == DOCUMENT) & (rows.control == "own")
     document_targets = targets[targets.distant_part == DOCUMENT]
     target_sets = document_targets[[*KEYS, "target_set"]]

@@ -38,7 +38,8 @@ def summary_in_order_of_units(results: Results) -> pd.DataFrame:
 
 
 def _rows_to_quote(results: Results) -> pd.DataFrame:
-    """Return the rows of the main target set and the first selector, the row to quote first."""
+    """Return the rows of the main target set and the first selector. The first of them is the row
+    to quote."""
     summary = summary_in_order_of_units(results)
     name = main_set(summary.target_set)
     rows = summary[(summary.target_set == name) & (summary.selector == results.meta.selectors[0])]
@@ -121,14 +122,16 @@ _HEADLINES = {
 
 
 def _headline_column(row: pd.Series, shows_net: bool) -> str:
-    """Return the column that decides the verdict: the strictest that this measurement has."""
+    """Return the name of the column that decides the verdict: the strictest that has a value.
+    `shows_net`: whether net excess means something for these targets."""
     if not shows_net or pd.isna(row.net):
         return "excess"
     return "net" if pd.isna(row.net_equal) else "net_equal"
 
 
 def _verdict(row: pd.Series, headline: str) -> str:
-    """Return whether the interval of the column `headline` lies above 0, below it or around it."""
+    """Return the verdict in words, by whether the interval of the column `headline` lies above 0,
+    below it or around it."""
     if row[f"{headline}_low"] > 0:
         return "the targets depend on it beyond chance"
     if row[f"{headline}_high"] < 0:

@@ -34,8 +34,9 @@ def has_net(rows: pd.DataFrame) -> bool:
 
 
 def describe_few(row: Any, has_net: bool) -> str:
-    """Say why a row of the summary has too few targets for an interval. Return an empty text if it
-    has enough. `has_net`: whether its placebo targets must be enough, too."""
+    """Return why a row of the summary has too few targets for an interval, or an empty text if it
+    has enough. `has_net`: whether it shows net excess, so that its placebo targets must be enough,
+    too."""
     frame = pd.DataFrame([row])
     if has_few_targets(frame).any():
         documents = num_of(row["num_documents"], "document")
@@ -61,8 +62,9 @@ def warnings_of_few(row: Any, has_net: bool) -> list[str]:
 
 
 def describe_missing_placebo(row: Any, is_transfer: bool) -> str:
-    """Say that targets which were selected by their gap have no placebo targets. Return an empty
-    text if they have some, or need none. `is_transfer`: whether another model ranked the units."""
+    """Return a warning that targets which were selected by their gap have no placebo targets, or an
+    empty text if they have some, or need none. `is_transfer`: whether another model ranked the
+    units, so that no placebo is needed."""
     needs_placebo = row["target_set"] in SETS_BY_OUTCOME and not is_transfer
     if needs_placebo and row.get("num_placebo_targets") == 0:
         return "no placebo targets, so no net excess"

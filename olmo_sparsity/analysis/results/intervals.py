@@ -9,7 +9,16 @@ computation is written once:
 
 SciPy has all this, and is too large for it (docs/development.md). Never imports torch.
 
-Dimension key: D documents, V values, R bootstrap resamples; N pairs of rows of A values."""
+Three documents with sums of gain and of tokens, and one of the resamples, which drew the second
+document twice and the third never:
+
+    sums_DV                 gain  tokens     weights_RD   1 2 0
+                  first      2.0      10
+                  second     9.0      20     sums of all documents        16.0  60 → mean 0.27
+                  third      5.0      30     sums of this resample        20.0  50 → mean 0.40
+
+Dimension key: D documents, V values, R bootstrap resamples; N pairs of rows of A values.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +38,18 @@ FEW_FOR_BOOTSTRAP = 25
 """With fewer documents percentile intervals cover 80 to 92%, not 95% (docs/results.md)."""
 
 BOOTSTRAP = "95%, by a bootstrap over documents"
-"""What readers are told of an interval by `percentile_interval`."""
+"""How outputs describe an interval of `percentile_interval`."""
 
 NORMAL = 1.959964
-"""97.5% of a normal distribution."""
+"""The quantile below which 97.5% of a standard normal distribution lie."""
 
 
 @lru_cache(maxsize=4)
 def resample_weights(num_documents: int, seed: int = 0) -> np.ndarray:
     """Return weights_RD: how often each document is drawn in each resample."""
     generator = np.random.default_rng(seed)
-    share = np.full(num_documents, 1 / num_documents)
-    return generator.multinomial(num_documents, share, size=NUM_RESAMPLES).astype(float)
+    chance = np.full(num_documents, 1 / num_documents)
+    return generator.multinomial(num_documents, chance, size=NUM_RESAMPLES).astype(float)
 
 
 class Interval(NamedTuple):
@@ -55,9 +64,9 @@ NO_INTERVAL = Interval(float("nan"), float("nan"), float("nan"))
 
 
 def percentile_interval(resampled_R: np.ndarray, value: float) -> Interval:
-    """Return the value and the ends of its 95% percentile interval over resamples; NaN for all
-    three if there is no value, or if too few resamples have one."""
-    # If too many resamples have no gap, the others are a biased sample.
+    """Return the value and the ends of its 95% percentile interval over resamples. Return NaN for
+    all three if there is no value, or if more than 2% of the resamples have none."""
+    # A resample may draw only documents without a gap. If many do, the others are a biased sample.
     if not np.isfinite(value) or np.isfinite(resampled_R).mean() < 0.98:
         return NO_INTERVAL
     low, high = np.nanpercentile(resampled_R, [2.5, 97.5])
@@ -133,10 +142,13 @@ def t_interval(values_D: np.ndarray) -> Interval:
 
 def width_ratio(num_documents: float) -> float:
     """Return the factor by which a bootstrap interval over so few documents is too narrow: its
-    quantile should be Student's, and a resample divides the variance by n instead of n − 1."""
+    quantile should be Student's, and a resample divides the variance by n instead of n − 1. Return
+    1 for enough documents, and NaN for fewer than three."""
     if num_documents >= FEW_FOR_BOOTSTRAP:
         return 1.0
-    if not num_documents > 2:
+    # This comparison is false for NaN, too.
+    has_three = num_documents > 2
+    if not has_three:
         return float("nan")
     freedom = int(num_documents) - 1
     return quantile(0.025, freedom) / NORMAL * sqrt(num_documents / freedom)

@@ -29,7 +29,7 @@ LARGEST_EXPONENT = 700
 
 def mean_gap(losses: pd.DataFrame, parts: Parts | None = None) -> Interval:
     """Return the mean of L_short − L_long over all tokens, in nats, and its interval over
-    documents. `parts`: of documents that were split, which are resampled whole."""
+    documents. `parts`: the parts of documents that were split, which are resampled whole."""
     gaps = (losses.loss_short - losses.loss_long).astype(float)
     values = pd.DataFrame({"gap": gaps, "num_tokens": 1.0})
     sums_by_document = values.groupby(whole_documents(losses.document, parts).to_numpy()).sum()

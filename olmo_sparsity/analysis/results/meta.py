@@ -1,6 +1,7 @@
-"""Declare the content of meta.json, which says what was measured, and the target sets.
+"""Declare the content of meta.json, which says what was measured, and the names of target sets.
 
-Statistics, figures and `Results` all read these. Never imports torch.
+summing_up.py of measurement writes meta.json; statistics, figures and `Results` read it. Never
+imports torch.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ class Meta:
     """meta.json: what was measured, and with which settings."""
 
     model: dict = field(default_factory=dict)
+    """name, fingerprint, num_parameters, batch_noise; `trained`, how it was trained, if known."""
+
     data: dict = field(default_factory=dict)
+    """source and fingerprint of the text, its groups, and the parts of split documents."""
+
     dtype: str = ""
     windows: dict = field(default_factory=dict)
     """long, short, stride, prefix, distant_states, …"""
@@ -38,8 +43,12 @@ class Meta:
     selectors: list = field(default_factory=list)
     ks: list = field(default_factory=list)
     controls: dict = field(default_factory=dict)
+    """control, the kind of unrelated text, and draws, how many there are of each target."""
+
     seed: int = 0
     targets: dict = field(default_factory=dict)
+    """How targets were chosen: share, min_gap, threshold; or by which other measurement."""
+
     induction: dict = field(default_factory=dict)
     """The induction check: the drop in loss on a repeated passage."""
 
@@ -56,7 +65,11 @@ class Meta:
     handful of targets."""
 
     longppl: dict = field(default_factory=dict)
+    """Perplexity of all tokens and of key tokens (`loss_statistics.longppl`)."""
+
     counts: dict = field(default_factory=dict)
+    """Numbers of documents: measured, left, too short, trained on."""
+
     commit: str | None = None
     versions: dict = field(default_factory=dict)
     machine: str = ""
@@ -64,3 +77,4 @@ class Meta:
     seconds_of_last_start: float = 0.0
     token_forwards_of_last_start: int = 0
     identity: dict = field(default_factory=dict)
+    """What processes had to share to measure into one folder (identity.json)."""

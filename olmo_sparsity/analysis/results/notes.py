@@ -1,7 +1,8 @@
-"""Say what to know about the numbers of a measurement, in sentences for a terminal and a page.
+"""Describe what a reader must know about the numbers of a measurement, in sentences.
 
-Each function describes one thing: the text and its losses, the gaps, the intervals, and what makes
-numbers doubtful, such as a model that does not copy. Never imports torch.
+Each `describe_…` returns text for a terminal and a page about one thing: the text and its losses,
+the gaps, the intervals, and what makes numbers doubtful, such as a model that does not copy. The
+last ones return an empty text where there is nothing to say. Never imports torch.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ INTERVALS = (
 
 
 def describe_parts(results: Results) -> str:
-    """Say how many documents were split into how many parts, and which of the two are counted."""
+    """Return how many documents were split into how many parts, and which of the two are
+    counted."""
     total = sum(map(len, results.parts.values()))
     return (
         f"{num_of(len(results.parts), 'document')} in {num_of(total, 'part')} (--split-long). Rows "
@@ -85,7 +87,8 @@ def describe_gap(results: Results) -> str:
         by_placebo = (
             f"; an unrelated text gains as much ({threshold:.2f} nats) on {placebo_share:.1%}"
         )
-    # Sums are over the measured tokens; divided by their share, they are those of all tokens.
+    # Sums are over the measured tokens; divided by the sampled fraction, they estimate those of all
+    # tokens.
     sample = results.meta.windows.get("sample", 1.0)
     estimated = f", estimated from a sample of {sample:.1%}," if sample < 1 else ""
     return (
@@ -106,7 +109,7 @@ def _gaps_of_evaluated_targets(results: Results) -> pd.Series:
 
 
 def _describe_change(nats: float) -> str:
-    """Say what a text does to the loss. `nats`: by how much it falls."""
+    """Return what a text does to the loss, as words. `nats`: by how much the loss falls."""
     changes = "reduces" if nats >= 0 else "raises"
     return f"{changes} the loss by {abs(nats):,.0f} nats"
 
@@ -115,7 +118,7 @@ def _describe_change(nats: float) -> str:
 
 
 def describe_intervals(row: Any, has_net: bool) -> str:
-    """Say which intervals a table has: by a bootstrap, by Student's t, or none.
+    """Return which intervals a table has, as words: by a bootstrap, by Student's t, or none.
 
     `row`: a row of the summary. `has_net`: whether the table shows net excess, which has an
     interval only if the placebo has enough targets."""
@@ -132,8 +135,8 @@ def describe_intervals(row: Any, has_net: bool) -> str:
 
 
 def describe_noise(model: dict[str, Any]) -> str:
-    """Warn of losses that depend on the other rows of a batch. Return an empty text if they hardly
-    do. `model`: the section of meta.json."""
+    """Return a warning if losses depend on the other rows of a batch, or an empty text if they
+    hardly do. `model`: the section of meta.json."""
     nats = model.get("batch_noise", 0.0)
     if nats < LOUD_NOISE:
         return ""
@@ -164,8 +167,8 @@ def describe_induction(check: dict[str, Any], interpretation: Interpretation) ->
 
 
 def describe_sink(check: dict[str, Any]) -> str:
-    """Warn that the measured model needs a prefix; empty if it does not, or has one. `check`: the
-    sink check of meta.json."""
+    """Return a warning if the measured model needs a prefix and had none, or an empty text.
+    `check`: the result of the sink check."""
     if not check.get("needs_prefix"):
         return ""
     return (

@@ -36,8 +36,8 @@ def as_reported(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_t_intervals(summary: pd.DataFrame) -> pd.DataFrame:
-    """Return the summary with wider intervals of net excess where few documents have targets:
-    stretched from those of a normal distribution to Student's t."""
+    """Return the summary with wider intervals of net excess where few documents have targets: they
+    are stretched from those of a normal distribution to Student's t."""
     if "num_placebo_documents" not in summary:
         return summary.copy()
     # A difference is as uncertain as the part of it that has fewer documents.

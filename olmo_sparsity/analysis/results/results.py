@@ -2,9 +2,11 @@
 
     results = read_results("results/mine")
     results.summary                      # a row for each target set, units, selector and k
-    compare(results, read_results("results/other"))
+    compare(results, read_results("results/other"))    # net excess of one minus the other's
+    transfer(results, read_results("results/other"))   # two models that evaluate each other's units
 
-Never imports torch.
+A measurement of an earlier version lacks columns of the summary; `read_results` computes them from
+the other tables (`complete_summary`). Never imports torch.
 """
 
 from __future__ import annotations
@@ -140,7 +142,8 @@ def transfer(first: ResultsOrFolder, second: ResultsOrFolder) -> pd.DataFrame:
 
 
 def _read_if_folder(name: str, results: ResultsOrFolder) -> Results:
-    """Return the results, read if they are a folder. `name`: of the argument, for messages."""
+    """Return results as they are, or read them from their folder. `name`: the argument that an
+    error names."""
     if isinstance(results, str | PathLike):
         return read_results(results)
     check_type(name, results, Results, "what `measure` returned, or its folder")
@@ -148,8 +151,8 @@ def _read_if_folder(name: str, results: ResultsOrFolder) -> Results:
 
 
 def differing_conditions(first: Results, second: Results) -> dict[str, tuple[Any, Any]]:
-    """Return the settings in which two measurements differ: name → both values. The model is not
-    one of them."""
+    """Return the settings in which two measurements differ, without their models: name → the value
+    of the first, and that of the second."""
     first_values = _conditions(first.meta)
     second_values = _conditions(second.meta)
     return {
@@ -170,7 +173,8 @@ def _conditions(meta: Meta) -> dict[str, Any]:
 
 
 def _pairs(first: Results, second: Results) -> list[pd.DataFrame]:
-    """Return what `pair` makes of each of two measurements, which must be of one text."""
+    """Return the rows of `pair` of each of two measurements. DataError if they are of different
+    texts, so that their targets have no partners."""
     states = differing_conditions(first, second).get("distant_states")
     if states is not None and "replaced" in states:
         raise DataError(
@@ -203,20 +207,23 @@ def _have_same_text(first: Results, second: Results) -> bool:
         for results in (first, second)
     )
     shared = first_texts.index.intersection(second_texts.index)
-    pairs = zip(first_texts[shared], second_texts[shared], strict=True)
+    # One measurement may have read less of a document than the other.
     return len(shared) > 0 and all(
-        min(pair, key=len) == max(pair, key=len)[: len(min(pair, key=len))] for pair in pairs
+        first_text.startswith(second_text) or second_text.startswith(first_text)
+        for first_text, second_text in zip(first_texts[shared], second_texts[shared], strict=True)
     )
 
 
 FILES = ("meta.json", *(f"{name}.parquet" for name in SCHEMAS))
+"""The files of a finished measurement, which its manifest lists."""
 
 REMEDY = "the same `olmo-sparsity measure` command makes it again; or copy the complete folder"
+"""What an error advises to do about a damaged measurement."""
 
 
 def read_results(folder: str | Path) -> Results:
-    """Read the folder of a finished measurement. DataError says what else the folder is, or what it
-    lacks."""
+    """Read the folder of a finished measurement. If it is something else, or lacks something,
+    DataError says what."""
     check_type("folder", folder, (str, PathLike), "the name of a folder of `measure`")
     folder = path_of("folder", folder)
     _check_holds_measurement(folder)
@@ -270,7 +277,14 @@ def complete_summary(
     summary: pd.DataFrame, tables: Mapping[str, pd.DataFrame], meta: Meta, is_final: bool = False
 ) -> pd.DataFrame:
     """Return a summary as it is stored and shown: with all columns, in their order, and with final
-    intervals. `is_final`: whether the intervals that the summary has are final already."""
+    intervals.
+
+    Args:
+        summary: A summary that may lack columns.
+        tables: The other tables of the measurement, by their names.
+        meta: Its meta.json.
+        is_final: Whether the intervals that the summary has are final already.
+    """
     names = SCHEMAS["summary"].names
     if summary.empty:
         return summary.reindex(columns=names)

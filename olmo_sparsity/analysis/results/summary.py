@@ -1,7 +1,13 @@
 """Describe a measurement for a terminal: a conclusion in one sentence, then the tables behind it.
 
-`describe` is the main entry. The conclusion is that of conclusion.py, the sentences are those of
-notes.py, which the page of report.py shows, too. Never imports torch.
+    the conclusion                                    conclusion.py
+    model, text, windows, checks, losses, gaps        notes.py
+    a table of the main target set                    terminal_table.py
+    the quoted row by distance                        by_distance.py
+    the quoted row for each group of documents
+    a short table for each other target set
+
+`describe` is the entry point. Never imports torch.
 """
 
 from __future__ import annotations
@@ -98,9 +104,9 @@ def _describe_conditions(results: Results) -> list[str]:
 
 
 def _format_groups(results: Results, first: pd.Series) -> list[str]:
-    """Return the row `first` of the summary again for each group of documents (`--group-field`),
+    """Return a table for each group of documents (`--group-field`): the row `first` of the summary,
     computed over the documents of this group alone. Groups without enough targets for an interval
-    are counted only."""
+    are only counted."""
     lines = []
     num_hidden = 0
     groups = results.meta.data.get("groups", {})
@@ -128,8 +134,8 @@ def _format_groups(results: Results, first: pd.Series) -> list[str]:
 
 
 def _format_distances(results: Results) -> list[str]:
-    """Return a table that splits the quoted row by how far back its units are. Where units are is
-    no result by itself, so that random units are beside them."""
+    """Return the lines of a table that splits the quoted row by how far back its units are. Where
+    units are is not a result by itself, so random units are shown beside them."""
     row = results.summary.loc[quoted_row_of(results)]
     bins = split_by_distance(results, row)
     if bins.empty:
@@ -146,8 +152,8 @@ def _format_distances(results: Results) -> list[str]:
 
 
 def _format_other_sets(results: Results, summary: pd.DataFrame, main: str) -> list[str]:
-    """Return a table for each target set besides the main one. It has only the rows of the first
-    selector with the smallest k."""
+    """Return a short table for each target set but the main one: the rows of the first selector
+    with the smallest k."""
     is_brief = (summary.selector == results.meta.selectors[0]) & (summary.k == summary.k.min())
     has_placebo = has_net(summary[summary.target_set == main])
     tables = []

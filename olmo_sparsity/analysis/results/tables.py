@@ -2,8 +2,13 @@
 
 `SCHEMAS` names all tables with their columns. A measurement runs in two phases over the documents,
 and each phase fills some of the tables document by document (`PHASES`); the tables `targets` and
-`summary` are computed from those at the end. docs/measure.md explains the columns. Never imports
-torch.
+`summary` are computed from those at the end:
+
+    phase "losses"      documents, losses
+    phase "recovery"    tokens, influence, recovery, lds, costs
+    at the end          targets, summary
+
+docs/measure.md explains the columns. Never imports torch.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from olmo_sparsity.base.files import read_parquet, write_atomically
 from olmo_sparsity.base.renamed import current_name
 
 Columns = Mapping[str, np.ndarray | list | pd.Series]
+"""Name of a column → its values."""
 
 _TYPES = {
     "int32": pa.int32(),
@@ -106,6 +112,8 @@ PHASES = {
 """The two phases of a measurement, with the tables of each."""
 
 MADE_OF_PARTS = PHASES["losses"] | PHASES["recovery"]
+"""The tables that are filled document by document, and stored in parts until the end."""
+
 SCHEMAS = MADE_OF_PARTS | {
     "targets": _schema(
         document="int32", target="int32", distant_part="text", target_set="text", end="int32"
@@ -122,7 +130,8 @@ def join_documents(rows_of_documents: Mapping[int, Columns]) -> pd.DataFrame:
 
 
 def to_table(name: str, columns: Columns, origin: str) -> pa.Table:
-    """Convert columns to a table of the schema `name`. `origin`: how an error names the rows."""
+    """Convert columns to a table of Arrow, with the schema of the table `name`. DataError if a
+    number is not finite that must be. `origin`: how an error names the rows."""
     schema = SCHEMAS[name]
     assert columns.keys() == set(schema.names), f"{origin}: {set(schema.names) ^ columns.keys()}"
     lengths = {column: len(values) for column, values in columns.items()}
@@ -154,8 +163,8 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 
 def read_table(path: Path, name: str, omit: Collection[str] = ()) -> pa.Table:
-    """Read the file of the table `name`, without the columns `omit`. The manifest of the folder
-    must have been verified."""
+    """Read the file of the table `name`, without the columns `omit`. The caller must have compared
+    the file with the manifest of its folder."""
     table = with_current_columns(read_parquet(path, "measure again"))
     check_columns(path, name, table.schema, omit)
     return table.select([column for column in SCHEMAS[name].names if column not in omit])

@@ -2,7 +2,18 @@
 
 `KEYS` identify a target: its document, and the place of its first token. Two kinds of distant
 context, `PARTS`, may precede it: the document's own, or the placebo's. Most targets are single
-tokens; the column `end` is one past the last token of a target. Never imports torch.
+tokens; the column `end` is one past the last token of a target.
+
+The table `losses` has a row for each token; `distant_part_losses` returns two for each:
+
+    document  target  loss_short  loss_long  placebo_loss_long
+           1      18         6.3        4.0                6.1
+
+    document  target  distant_part  loss_short  loss_long   gap
+           1      18  document             6.3        4.0   2.3
+           1      18  placebo              6.3        6.1   0.2
+
+Never imports torch.
 """
 
 from __future__ import annotations
@@ -28,8 +39,12 @@ are the documents of the tables."""
 
 
 def whole_documents(document: pd.Series, parts: Parts | None) -> pd.Series:
-    """Return for each row the document that it counts as: of a part, the first part of the same
-    document. Intervals resample whole documents, because parts of one resemble each other."""
+    """Return for each row the number of the whole document that it counts as. All parts of a split
+    document count as its first part. Intervals resample whole documents, because parts of one
+    resemble each other.
+
+    `document`: the number of each row's document. `parts`: the parts of documents that were split.
+    """
     if not parts:
         return document
     first_part = {part: numbers[0] for numbers in parts.values() for part in numbers}
@@ -54,7 +69,7 @@ def has_spans(targets: pd.DataFrame) -> bool:
 
 
 def tokens_of_targets(targets: pd.DataFrame) -> pd.DataFrame:
-    """Return the `place` of each token of each target."""
+    """Return a row for each token of each target, with its `place` in the document."""
     spans = with_ends(targets)[[*KEYS, "end"]].drop_duplicates(ignore_index=True)
     tokens = spans.loc[spans.index.repeat(spans.end - spans.target)]
     # The rows of a span have one index after `repeat`, so this numbers its tokens.
@@ -62,8 +77,8 @@ def tokens_of_targets(targets: pd.DataFrame) -> pd.DataFrame:
 
 
 def losses_of_targets(losses: pd.DataFrame, targets: pd.DataFrame) -> pd.DataFrame:
-    """Return the losses with one change: the row of the first token of a target of several tokens
-    holds the sum over its tokens."""
+    """Return the table of losses with one change: for a target of several tokens, the row of its
+    first token holds the sum over all its tokens."""
     if not has_spans(targets):
         return losses
     tokens = tokens_of_targets(targets)

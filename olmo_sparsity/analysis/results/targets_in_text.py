@@ -1,5 +1,4 @@
-"""Show targets with their distant units in the text: as a list in a terminal, as HTML in a
-notebook.
+"""Show targets with their distant units in the text: a list in a terminal, HTML in a notebook.
 
     Ayrton (token 61): loss 9.10 with the last 32 tokens alone, 0.40 with the long window, …
       1   +7.90 nats      49 back  …before him stood [ Ayrton], the former…

@@ -1,5 +1,10 @@
 """Format rows of the summary as a table for a terminal.
 
+    large gap: 29 targets in 6 documents, mean gap 2.49 nats; 35 of the placebo in 6 documents
+      intervals: 95%, by a bootstrap over documents
+    selector   units    k            recovery  placebo recovery  …
+    add_one    tokens   1   0.94 [0.80, 1.05]              0.87
+
 `columns.TERMINAL` lists the columns that it shows; the others are only in the stored table. Never
 imports torch.
 """
@@ -21,8 +26,13 @@ FEW_NATS = 0.1
 
 
 def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
-    """Format the rows of one target set as a table, below lines on all of them. `columns.TERMINAL`
-    lists the columns that it shows; the others are only in the stored table."""
+    """Format the rows of one target set: lines on all of them, then a table.
+
+    Args:
+        rows: Rows of the summary, of one target set.
+        title: How the first line names the targets.
+        header: Whether the table has a line of headings.
+    """
     first = rows.iloc[0]
     has_placebo = has_net(rows)
     placebo = f"; {describe_placebo(first)}" if has_placebo else ""

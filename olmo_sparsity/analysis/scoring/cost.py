@@ -4,7 +4,8 @@
     run anything with it → its token_forwards → Cost
 
 So a selector, a control or a kind of units needs no formula of its cost: it is counted by running
-it. Rules that choose rows by their losses see random ones.
+it. Rules that choose rows by their losses see random ones, as with equal losses they would choose
+others than in earnest.
 """
 
 from __future__ import annotations
@@ -78,10 +79,11 @@ def counting(scorer: Scorer) -> Scorer:
 
 
 class CountingScorer(Scorer):
-    """Counts the token-forwards of the rows that it is given. Its model computes nothing, and its
-    losses are random."""
+    """Counts the token-forwards that another scorer would compute. Its model computes nothing, and
+    its losses are random."""
 
     def __init__(self, real: Scorer) -> None:
+        """`real`: the scorer whose forwards are counted."""
         empty_model = cast(LanguageModel, CountingModel(real.model))
         super().__init__(empty_model, torch.device("cpu"), distant_states=real.interpretation.name)
         self._generator = torch.Generator().manual_seed(0)

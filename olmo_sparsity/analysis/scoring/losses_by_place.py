@@ -1,10 +1,11 @@
 """Compute the loss by place of one or several checkpoints on one fixed text.
 
-    LossesRequest → all checkpoints of its models → one plain forward pass for each document and
-    checkpoint → sums of the losses in ranges of places → LossesByPlace
+    LossesRequest → all checkpoints of its models
+                  → one plain forward pass for each document and checkpoint
+                  → sums of the losses in ranges of places → LossesByPlace
 
-`losses_by_place` is the function for Python, `read_losses` answers the request of the command. It
-answers whether distant text helps at all: later places have more text before them.
+This answers whether distant text helps at all: later places have more text before them.
+`losses_by_place` is the function for Python, `read_losses` answers the request of the command.
 """
 
 from __future__ import annotations
@@ -135,8 +136,8 @@ class _Checkpoint:
 
     @property
     def files(self) -> str:
-        """Return a text that changes when files of the checkpoint do. A checkpoint may be one
-        file."""
+        """Return names and times of the checkpoint's files, as a text that differs when they do. A
+        checkpoint may be one file."""
         path = Path(self.model)
         files = [path] if path.is_file() else sorted(path.glob("*"))
         return repr([(file.name, file.stat().st_mtime_ns) for file in files])
@@ -153,6 +154,7 @@ class _Reading:
     first checkpoint's tokenizer, and the folder of finished checkpoints."""
 
     def __init__(self, request: LossesRequest) -> None:
+        """List the checkpoints, load the first, open the documents, and create the folder."""
         self.request = request
         self.settings = request.settings
         self.checkpoints: list[_Checkpoint] = []
@@ -180,6 +182,7 @@ class _Reading:
             self.pieces = Pieces(work.path / "checkpoints")
 
     def _load(self, checkpoint: _Checkpoint) -> LoadedModel:
+        """Load a checkpoint as the request says."""
         model = checkpoint.model
         return load(model, self.request.tokenizer, self.request.loading, whole_prompts=True)
 
@@ -273,8 +276,8 @@ class _Reading:
         return rows
 
     def _losses(self, model: LoadedModel) -> np.ndarray:
-        """Return nll_DT of the tokens of each document. The first token is one of them only if a
-        prefix predicts it."""
+        """Return nll_DT of the tokens of each document, in nats. The first token has a loss only if
+        a prefix predicts it."""
         scorer = logprobs_of(model, self.request.loading.batch_tokens)
         prompts = [self._prompt(document.tokens) for document in self.documents]
         log_p: list[np.ndarray] = []
@@ -285,7 +288,8 @@ class _Reading:
         return nll_DT
 
     def _prompt(self, tokens: Sequence[int] | np.ndarray) -> Prompt:
-        """Return a prompt whose continuation are the tokens, as far as something predicts them."""
+        """Return a document as a prompt. Its continuation, which is scored, is all tokens that
+        something precedes."""
         ids = np.asarray(tokens, np.int64)
         if self.prefix:
             return Prompt(np.array(self.prefix, np.int64), ids)

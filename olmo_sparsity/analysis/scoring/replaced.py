@@ -2,7 +2,11 @@
 
 A row is then a whole prompt: nothing is masked and no position is skipped. So any model can be
 measured that returns log-probabilities, such as one on a server, in llama.cpp, or a recurrent one.
-A loss is the mean over several unrelated texts.
+A loss is the mean over several unrelated texts. With two of them, u and v, the row that keeps the
+distant token d2 takes two prompts:
+
+    u0 u1 d2 u3 | local window | target
+    v0 v1 d2 v3 | local window | target
 
 Dimension key: R unrelated texts, F distant places, W targets of a row, B passages, L tokens of a
 prompt's continuation.
@@ -38,7 +42,7 @@ memory."""
 
 
 class _Key(NamedTuple):
-    """What the losses of a `_Text` depend on."""
+    """Identifies the losses of a `_Text`: texts with equal keys have equal losses."""
 
     digest: bytes
     """SHA-1 of the text up to its last target."""
@@ -57,6 +61,7 @@ class _Text:
 
     @cached_property
     def key(self) -> _Key:
+        """Return the key under which the losses of this text are kept."""
         return _Key(hashlib.sha1(self.tokens.tobytes()).digest(), self.first)
 
 
@@ -89,7 +94,8 @@ class ReplacingScorer(Scorer):
         """The losses of texts that were computed for this document, as rows often share texts."""
 
     def of_document(self, document: Document, controls: Controls) -> Self:
-        """Take the unrelated texts for this document, and forget the losses of another one."""
+        """Take the unrelated texts for this document from `controls`, and forget the losses of the
+        last document. Return this scorer."""
         draws = range(self.num_texts)
         self._known_losses = {}
         self._unrelated = lambda block: np.stack(
@@ -98,7 +104,8 @@ class ReplacingScorer(Scorer):
         return self
 
     def counting(self) -> ReplacingScorer:
-        """Return the same scorer with a model that computes nothing, and counts."""
+        """Return a scorer for the same unrelated texts that counts token-forwards and computes
+        nothing."""
         logprobs = CountingLogprobs(self.logprobs.shares)
         counting = ReplacingScorer(logprobs, None, self.num_texts)
         counting._unrelated = self._unrelated
@@ -121,8 +128,8 @@ class ReplacingScorer(Scorer):
     def window_losses(
         self, windows: Windows, blocks_by_prefix: dict[str, list[Block]]
     ) -> dict[str, np.ndarray]:
-        """Return what `Scorer.window_losses` returns. For the loss with the local window, all
-        distant tokens of a prompt are replaced."""
+        """Return the losses of all targets of a document; see `Scorer.window_losses`. For the loss
+        with the local window, all distant tokens of a prompt are replaced."""
         any_blocks = next(iter(blocks_by_prefix.values()))
         rows = [self.context(block).set_row(NOTHING) for block in any_blocks]
         for blocks in blocks_by_prefix.values():
@@ -146,7 +153,7 @@ class ReplacingScorer(Scorer):
         ]
 
     def _score(self, unknown: dict[_Key, _Text]) -> None:
-        """Compute the losses of texts, and keep them."""
+        """Compute the losses of texts, and keep them under their keys."""
         groups = _group_by_prompt(list(unknown.values()))
         prompts = []
         for group in groups:

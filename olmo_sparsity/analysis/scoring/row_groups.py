@@ -4,7 +4,14 @@
         batches of [rows[index] for index in group.indices] → forwards
 
 Most rows are short, so what counts is how many of them one forward takes: to launch a forward on a
-GPU, or to read the weights on a CPU, takes longer than to compute a few rows.
+GPU, or to read the weights on a CPU, takes longer than to compute a few rows. Five rows, the last
+four of which attend to states of one context, may make two groups or three:
+
+    row 0   8 places                                    group: 0
+    row 1   4 places, attends to 10 of 500 states       group: 1, 3    copies of 10 states each
+    row 2   4 places, attends to 20 of 500 states       group: 2, 4    copies of 20 states each
+    row 3   4 places, attends to 10 of 500 states       or, if it is a single forward,
+    row 4   4 places, attends to 20 of 500 states       group: 1, 2, 3, 4 under a mask
 """
 
 from __future__ import annotations
@@ -35,7 +42,8 @@ class RowGroup(NamedTuple):
     Otherwise it gets copies of these alone."""
 
     num_keys: int
-    """The memory of a row, in tokens: a copied state takes as much as a state of the row."""
+    """The memory that a row takes, as a number of keys: those of its own tokens, and copies of
+    distant states."""
 
 
 class _Shape(NamedTuple):

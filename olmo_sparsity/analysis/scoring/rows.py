@@ -3,11 +3,15 @@
     Block (tokens of a window) → Context (with states of its distant places) → Row
 
 A row is a dense causal sequence with gaps in its position IDs: no masks, so fast attention kernels
-apply. What it holds depends on how distant states are interpreted (interpretation.py):
+apply. What it holds depends on how distant states are interpreted (interpretation.py). Of a block
+with the distant tokens d0 … d4, the local window l5 l6 l7 and the target t8, the row with the
+distant places 1 and 3 is:
 
-    isolated     inputs: prefix, chosen distant tokens, local window, targets
-    contextual   inputs: local window, targets; they attend to states of prefix and distant places
-    replaced     inputs: all; distant tokens that are not kept are replaced by an unrelated text
+    isolated     inputs d1 d3 l5 l6 l7, with position IDs 1 3 5 6 7
+    contextual   inputs l5 l6 l7, which attend to the states of d1 and d3 in the long window
+    replaced     inputs u0 d1 u2 d3 u4 l5 l6 l7, where u are tokens of an unrelated text
+
+The last input predicts t8. A prefix, if there is one, comes before all of these.
 
 `Scorer` evaluates rows. Nothing here computes with a model.
 
@@ -54,9 +58,13 @@ class Context:
         return Row(self, np.arange(self.block.num_before + num_targets - 1), num_targets)
 
     def set_row(self, distant: np.ndarray, span: tuple[int, int] | None = None) -> Row:
-        """Return the row of the local window and the distant places `distant` (indices among the
-        distant tokens, rising), for the targets `span` (default: all). The interpretations of
-        distant states differ only here."""
+        """Return the row of the local window and some distant places. The interpretations of
+        distant states differ only here.
+
+        Args:
+            distant: Indices among the distant tokens, rising.
+            span: The targets, as indices into the block. Default: all.
+        """
         block = self.block
         if self.unrelated_RF is not None:
             # A whole prompt, in which the distant tokens that are not kept are replaced.
@@ -132,8 +140,9 @@ class Row:
 
 
 def distinct_rows(rows: Sequence[Row], reach: int | None) -> tuple[Sequence[Row], Sequence[int]]:
-    """Return the rows to compute, and for each of `rows` the index of the computed row that serves
-    it. Many rows are the same without the places that no layer of the model reaches."""
+    """Return the different rows to compute, and for each of `rows` the index of the one that serves
+    it. Many rows are the same without the places that no layer of the model reaches. `reach`: how
+    many places a layer attends to; None: all."""
     if reach is None:
         return rows, range(len(rows))
     distinct: list[Row] = []
@@ -141,7 +150,7 @@ def distinct_rows(rows: Sequence[Row], reach: int | None) -> tuple[Sequence[Row]
     index_of_row = []
     for row in rows:
         reduced = row.within(reach)
-        # Arrays have no hash, so their bytes stand for them.
+        # Arrays have no hash, so their bytes are compared.
         attended = None if reduced.attended is None else reduced.attended.tobytes()
         key = (
             id(reduced.context),

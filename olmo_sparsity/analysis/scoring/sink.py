@@ -6,11 +6,11 @@ it: then the loss rises whatever the token says, and gaps and recoveries measure
 
 `sink_check` compares the harm that a random distant token does in both cases:
 
-    local window | targets              without a prefix: how much does the loss rise?
-    random token | local window | targets
+    local window | targets                              without a prefix: how much does the
+    random token | local window | targets               loss rise?
 
-    \n | local window | targets         after a prefix, such as a line break: does it still rise?
-    \n | random token | local window | targets
+    line break | local window | targets                 after one: does it still rise?
+    line break | random token | local window | targets
 """
 
 from __future__ import annotations
