@@ -11,7 +11,7 @@ import pandas as pd
 
 from olmo_sparsity.analysis.results.intervals import NO_INTERVAL, Interval, resample, width_ratio
 from olmo_sparsity.analysis.results.reported import MIN_DOCUMENTS
-from olmo_sparsity.analysis.results.target_rows import Parts, whole_documents
+from olmo_sparsity.analysis.results.target_rows import KEYS, Parts, whole_documents
 
 INDUCTION_SHARE = 0.15
 """A model copies from its context if a passage, when it is repeated, costs it less by at least this
@@ -49,18 +49,16 @@ def gap_difference(
     Args:
         first: Losses of the first model: columns document, target, loss_short and loss_long.
         second: Losses of the second one, of the same text in the same tokens.
-        parts: Of documents that were split, which are resampled whole.
+        parts: The parts of documents that were split, which are resampled whole.
     """
-    token = ["document", "target"]
-    both = first.merge(second, on=token, suffixes=("_of_first", "_of_second"))
-    if both.empty:
+    # A row for each token that both measured, with the losses of both models.
+    shared = first.merge(second, on=KEYS, suffixes=("_of_first", "_of_second"))
+    if shared.empty:
         return NO_INTERVAL
-    gaps = {
-        model: (both[f"loss_short_{model}"] - both[f"loss_long_{model}"]).astype(float)
-        for model in ("of_first", "of_second")
-    }
-    values = pd.DataFrame({"difference": gaps["of_first"] - gaps["of_second"], "num_tokens": 1.0})
-    sums_by_document = values.groupby(whole_documents(both.document, parts).to_numpy()).sum()
+    first_gap = (shared.loss_short_of_first - shared.loss_long_of_first).astype(float)
+    second_gap = (shared.loss_short_of_second - shared.loss_long_of_second).astype(float)
+    values = pd.DataFrame({"difference": first_gap - second_gap, "num_tokens": 1.0})
+    sums_by_document = values.groupby(whole_documents(shared.document, parts).to_numpy()).sum()
     difference, num_tokens = resample(sums_by_document)
     mean = (difference / num_tokens).interval()
     num_documents = len(sums_by_document)

@@ -108,9 +108,9 @@ def losses_of(gaps: Mapping[int, ArrayLike]) -> pd.DataFrame:
 def test_a_comparison_has_the_difference_of_mean_gaps(results: Results) -> None:
     lower = results.losses.assign(loss_long=results.losses.loss_long - 0.25)
     better = replace(results, losses=lower)
-    table = compare(better, results)
+    table = compare_with_remarks(better, results, transfers=False)
     assert table.mean_gap.to_numpy() == pytest.approx(0.25)
-    _, printed = describe_comparison(better, results, False)
+    printed = describe_comparison(better, results, table, transfers=False)
     assert "L_short - L_long, mean of all measured tokens: +0.250 [+0.250, +0.250]" in printed
 
 
