@@ -6,8 +6,9 @@ schema of its settings gives their types, defaults and choices. Both together ar
     add_options(parser, Settings, help=arguments_of(measure))
     Settings(**given_options(parser.parse_args(), names))
 
-An option that the user leaves out is absent, so that defaults are in one place, the schema. The
-text of a wrong value is left as it is: `schema.build` names it with the option's range.
+An option that the user leaves out is absent, so that defaults are in one place, the schema. A text
+that is not of the option's type, such as --draws=many, is kept as it is: `schema.build` then
+rejects it, in the same words as a wrong value in a file.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from olmo_sparsity.config.schema import kinds_of, spell
 
 
 def arguments_of(function: Callable[..., Any]) -> dict[str, str]:
-    """Return what the docstring of a function says of each of its arguments (`Args:`)."""
+    """Return what the docstring of a function says of each of its arguments, by name. They are
+    listed under `Args:`."""
     _, _, section = (inspect.getdoc(function) or "").partition("Args:")
     help_of: dict[str, str] = {}
     # An entry begins in the fourth column; its further lines are indented more.
@@ -37,8 +39,11 @@ def arguments_of(function: Callable[..., Any]) -> dict[str, str]:
 def add_options(
     parser: argparse.ArgumentParser, *schemas: type, help: Mapping[str, str] | None = None
 ) -> None:
-    """Add an option for each field of the schemas. If several schemas have a field of one name, the
-    first decides. `help` is for fields that have none of their own."""
+    """Add an option to the parser for each field of the schemas. If several schemas have a field of
+    the same name, the first one counts.
+
+    help: The help of fields that have none of their own, by name.
+    """
     added = set[str]()
     for schema in schemas:
         for name, (item, kind) in kinds_of(schema).items():
@@ -89,5 +94,5 @@ def _reader_of(kind: Any) -> Callable[[str], Any]:
 
 
 def given_options(options: argparse.Namespace, names: Collection[str]) -> dict[str, Any]:
-    """Return the options of these names that were given."""
+    """Return the values of the options that the user has given, of those with these names."""
     return {name: value for name, value in vars(options).items() if name in names}

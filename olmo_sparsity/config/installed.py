@@ -19,15 +19,19 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 def shipped_configs() -> dict[str, Path]:
-    """Return shipped configs by name: figure2.yaml, experiments/c4_ladder.yaml."""
+    """Return the installed configs by name, such as figure2.yaml and experiments/c4_ladder.yaml."""
     return {path.relative_to(CONFIGS).as_posix(): path for path in sorted(CONFIGS.rglob("*.yaml"))}
 
 
 def find_config(name: str | Path, seen_from: Path | None = None) -> Path:
-    """Return the file of this name, as seen from the folder of another one, or else the installed
-    config of this name. The path of the missing file, if there is neither."""
+    """Return the file of this name, or else the installed config of this name. If there is neither,
+    return the path of the missing file, so that the caller can name it.
+
+    seen_from: The config in which the name is written. A relative name counts from its folder.
+    """
     path = Path(name) if seen_from is None else seen_from.parent / name
-    # A copy of an installed config may name the original as its base.
+    # A file is not its own base: a copy of an installed config may name the original, which has the
+    # same name, as its base.
     if path.exists() and path != seen_from:
         return path
     installed_name = current_config(Path(name).as_posix().removeprefix("configs/"))
@@ -35,7 +39,8 @@ def find_config(name: str | Path, seen_from: Path | None = None) -> Path:
 
 
 def suggest_config(path: Path) -> str:
-    """Return a hint at the config that a missing one may be meant for; empty without any."""
+    """Return the end of a message that names the config which a missing one may be meant for. It is
+    empty if no name is close."""
     if path.exists():
         return ""
     names = [*map(str, path.parent.glob("*.yaml")), *shipped_configs()]
@@ -51,7 +56,7 @@ def list_configs() -> str:
 
 
 def _purpose(path: Path) -> str:
-    """Return the first sentence of a config's comment."""
+    """Return the first sentence of a config's comment, which says what the config is for."""
     lines = path.read_text().split("\n")
     comment = " ".join(line.removeprefix("# ") for line in lines if line.startswith("# "))
     first_sentence = re.split(r"(?<=[.?])\s", comment, maxsplit=1)[0]

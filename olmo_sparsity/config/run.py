@@ -31,8 +31,8 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
 
 
 def load_saved_config(path: str | Path) -> RunConfig:
-    """Read what `save_config` wrote, in this or an earlier version. The folder may be anybody's, so
-    the file is read by itself: no base, no references."""
+    """Read a file that `save_config` wrote, in this or an earlier version. The folder may be
+    anybody's, so the file is read by itself: it can name no other file as its base."""
     settings = _with_transform(read_yaml(Path(path)))
     settings = _without_removed_settings(settings)
     # Runs that began before there was a choice have stored orders, of any length.
@@ -50,12 +50,13 @@ def config_from_dict(settings: dict, origin: str = "config") -> RunConfig:
 
 
 def save_config(config: RunConfig, path: str | Path) -> None:
-    """Write all fields that have an effect, resolved, such that the file gives the same run."""
+    """Write all fields that have an effect. The file gives the same run, without its base file."""
     write_atomically(Path(path), to_yaml(config))
 
 
 def flatten(config: RunConfig) -> dict[str, Any]:
-    """Return every dotted key that has an effect, and its value."""
+    """Return the value of every setting that has an effect, by its dotted key, such as
+    {"training.length": 128}."""
     return dict(leaves(used(config)))
 
 
@@ -67,12 +68,13 @@ REMOVED: dict[str, dict[str, Any]] = {
     # Any number: these were measurements.
     "evaluation": {"sparsity_targets": range(10**6 + 1), "track": range(10**6 + 1)},
 }
-"""Settings that earlier versions saved, with the values that have no effect on the weights. Any
-other value is an unknown key, as the weights depend on it."""
+"""Settings that earlier versions saved and this one lacks, with the values that had no effect on
+the weights. With such a value the setting is dropped. With another one the key stays and is
+rejected as unknown, as the run cannot be repeated here."""
 
 
 def _without_removed_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings without those that exist no more and had no effect on the weights."""
+    """Return settings without those that `REMOVED` lists with their value."""
     for section, removed in REMOVED.items():
         values = settings.get(section)
         if not isinstance(values, dict):

@@ -37,25 +37,30 @@ Schema = TypeVar("Schema")
 # --- declare --------------------------------------------------------------------------------------
 
 
-def option(default: Any, help: str = "", **about: Any) -> Any:
-    """Return a field with more than a type and a default. `about`:
+def option(default: Any, help: str = "", **properties: Any) -> Any:
+    """Return a dataclass field with more than a type and a default. Its properties may be:
 
-    least, most   range of the value, or of each value of a list
-    some, distinct   a list has at least one value, and none twice
-    only_if       (sibling, *values): the field has an effect only if its sibling has such a value
-    refused       why setting the field has no effect
-    changes       of a field of the model: what it changes (config/sections.py has the words)
-    required      it must be set, or with only_if: where it has an effect
-    blank         a text of white space alone is a value, too
-    several       the sibling key that holds a section, or as here a list of sections
-    other_names, other_values   {what other programs call the key, or one of its values: what to
-                  write here}
-    metavar, parse, hidden   on the command line: its placeholder, what reads its text, not there"""
+    least, most      the range of the value, or of each value of a list
+    some, distinct   a list must have a value, and none twice
+    only_if          (sibling, *values): the field has an effect only if its sibling has one of
+                     these values
+    refused          the reason why setting the field has no effect
+    changes          for a field of the model: what it changes (config/model.py has the words)
+    required         the field must be set; with only_if, where it has an effect
+    blank            a text of white space alone is accepted
+    several          the key of the sibling that takes one section, under which this field takes a
+                     list of sections
+    other_names      {name of the key in other programs: what to write here}
+    other_values     {value of the key in other programs: what to write here}
+    metavar          the placeholder of the value in --help
+    parse            the function that reads the text of the value
+    hidden           the command line has no such option
+    """
     if help:
-        about["help"] = help
+        properties["help"] = help
     if isinstance(default, list | dict):
-        return field(default_factory=default.copy, metadata=about)
-    return field(default=default, metadata=about)
+        return field(default_factory=default.copy, metadata=properties)
+    return field(default=default, metadata=properties)
 
 
 @cache
@@ -66,8 +71,8 @@ def kinds_of(schema: type) -> dict[str, tuple[Field, Any]]:
 
 
 def _list_fields(schema: type) -> dict[str, str]:
-    """Return the name of the field that takes a list of sections, by the key under which it is
-    written: the key of the sibling that takes a single section."""
+    """Return the fields that take a list of sections, by the key under which a file has the list.
+    It is the key of the sibling that takes a single section: {"corpus": "corpora"}."""
     names = {}
     for name, (item, _) in kinds_of(schema).items():
         key = item.metadata.get("several")
@@ -90,18 +95,22 @@ def applies(section: Any, item: Field) -> bool:
 
 
 def build(schema: type[Schema], given: Mapping[str, Any] | None, origin: str = "") -> Schema:
-    """Return the schema's defaults, replaced by the values given.
+    """Return an instance of a schema with the values that a user has given, and defaults for the
+    others. Raise ConfigError for an unknown key, a wrong type or range, and a setting without
+    effect.
 
-    Raise ConfigError, which begins with `origin`, for an unknown key, a wrong type or range, and a
-    setting without effect. A null for what cannot be null counts as not given. Where a tuple is
-    expected, one value is enough."""
-    place = f"{origin}: " if origin else ""
+    origin: Where the values are from, such as a file. Messages begin with it.
+
+    A null for a field that cannot be null counts as not given. Where a tuple is expected, one value
+    is enough.
+    """
+    prefix = f"{origin}: " if origin else ""
     try:
         return conform(given, schema, "", _fill)
     except _UnknownKey as error:
-        raise ConfigError(place + _explain_unknown(str(error), schema, given)) from None
+        raise ConfigError(prefix + _explain_unknown(str(error), schema, given)) from None
     except ValueError as error:
-        raise ConfigError(f"{place}{error}") from None
+        raise ConfigError(f"{prefix}{error}") from None
 
 
 def validate(section: Any) -> None:
@@ -111,11 +120,11 @@ def validate(section: Any) -> None:
 
 
 Rules = Iterator[str]
-"""Yields a message for each rule that does not hold: field, value and remedy."""
+"""Yields a message for each rule that settings break: field, value and remedy."""
 
 
 def enforce(origin: str, rules: Rules) -> None:
-    """Raise the message of the first rule that does not hold."""
+    """Raise ConfigError with the message of the first rule that settings break."""
     for message in rules:
         raise ConfigError(f"{origin}: {message}")
 
@@ -125,7 +134,8 @@ class _UnknownKey(ValueError):
 
 
 def _fill(given: dict, schema: type, section_key: str) -> Any:
-    """Return a section with the values given. `section_key`: its dotted key; "" for the whole."""
+    """Return a section with the values given. `section_key`: its dotted key, such as "data.corpus",
+    or "" for the whole config."""
     known = kinds_of(schema)
     list_fields = _list_fields(schema)
     values = {}
@@ -141,6 +151,7 @@ def _fill(given: dict, schema: type, section_key: str) -> Any:
         if "refused" in item.metadata:
             raise ValueError(f"{key_in_file} would be ignored: {item.metadata['refused']}")
         values[name] = _convert(value, item, kind, key_in_file)
+        # An empty list of sections would silently become the default of the single one.
         if key != name and not value:
             (section_of_list,) = get_args(kind)
             names = ", ".join(kinds_of(section_of_list))
@@ -228,8 +239,8 @@ def _convert(value: Any, item: Field, kind: Any, key: str) -> Any:
 
 
 def _check_range(value: Any, item: Field, key: str) -> None:
-    """Raise ValueError if a number, or one of a list, is out of range, or if a list is empty or has
-    a value twice where it must not."""
+    """Raise ValueError if a number, or one in a list, is out of range. Also raise it for a list
+    that must not be empty and is, or that has a value twice where it must not."""
     smallest = item.metadata.get("least", -LARGEST)
     largest = item.metadata.get("most", LARGEST)
     shown = spell(value) if isinstance(value, tuple) else value
@@ -247,7 +258,8 @@ def _check_range(value: Any, item: Field, key: str) -> None:
 
 
 def spell(value: Any) -> str:
-    """Return a value as one would type it as an option; empty for none, and for a switch."""
+    """Return a value as one would type it after an option. It is empty for None and for a switch,
+    after which nothing is typed."""
     if value is None or isinstance(value, bool):
         return ""
     if isinstance(value, tuple):
@@ -266,7 +278,11 @@ FEW_KEYS = 20
 
 
 def _explain_unknown(key: str, schema: type, given: Any) -> str:
-    """Return the message for an unknown key: what it may be meant for, or which keys there are."""
+    """Return the message for an unknown key: what the user may have meant, or which keys there are.
+
+    key: The dotted key, with indices of lists: training.length[0].tokns.
+    given: All settings of the user, which may be those of another command.
+    """
     for name, command in _COMMAND_OF_KEY.items():
         if name in given and name not in kinds_of(schema):
             return f"'{name}' belongs to `olmo-sparsity {command}`"
@@ -276,7 +292,7 @@ def _explain_unknown(key: str, schema: type, given: Any) -> str:
     known = [*dict.fromkeys(_known_keys(schema))]
     plain_key = re.sub(r"\[\d+\]", "", key)  # without the index of a list
     section, _, name = plain_key.rpartition(".")
-    if key in known:  # in a list of sections, and here is one section
+    if key in known:  # known inside a list of sections, but here is a single section
         return f"unknown key '{key}': only a list of sections has it ({section}[0].{name})"
     remedy = _other_names(schema).get(name)
     if remedy is not None:
@@ -296,7 +312,8 @@ def _explain_unknown(key: str, schema: type, given: Any) -> str:
 
 
 def _other_names(schema: type) -> dict[str, str]:
-    """Return what other programs call a key of this schema or its sections, and what to write."""
+    """Return the names that other programs have for keys of this schema and of its sections, with
+    what to write here."""
     remedies: dict[str, str] = {}
     for item, kind in kinds_of(schema).values():
         remedies |= item.metadata.get("other_names", {})
@@ -315,7 +332,7 @@ def _known_keys(schema: type, prefix: str = "") -> Iterator[str]:
 
 
 def _sections(kind: Any) -> Iterator[type]:
-    """Yield the section that a key holds, or the sections in its list or mapping."""
+    """Yield the section that is a field's type, or that its list or mapping has as values."""
     if is_dataclass(kind):
         yield kind  # type: ignore[misc] # also accepts instances, which a type hint never is
     for inner in get_args(kind):
@@ -326,7 +343,8 @@ def _sections(kind: Any) -> Iterator[type]:
 
 
 def used(section: Any) -> dict[str, Any]:
-    """Return every setting that has an effect as nested plain values. `build` reads them back."""
+    """Return every setting that has an effect, as nested dictionaries of plain values, which
+    `build` reads back."""
     # A section and a list of sections share a key, and only one of them is used.
     unused = set()
     for key, name in _list_fields(type(section)).items():

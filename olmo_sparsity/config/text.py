@@ -19,6 +19,8 @@ Control = Literal["unrelated", "matched", "shuffled"]
 
 @dataclass
 class CorpusConfig:
+    """Where text is read from, and which records and fields of it."""
+
     source: Literal["embedded", "c4", "c4_files", "files", "text", "python"] = option(
         "embedded",
         other_values=dict.fromkeys(
@@ -73,7 +75,7 @@ class CorpusConfig:
 
     @property
     def fields(self) -> list[str]:
-        """Return the fields of a record that are read."""
+        """Return the names of the fields that are read of a record."""
         names = (self.prompt_field, self.field, self.group_field)
         return [name for name in names if name is not None]
 
@@ -97,6 +99,8 @@ class MixedCorpus(CorpusConfig):
 
 @dataclass
 class TokenizerConfig:
+    """The tokenizer of a run, which is loaded by its name or trained on the run's text."""
+
     name: str | None = option(
         None,
         other_names=dict.fromkeys(
@@ -116,6 +120,9 @@ class TokenizerConfig:
 
 @dataclass
 class DataConfig:
+    """The text of a run: where it is from, how it is tokenized, and how sequences are made of
+    it."""
+
     folder: str = "data/embedded"
     """Where `prepare` writes token shards and `train` reads them."""
 
@@ -151,8 +158,8 @@ class DataConfig:
     one."""
 
     def parts(self) -> dict[str, DataConfig]:
-        """Return what `prepare` does for each of several corpora, by name: each has a folder of its
-        own. Empty for a single corpus."""
+        """Return the config of each of several corpora by itself, by name. Each has a folder of its
+        own, below the common one. The result is empty for a single corpus."""
         parts = {}
         for corpus in self.corpora:
             folder = f"{self.folder}/{corpus.name}"
@@ -167,7 +174,8 @@ class DataConfig:
         return {str(corpus.name): corpus.weight for corpus in self.corpora}
 
 
-# For `only_if`: a field of the same section, and the values with which an option has an effect.
+# For `only_if` of PositionsConfig: the name of a field, and the values of it with which an option
+# has an effect.
 _SPREAD = ("scheme", "pose", "randomized")
 _YARN = ("scaling", "yarn")
 _LLAMA3 = ("scaling", "llama3")
@@ -224,7 +232,8 @@ class PositionsConfig:
 
     @property
     def rope_scaling(self) -> dict[str, Any] | None:
-        """Return the scaling in the words of transformers; None without one."""
+        """Return the scaling of RoPE under the names that transformers has for it; None if RoPE is
+        not scaled."""
         if self.scaling == "none":
             return None
         scaling: dict[str, Any] = {"rope_type": self.scaling, "factor": self.factor}

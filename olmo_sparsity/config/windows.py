@@ -26,9 +26,11 @@ LOCAL_OF_ONE_PREDICTION = 32
 
 
 def default_local(usual_local: int, num_long: int | None) -> int:
-    """Return the tokens of the local window where a user passes none: `usual_local`, or a quarter
-    of a short long window, so that most of it is distant. `num_long`: tokens of the long window;
-    None: it has no fixed length."""
+    """Return the default number of tokens of the local window: `usual_local`, or a quarter of the
+    long window if that is less, so that most of the long window is distant.
+
+    num_long: The number of tokens of the long window; None if it has no fixed length.
+    """
     if num_long is None:
         return usual_local
     return max(1, min(usual_local, num_long // 4))
@@ -43,12 +45,13 @@ class FixedWindow:
 
     @property
     def longest(self) -> int | None:
-        """Return the most tokens that the window has; None: as many as the text."""
+        """Return the largest number of tokens that the window can have; None if only the text
+        limits it."""
         return self.num_tokens
 
     @property
     def length(self) -> float:
-        """Return a number to order windows by."""
+        """Return a number by which windows are sorted, infinity for all earlier text."""
         return self.num_tokens
 
     @property
@@ -56,19 +59,22 @@ class FixedWindow:
         return str(self.num_tokens)
 
     def tokens_before(self, start: int) -> int:
-        """Return the number of tokens in the window of a target at `start`."""
+        """Return the number of tokens in the window of a target. `start`: the index of the target
+        in its document."""
         return self.num_tokens
 
     def begin(self, start: Any) -> Any:
-        """Return the first place of the window of a target at `start`, or of each of an array."""
+        """Return the index of the first token in the window of a target at index `start`. An array
+        of targets gives an array."""
         return start - self.num_tokens
 
     def first_target(self, local: int) -> int:
-        """Return the first place of a document that has a whole window before it."""
+        """Return the index of the first target, before which there is a whole window. `local`: the
+        number of tokens of the local window."""
         return self.num_tokens
 
     def least_distant(self, local: int) -> int:
-        """Return the smallest number of distant tokens of a target."""
+        """Return the smallest number of distant tokens that a target can have."""
         return self.num_tokens - local
 
 
@@ -77,10 +83,10 @@ class AllEarlierText:
     """All tokens before a target. The methods are those of `FixedWindow`."""
 
     max_tokens: int | None = None
-    """In a long text, the window has the last so many tokens; None: no limit."""
+    """The largest number of tokens of the window, the last before the target. None: no limit."""
 
     min_distant: int = 1
-    """Targets begin where so many tokens are distant."""
+    """The number of distant tokens of the first target."""
 
     is_all = True
 

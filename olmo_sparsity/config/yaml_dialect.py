@@ -1,8 +1,15 @@
 """Parse and write the YAML of configs: version 1.2's numbers, no dates, nothing silently lost.
 
-PyYAML reads YAML 1.1, where 010 is 8, 1:30 is 90, 1_0 is 10, and 1e-3 and 2026-01-01 are a text and
-a date. Here numbers are those of YAML 1.2 (010 is 10, 1e-3 a number), and a date is a text. A key
-that is there twice is an error, as are texts that would exhaust the stack or the memory.
+PyYAML reads YAML 1.1, in which a learning rate of 1e-3 is a text. Here numbers are those of 1.2:
+
+    in the file    YAML 1.1          here
+    1e-3           text "1e-3"       0.001
+    010            8                 10
+    1:30           90                text "1:30"
+    1_0            10                text "1_0"
+    2026-01-01     a date            text "2026-01-01"
+
+A key that is there twice is an error, as are texts that would exhaust the stack or the memory.
 """
 
 from __future__ import annotations
@@ -16,14 +23,15 @@ import yaml
 from olmo_sparsity.config.schema import LARGEST
 
 MAX_DIGITS = 100
-"""Of a whole number. One with more is a mistake that no message can show."""
+"""The largest number of digits of a whole number. One with more is a mistake."""
 
 MAX_ALIASES = 20
-"""Of a text. An alias (*name) repeats a part, and ten levels of ten aliases are 10^10 parts."""
+"""The largest number of aliases in a text. An alias (*name) repeats a value, so that ten levels of
+ten aliases each would build 10^10 values."""
 
 MAX_DEPTH = 50
-"""Of mappings and lists within each other. Deeper ones exhaust the library's stack, which ends the
-process without a message."""
+"""The largest number of mappings and lists within each other. Deeper ones exhaust the library's
+stack, which ends the process without a message."""
 
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -35,15 +43,15 @@ def dump_yaml(value: Any) -> str:
 
 @lru_cache(maxsize=64)  # the models of an experiment have their base file in common
 def parse_yaml(text: str, at_depth: int = 0) -> Any:
-    """Return the value of a YAML text, which stands at a depth of a larger one. Raise ValueError,
-    or an error of the library, for a text that cannot be read."""
+    """Return the value of a YAML text. Raise ValueError, or an error of the library, for a text
+    that cannot be read. `at_depth`: how many mappings the value will be put into."""
     _check_nesting(text, at_depth)
     return yaml.load(text, _Loader)
 
 
 def _check_nesting(text: str, at_depth: int) -> None:
-    """Raise ValueError for deep nesting, and for parts that refer to themselves or many times
-    over, before anything is built from them."""
+    """Raise ValueError for values that are nested too deep, and for aliases of the value that they
+    are in, or too many of them. Only events are read, so nothing large is built before."""
     # The anchor (&name) of each collection around the current event; None if it has no anchor.
     open_anchors: list[str | None] = [None] * at_depth
     num_aliases = 0
@@ -101,11 +109,11 @@ _DECIMAL = re.compile(
     r"|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
 )
 _FIRST_LETTERS = list("-+0123456789.")
-"""PyYAML looks up patterns by the first letter of a text."""
+"""The letters with which a number can begin: PyYAML looks up patterns by the first letter."""
 
 
 def _read_numbers_of_yaml_1_2(dialect: Any) -> None:
-    """Replace what a loader or dumper takes for numbers and dates."""
+    """Make a loader or dumper take the numbers of YAML 1.2 for numbers, and no text for a date."""
     dialect.yaml_implicit_resolvers = {
         first: [pair for pair in pairs if not pair[0].endswith((":timestamp", ":int", ":float"))]
         for first, pairs in dialect.yaml_implicit_resolvers.items()

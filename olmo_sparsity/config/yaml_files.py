@@ -1,10 +1,14 @@
 """Read settings from YAML files, and from `--key.sub=value` words of the command line.
 
-load(RunConfig, "mine.yaml", ["--seed=4"])
+    load(RunConfig, "mine.yaml", ["--seed=4"])
 
-mine.yaml        base: c4.yaml                              a file below this one
-                 run_folder: runs/seed${seed}               a reference to another key
---seed=4         {"seed": 4}                                replaces the file's value
+    c4.yaml      seed: 0                                     the base: defaults for mine.yaml
+                 data: {folder: data/c4}
+    mine.yaml    base: c4.yaml
+                 run_folder: runs/seed${seed}                a reference to another key
+    --seed=4                                                 replaces the value of both files
+
+    together     {"seed": 4, "data": {"folder": "data/c4"}, "run_folder": "runs/seed4"}
 
 find_config → read_yaml → merge over its base → merge the words → references → `schema.build`
 """
@@ -22,7 +26,7 @@ from olmo_sparsity.config.schema import Schema, build, used
 from olmo_sparsity.config.yaml_dialect import dump_yaml, parse_yaml
 
 LARGEST_FILE = 2**24
-"""Bytes of a config."""
+"""The largest size of a config, in bytes."""
 
 
 def load(schema: type[Schema], path: str | Path, overrides: list[str] | None = None) -> Schema:
@@ -31,15 +35,19 @@ def load(schema: type[Schema], path: str | Path, overrides: list[str] | None = N
 
 
 def to_yaml(section: Any) -> str:
-    """Return every setting that has an effect as YAML."""
+    """Return the YAML of every setting that has an effect."""
     return dump_yaml(used(section))
 
 
 def read_given(path: str | Path, overrides: list[str] | None = None) -> dict[str, Any]:
-    """Return the settings of a YAML file, of the user's or installed, over those of the file that
-    it may name as its `base:`.
+    """Return the settings of a YAML file as nested dictionaries, without a check of their names.
 
-    `--key.sub=value` words replace its values. `${key.sub}` in a text is replaced by that value."""
+    path: A file of the user, or the name of an installed config. The settings of the file that it
+        names as its `base:` are filled in.
+    overrides: `--key.sub=value` words, which replace values of the file.
+
+    `${key.sub}` in a text is replaced by the value of that key.
+    """
     settings = _read_with_base(find_config(path))
     for override in overrides or []:
         settings = _with_override(settings, override)
@@ -134,10 +142,11 @@ _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 def _resolve_references(
     node: Any, settings: dict[str, Any], origin: str, followed: tuple[str, ...] = ()
 ) -> Any:
-    """Return a value in which each reference, such as `${data.folder}`, is replaced by what
-    `settings` have of that key.
+    """Return a value in which each reference, such as `${data.folder}`, is replaced by the value of
+    that key in the settings.
 
-    `followed`: the references that led here; one that is met again would never end."""
+    followed: The references that led to this value. One that is met again would never end.
+    """
     if isinstance(node, dict):
         return {
             key: _resolve_references(value, settings, origin, followed)
@@ -149,6 +158,7 @@ def _resolve_references(
         return node
 
     def value_of(reference: re.Match[str]) -> Any:
+        """Return the value of the key in `${…}`, in which references are replaced, too."""
         key = reference[1]
         value: Any = settings
         for name in key.split("."):
