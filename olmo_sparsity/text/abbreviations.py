@@ -32,8 +32,8 @@ TITLES = _words(
     "adj adm bros bijv capt cmdr col dept dhr dipl dott dr dra drs ed eds est gen gov hon hr lt "
     "maj mevr mgr mlle mme mmes mr mrs ms mt mx prof prop rep rev sen sgt sig sra srta st"
 )
-"""Their dots end no sentence: a name follows. In lower case, where some are words ("he did one
-rep."), they are as `LAST_BEFORE_BEGINNER`."""
+"""Their dots end no sentence: a name follows. In lower case some are words ("he did one rep."), and
+are treated as those of `LAST_BEFORE_BEGINNER`."""
 
 LAST_BEFORE_BEGINNER = (
     _words(

@@ -6,12 +6,15 @@
     shuffled        d d d d d d d | local window | target    the own tokens in another order
     placebo         p p p p p p p | local window | target    unrelated, in the role of the own text
 
-The position IDs stay. Every draw is seeded by its purpose, the document and the block, so the
+`Controls` draws them: `control_texts` the first three, `placebo` the last. The position IDs stay
+those of the own text. Every draw is seeded by its purpose, the document and the block, so the
 numbers do not depend on which process measures a document, or in which order.
+
+A *place* is the index of a token in its document.
 
 Place in the flow: documents → **controls** → losses and recovery. Never imports torch.
 
-Dimension key: F distant places, W targets of a block.
+Dimension key: F distant tokens, W targets of a block.
 """
 
 from __future__ import annotations
@@ -33,10 +36,11 @@ from olmo_sparsity.text.windows import Block, Windows
 
 @dataclass(frozen=True)
 class DistantText:
-    """Distant tokens, as places in the document that they come from."""
+    """Distant tokens, by their places in the document that they come from."""
 
     document: Document
     places_F: np.ndarray
+    """In the order of the distant window; shuffled texts have them in any order."""
 
     @staticmethod
     def at(document: Document, first: int, num_distant: int) -> DistantText:
@@ -53,13 +57,13 @@ class DistantText:
         return self.document.tokens[self.places_F]
 
     def units(self, kind: str) -> Units:
-        """Return the units of a text whose tokens are consecutive."""
+        """Return the units of this text. Its tokens must be consecutive ones, in any order."""
         first = int(self.places_F.min())
         return self.document.units(kind, first, first + len(self.places_F))
 
     def text(self, first: int, end: int) -> str:
-        """Return the text of the distant places first … end − 1; without a tokenizer, the token
-        IDs."""
+        """Return the text of the distant tokens first … end − 1, counted from the first distant
+        one. Without a tokenizer, return their IDs."""
         places = self.places_F[first:end]
         if self.document.tokenizer is None:
             return " ".join(str(token) for token in self.document.tokens[places])
@@ -67,18 +71,18 @@ class DistantText:
 
 
 class ReplacedText(NamedTuple):
-    """A distant text that control texts replace, with the targets that it is evaluated at."""
+    """A distant text that control texts replace, with the targets at which it is evaluated."""
 
     text: DistantText
     targets: Spans
 
 
 class ControlText(NamedTuple):
-    """A text that replaces distant texts, with the targets that it serves."""
+    """A text that replaces distant texts, with the targets at which it does so."""
 
     text: DistantText
     targets: dict[str, Spans]
-    """By the name of the replaced text."""
+    """The targets by the name of the replaced text: the document's own, or the placebo."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Controls:
     """How control texts are made: unrelated, matched or shuffled."""
 
     num_draws: int = 3
-    """Number of unrelated texts of each block."""
+    """The number of control texts of each block."""
 
     seed: int = 0
 
@@ -104,7 +108,7 @@ class Controls:
 
     @cached_property
     def _candidates(self) -> list[Document]:
-        """Return the documents whose text may replace another's."""
+        """Return the documents whose text may replace that of another document."""
         # With long="all" short ones can be joined; otherwise a text must fill the long window.
         return [
             document
@@ -115,7 +119,8 @@ class Controls:
 
     @property
     def num_candidates(self) -> int:
-        """Return how many texts may replace others, copies and documents of one group as one."""
+        """Return how many unrelated texts there are: copies, and documents of one group, count as
+        one."""
         return len({document.origin for document in self._candidates})
 
     def _unrelated_to(self, document: Document) -> list[Document]:
@@ -127,7 +132,8 @@ class Controls:
         ]
 
     def _unused(self, document: Document, block: Block) -> list[Document]:
-        """Return the documents that `unrelated` does not draw; all, if there are too few."""
+        """Return the unrelated documents that `unrelated` does not draw for this block. If it draws
+        all of them, return all of them."""
         others = self._unrelated_to(document)
         used_numbers = set()
         for draw in range(self.num_draws):
@@ -144,13 +150,14 @@ class Controls:
     def placebo(self, document: Document, block: Block) -> DistantText:
         """Draw an unrelated text that takes the role of the document's own text.
 
-        If there are enough documents, it is not one of those that `unrelated` draws: it is compared
-        with them, and compared with itself it would have no excess."""
+        If there are enough documents, it is not one of those that `unrelated` draws. It is compared
+        with these, and would have no excess over itself."""
         return self._draw(self._unused(document, block), document, block, "placebo")
 
     def replacement(self, document: Document, block: Block, draw: int) -> DistantText:
-        """Draw a text to replace the document's own. If there are enough documents, it is neither
-        the placebo nor one of those that `unrelated` draws."""
+        """Draw a text that fills the places of distant tokens which a forward pass leaves out. If
+        there are enough documents, it is neither the placebo nor one of those that `unrelated`
+        draws."""
         unused = self._unused(document, block)
         placebo = self.placebo(document, block).document
         without_placebo = [other for other in unused if other is not placebo]
@@ -190,15 +197,18 @@ class Controls:
     def _matched(
         self, name: str, replaced: ReplacedText, document: Document, block: Block, draw: int
     ) -> Iterator[ControlText]:
-        """Yield a text for each token that is a target: it contains the token, and serves all
-        targets with this token. `name`: of the replaced text."""
+        """Yield a text for each different token that begins a target. The text contains the token,
+        and replaces distant tokens at all targets that begin with it.
+
+        name: The name of the replaced text.
+        """
         # A placebo is not compared with its own document.
         others = [
             other for other in self._unrelated_to(document) if other is not replaced.text.document
         ]
         first_tokens = block.targets_W[[first for first, _ in replaced.targets]]
         for token in np.unique(first_tokens).tolist():
-            text = self._with_token(others, document, block, token, draw)
+            text = self._draw_with_token(others, document, block, token, draw)
             served = [replaced.targets[i] for i in np.flatnonzero(first_tokens == token)]
             yield ControlText(text, {name: served})
 
@@ -207,8 +217,8 @@ class Controls:
     def _draw(
         self, others: list[Document], document: Document, block: Block, purpose: str, *keys: int
     ) -> DistantText:
-        """Draw a text of the block's number of distant tokens from one of `others`. `purpose` and
-        `keys` seed the draw, together with the document and the block."""
+        """Draw as many tokens as the block has distant ones, from one of `others`. The draw is
+        seeded by the document, the block, its `purpose` and more `keys`, such as its number."""
         start = block.start
         length = block.num_distant
         has_all = self.windows.has_all
@@ -222,7 +232,7 @@ class Controls:
         if long_enough:
             drawn = long_enough[generator.integers(len(long_enough))]
         elif has_all and sum(len(other.tokens) for other in others) >= length:
-            drawn = self._joined(others, (document.number, purpose, *keys), length, generator)
+            drawn = self._join(others, (document.number, purpose, *keys), length, generator)
         else:
             raise DataError(
                 f"controls need another document of at least {length:,} tokens, and none of "
@@ -233,36 +243,39 @@ class Controls:
 
     @cached_property
     def _last_joined(self) -> dict[tuple, Document]:
-        """Return the cache of `_joined`: at most one document, by its key."""
+        """Return the cache of `_join`: at most one document, by its key."""
         return {}
 
-    def _joined(
+    def _join(
         self,
         others: list[Document],
         key: tuple[int | str, ...],
         length: int,
         generator: np.random.Generator,
     ) -> Document:
-        """Join others in random order to a document of `length` tokens. The last one is kept for
-        the blocks of a document, as the text of each token takes time."""
+        """Return a document of `length` tokens, joined from others in random order.
+
+        key: What the draw is for. All blocks of a document have the same, so the joined document is
+            kept for them: finding the text of each of its tokens takes time.
+        """
         if key not in self._last_joined:
-            parts: list[np.ndarray] = []
+            token_arrays: list[np.ndarray] = []
             num_tokens = 0
             for index in generator.permutation(len(others)).tolist():
-                parts.append(others[index].tokens)
-                num_tokens += len(parts[-1])
+                token_arrays.append(others[index].tokens)
+                num_tokens += len(token_arrays[-1])
                 if num_tokens >= length:
                     break
-            tokens = np.concatenate(parts)[:length]
+            tokens = np.concatenate(token_arrays)[:length]
             self._last_joined.clear()
             self._last_joined[key] = Document(tokens, -1, "joined", others[0].tokenizer)
         return self._last_joined[key]
 
-    def _with_token(
+    def _draw_with_token(
         self, others: list[Document], document: Document, block: Block, token: int, draw: int
     ) -> DistantText:
-        """Draw a text that contains the token anywhere. If no document has the token, insert it at
-        a random place."""
+        """Draw a text that contains the token anywhere. If no document has the token, replace a
+        random token of an unrelated text by it."""
         num_distant = block.num_distant
         generator = stream(self.seed, "with token", document.number, block.start, draw, token)
         holders = [
@@ -277,7 +290,8 @@ class Controls:
             return DistantText(changed, text.places_F)
         holder = holders[generator.integers(len(holders))]
         place = int(generator.choice(np.flatnonzero(holder.tokens == token)))
-        # The first places from which a text has the token and does not leave the document.
+        # The text may begin anywhere between these two places: it contains the token then, and does
+        # not reach beyond the document.
         lowest = max(0, place - num_distant + 1)
         highest = min(place, len(holder.tokens) - num_distant)
         return DistantText.at(holder, int(generator.integers(lowest, highest + 1)), num_distant)

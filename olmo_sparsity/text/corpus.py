@@ -10,9 +10,9 @@ machine. Each yields a `TextRecord`, a `BadRecord` or a `LeftOut` for each recor
 records are counted (tally.py).
 
 Whether a document is held out follows from its group alone (`is_heldout`): equal documents are on
-the same side, in any order and on any machine, without remembering any. Exact repeats *within* one
-side are dropped only of the two installed inputs, `embedded` and `python`, as finding them in a
-stream would need unbounded memory.
+the same side, in any order and on any machine, and no document need be remembered. Documents that
+occur twice *within* one side stay, as finding them in a stream would need unbounded memory. Only
+the two small inputs that are installed, `embedded` and `python`, drop them.
 
 Place in the flow: first. `data/tokens.py` turns the documents into token shards, `inputs` into the
 documents of a measurement.
@@ -44,13 +44,14 @@ from olmo_sparsity.text.tally import CHECK_EVERY_RECORDS, Tally
 
 
 def is_heldout(document: TextRecord, heldout_share: float) -> bool:
-    """Return whether a document is held out: a function of its group alone, ignoring case and white
-    space, and the same in any order and on any machine."""
+    """Return whether a document is held out. It depends on the document's group alone, without case
+    and white space, so it is the same in any order and on any machine."""
+    # A hash of 64 bits is uniform, so this fraction of the groups is below the bound.
     return document.group_hash < heldout_share * 2**64
 
 
 def read_records(config: CorpusConfig, skip: int = 0) -> Iterator[Record]:
-    """Yield all records after the first `skip`, up to `max_documents` good ones."""
+    """Yield all records after the first `skip`, until `config.max_documents` of them are good."""
     num_documents = 0
     if config.max_documents == 0:
         return
@@ -88,7 +89,8 @@ def good_documents(
 
 
 def list_inputs(config: CorpusConfig) -> list[Path]:
-    """Return the files that a run depends on, in reading order; none for a hub stream."""
+    """Return the files that a corpus is read from, in this order. It is empty for the hub, and for
+    text that is installed with a dependency."""
     if config.source in ("c4_files", "files", "text"):
         return list_files(config)
     if config.source == "python":
@@ -157,19 +159,19 @@ def _read_c4(config: CorpusConfig, skip: int) -> Iterator[Record]:
 
 
 def _read_files(config: CorpusConfig, skip: int) -> Iterator[Record]:
-    """Yield the records of all files after the first `skip`, which are read all the same: how many
-    records a file has is known at its end."""
+    """Yield the records of all files after the first `skip` records. These are read all the same,
+    as only reading a file tells how many records it has."""
     return islice(_read_files_from_start(config), skip, None)
 
 
 DAMAGED = "damaged file"
-"""What a file counts as whose rest cannot be read. It is left out, like an empty document: one file
-of few is more than the share of bad records that is accepted."""
+"""The reason for which the rest of a file is left out if it cannot be read. It is no bad record, as
+one file of a few would be more than the accepted fraction of bad records."""
 
 
 def _read_files_from_start(config: CorpusConfig) -> Iterator[Record]:
-    """Yield the records of all files. Of a damaged one, those before the damage count, and a line
-    names it; more than `max_damaged_files` raise DamagedFile."""
+    """Yield the records of all files. Of a damaged file, yield the records before the damage, and
+    print a line that names it. Raise DamagedFile if there are more than `max_damaged_files`."""
     num_damaged = 0
     for path in list_files(config):
         number = 0
@@ -205,7 +207,7 @@ def _read_python(config: CorpusConfig, skip: int) -> Iterator[Record]:
 
 
 def _reason_to_omit(text: str, repeats: Repeats) -> str | None:
-    """Return the reason to leave out a source, or None."""
+    """Return the reason to leave out a file of Python; None to keep it."""
     if len(text) < SHORTEST_FILE:
         return f"shorter than {SHORTEST_FILE:,} characters"
     if len(text) > LONGEST_FILE:

@@ -42,11 +42,11 @@ class Document:
 
     tokens: np.ndarray
     number: int = 0
-    """Index of the document in its source, which also seeds the document's random draws."""
+    """The index of the document in its input, by which its random draws are seeded, too."""
 
     group: str = ""
     """Documents of one group share text (passages of one article), and never serve as unrelated
-    text for each other. Empty: it shares text with its copies alone."""
+    text for each other. Empty: the document shares text with its copies alone."""
 
     tokenizer: Tokenizer | None = field(default=None, repr=False)
     may_replace: bool = True
@@ -56,7 +56,7 @@ class Document:
     """The document's file and record number, or its title."""
 
     target: int | None = None
-    """First place of the target in a record with a prompt and a target."""
+    """The index of the first target token, in a record with a prompt and a target."""
 
     _unit_numbers: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
     """Cache of `_number_units`, by the kind of unit: finding sentences takes time."""
@@ -80,20 +80,21 @@ class Document:
 
     @cached_property
     def origin(self) -> str | bytes:
-        """Return a value that is equal for documents that share text: those of one group, and
-        copies."""
+        """Return a value that is the same for documents that share text: documents of one group,
+        and copies of one document."""
         return self.group or hashlib.sha256(self.tokens.tobytes()).digest()
 
     @cached_property
     def texts(self) -> list[str]:
-        """Return the text of each token; joined they are the document. Without a tokenizer they
-        are empty."""
+        """Return the text of each token; joined they are the document. Without a tokenizer all are
+        empty."""
         if self.tokenizer is None:
             return [""] * len(self.tokens)
         return token_texts(self.tokenizer, self.tokens.tolist())
 
     def units(self, kind: str, first: int, end: int) -> Units:
-        """Return the units of the places first … end − 1, counted from `first`."""
+        """Return the units of the tokens first … end − 1. In the result, tokens are counted from
+        `first`. `kind`: tokens, words, sentences, paragraphs, span:W, or a function of the user."""
         width = span_width(kind)
         if width is not None:
             return Units.of_spans(end - first, width)
@@ -107,14 +108,15 @@ class Document:
                 "set units to tokens or span:W, such as span:4"
             )
         if kind not in self._unit_numbers:
+            # A token belongs to the last unit that begins at or before its first letter.
             starts = _unit_starts(kind, "".join(self.texts))
-            inside_L = first_characters(self.texts)
-            self._unit_numbers[kind] = np.searchsorted(starts, inside_L, side="right")
+            first_letters_L = first_characters(self.texts)
+            self._unit_numbers[kind] = np.searchsorted(starts, first_letters_L, side="right")
         return self._unit_numbers[kind]
 
 
 def _unit_starts(kind: str, text: str) -> list[int]:
-    """Return the numbers of the characters at which a text's units begin, rising."""
+    """Return the indices of the characters at which a text's units begin, in rising order."""
     if kind == "sentences":
         return sentence_starts(text)
     if kind in _BEGINNINGS:
@@ -125,7 +127,7 @@ def _unit_starts(kind: str, text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Documents(Sequence[Document]):
-    """The documents of one text, as they are measured."""
+    """The documents of one input, as they are measured."""
 
     name: str
     items: list[Document] = field(repr=False)
@@ -136,10 +138,12 @@ class Documents(Sequence[Document]):
     """Documents left out because they are too short to have a target."""
 
     grouped_by: str = ""
-    """The field that groups them: unrelated texts come from other groups. Empty: their source."""
+    """The name of the field that groups them. Empty: the input itself determines groups, such as
+    the articles of Wikipedia. Unrelated texts come from other groups."""
 
     parts: dict[str, list[int]] = field(default_factory=dict, repr=False)
-    """If long documents were split: the numbers of the parts of each, by its name."""
+    """If long documents were split: the indices in `items` of the parts of each document, by its
+    name."""
 
     def __post_init__(self) -> None:
         check_type("items", self.items, Document, "a list of Document", several=True)
@@ -156,8 +160,8 @@ class Documents(Sequence[Document]):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return a hash of all that draws and losses depend on. Stored results carry it, so that
-        they are not mixed with those of another text."""
+        """Return a hash of everything in the documents that draws and losses depend on. It is
+        stored with results, so that they are not mixed with those of another text."""
         digest = hashlib.sha256(self.grouped_by.encode())
         for document in self.items:
             tokens = document.tokens.astype("<u4")
@@ -168,8 +172,8 @@ class Documents(Sequence[Document]):
 
     @property
     def groups(self) -> dict[str, list[int]]:
-        """Return the documents of each value of `grouped_by`, if these are few, to split results
-        by."""
+        """Return the numbers of the documents of each group, by which results are split. It is
+        empty if no field groups them, or if there are too many groups."""
         if not self.grouped_by:
             return {}
         numbers: dict[str, list[int]] = {}
@@ -184,8 +188,8 @@ class Documents(Sequence[Document]):
 
 
 def first_characters(texts: Sequence[str]) -> np.ndarray:
-    """Return where in the joined text each token begins, leading white space skipped, as a token
-    that begins with a space belongs to the word after it."""
+    """Return the index in the joined text of each token's first character that is not white space:
+    the token " cat" belongs to the word after the space."""
     lengths = np.array([len(text) for text in texts], dtype=np.int64)
     spaces = np.array([len(text) - len(text.lstrip()) for text in texts], dtype=np.int64)
     return np.cumsum(lengths) - lengths + spaces

@@ -36,27 +36,31 @@ FORMS = (
 )
 
 BUILT_IN = "builtin:"
-"""Prefix of the name of an installed corpus; the bare name works where no such path exists."""
+"""The prefix of the name of an installed corpus. The bare name works where no such path exists."""
 
 _IS_BYTES = "is bytes, and a text is read; decode it, as in text.decode('utf-8')"
 """The end of the message for bytes in place of a text."""
 
 _TEXT_SUFFIXES = (".txt", ".md", ".csv", ".tsv", ".gz", ".zst")
-"""Suffixes of files, next to those of records. No data set on the hub is named so."""
+"""Suffixes by which owner/name is taken for a path: no data set on the hub has such a name."""
 
 
 @dataclass(frozen=True)
 class OpenedText:
-    """A text that is about to be read."""
+    """An input that is about to be read."""
 
     corpus: CorpusConfig
-    """The corpus; of rows in memory, one with equal options."""
+    """The corpus that is read. For rows in memory, a corpus with the options of the user."""
 
     records: Iterator[Record]
 
 
 def open_rows_or_corpus(text: str | Rows, name: str, options: dict[str, Any]) -> OpenedText:
-    """Open what `text` is or names. `name` is for messages; `options`: fields of `CorpusConfig`."""
+    """Open what `text` is or names.
+
+    name: The text's name, for messages.
+    options: Fields of `CorpusConfig`.
+    """
     if isinstance(text, str):
         if text == str(STDIN):
             corpus = CorpusConfig("text", **options)
@@ -65,11 +69,21 @@ def open_rows_or_corpus(text: str | Rows, name: str, options: dict[str, Any]) ->
         return OpenedText(corpus, read_records(corpus))
 
     rows: Any = text
-    if isinstance(text, bytes | bytearray):
-        raise ConfigError(f"text={bytes(text[:40])!r} {_IS_BYTES}")
     if isinstance(text, pd.DataFrame):
         # NaN, pandas' missing value, would be a text that is none, and a group named nan.
         rows = text.astype(object).where(text.notna(), None).to_dict("records")
+    _check_rows(rows, name)
+    # Rows have fields as a data set of the hub has them, so the same options have an effect.
+    corpus = CorpusConfig("c4", hub_name="", **options)
+    if set(corpus.fields) <= set(getattr(rows, "column_names", None) or ()):
+        rows = rows.select_columns(corpus.fields)  # decodes no images of other columns
+    return OpenedText(corpus, _parse_rows(rows, name, corpus))
+
+
+def _check_rows(rows: Any, name: str) -> None:
+    """Raise ConfigError for what is not a list of texts or of objects with fields."""
+    if isinstance(rows, bytes | bytearray):
+        raise ConfigError(f"text={bytes(rows[:40])!r} {_IS_BYTES}")
     if not hasattr(rows, "__iter__") or isinstance(rows, set | frozenset):
         raise ConfigError(
             f"text={rows!r:.80} must be a path or name, or a list, Dataset or DataFrame; a set has "
@@ -80,10 +94,6 @@ def open_rows_or_corpus(text: str | Rows, name: str, options: dict[str, Any]) ->
         if all(hasattr(split, "column_names") for split in rows.values()):  # a DatasetDict
             raise ConfigError(f"{name} has several splits, {keys}; pass one of them")
         raise ConfigError(f"text is a mapping of {keys}; pass its texts, list(texts.values())")
-    corpus = CorpusConfig("c4", hub_name="", **options)
-    if set(corpus.fields) <= set(getattr(rows, "column_names", None) or ()):
-        rows = rows.select_columns(corpus.fields)  # decodes no images of other columns
-    return OpenedText(corpus, _parse_rows(rows, name, corpus))
 
 
 def _parse_rows(rows: Rows, name: str, corpus: CorpusConfig) -> Iterator[Record]:
@@ -96,7 +106,8 @@ def _parse_rows(rows: Rows, name: str, corpus: CorpusConfig) -> Iterator[Record]
 
 
 def corpus_of(text: str, options: dict[str, Any]) -> CorpusConfig:
-    """Return the corpus that a string names, in the order of `FORMS`: what exists comes first."""
+    """Return the corpus that a string names. An installed corpus comes first, then a kind of input
+    with its path, then what exists as a file, then a data set on the hub."""
     kind, _, path = text.partition(":")
     installed_name = text.removeprefix(BUILT_IN)
     has_prefix = installed_name != text
@@ -112,7 +123,8 @@ def corpus_of(text: str, options: dict[str, Any]) -> CorpusConfig:
 
 
 def _corpus_on_hub(text: str, options: dict[str, Any]) -> CorpusConfig:
-    """Return the data set on the hub that a string names; raise ConfigError if it names none."""
+    """Return the data set on the hub that a string names. Raise ConfigError if it names none, or is
+    more likely a path."""
     on_hub = re.fullmatch(r"hub:([^:]+)(?::([^:]*))?(?::([^:]+))?|\w[\w.-]*/[\w.-]+", text)
     if on_hub is None:
         shown = " ".join(text[:80].split())
@@ -137,7 +149,7 @@ def _corpus_on_hub(text: str, options: dict[str, Any]) -> CorpusConfig:
 
 
 def _reason_of_path(text: str) -> str:
-    """Return why a text that does not exist is taken for a path."""
+    """Return why a text that does not exist is taken for a path, for the message."""
     folder = Path(text).parent
     if folder.is_dir():
         return f"there is a folder {folder}"
@@ -145,10 +157,10 @@ def _reason_of_path(text: str) -> str:
 
 
 def check_options_are_used(corpus: CorpusConfig, name: str) -> None:
-    """Raise ConfigError for an option that has no effect on this source, as the config of a run
-    does."""
+    """Raise ConfigError for an option that has no effect on this kind of input, as the config of a
+    run does. `name`: that of the input, for the message."""
     for item in fields(corpus):
-        _, *sources = item.metadata.get("only_if", ("source",))
+        _, *kinds = item.metadata.get("only_if", ("source",))
         value = getattr(corpus, item.name)
-        if sources and corpus.source not in sources and value != item.default:
+        if kinds and corpus.source not in kinds and value != item.default:
             raise ConfigError(f"{item.name}={value} means nothing to {name}; leave it out")

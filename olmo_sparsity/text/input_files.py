@@ -2,8 +2,11 @@
 
 Place in the flow: a corpus config → **`list_files`** → record_files.py, which reads them.
 
-A folder may hold much that is not text: hidden files, a README about the data, PDFs. Of a folder
-with records (.jsonl, .parquet) the records are read; of another one all plain text.
+A folder may hold much that is not text: hidden files, a README about the data, PDFs.
+
+    a.jsonl, b.jsonl, README.md, .git/…    the records are read: a.jsonl and b.jsonl
+    a.txt, b.md, c.pdf                     all plain text is read: a.txt and b.md; c.pdf is named
+    a.jsonl, notes.txt                     an error: which of the two is the text?
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from olmo_sparsity.text.record_files import OTHER_DOCUMENTS, is_records, is_text
 
 
 def list_files(config: CorpusConfig) -> list[Path]:
-    """Return the files that the path of a corpus names: itself, those of a folder or of a glob."""
+    """Return the files that the path of a corpus names: one file, those of a folder, or those that
+    match a pattern. Raise DataError if there are none."""
     assert config.path is not None
     path = Path(config.path)
     if path.is_dir() and config.source != "c4_files":
@@ -45,8 +49,8 @@ def list_files(config: CorpusConfig) -> list[Path]:
 
 
 def _list_folder(folder: Path, with_records: bool) -> list[Path]:
-    """Return the files of plain text in a folder; or, with records, the files of records and none
-    of those about the data."""
+    """Return the files of records in a folder, without those about the data, or else its files of
+    plain text. `with_records`: whether records are accepted."""
     files = [
         file
         for file in sorted(folder.rglob("*"))
@@ -80,7 +84,7 @@ def _name_skipped_files(folder: Path, files: list[Path]) -> None:
 
 @cache
 def _say_once(message: str) -> None:
-    """Print a message. A folder is listed several times."""
+    """Print a message the first time only, as a folder is listed several times."""
     say(message)
 
 

@@ -5,8 +5,9 @@
     open_documents(None, model)                  # what the run held out
 
     text → the corpus that it names (forms.py) → records (corpus.py) → documents (tokenized.py)
+         → a prepared folder, or none: held-out text that is tokenized already ↗
 
-Of a corpus that the model was trained on, only held-out documents are read. Never imports torch.
+If the model was trained on the corpus, only held-out documents are read. Never imports torch.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from olmo_sparsity.text.tokenized import Selection, read_prepared, tokenize
 from olmo_sparsity.text.windows import Windows
 
 TRAINED_ON = "text the model was trained on"
-"""The reason to leave out a record, as messages call it."""
+"""The reason to leave out a record, for messages."""
 
 
 def open_documents(
@@ -70,6 +71,7 @@ def open_documents(
     """
     if prompt_field is not None or target_field is not None:
         pair = _fields_of_pairs(field, prompt_field, target_field)
+        # A record of a corpus has the target as its text.
         field = pair.target
         prompt_field = pair.prompt
     _check_limit(limit)
@@ -108,7 +110,7 @@ def open_documents(
 
 
 def _check_limit(limit: int | None) -> None:
-    """Raise ConfigError for too few documents to measure."""
+    """Raise ConfigError if a limit leaves too few documents to measure."""
     if limit is None:
         return
     check_type("limit", limit, Integral, "a whole number of documents, or None")
@@ -130,8 +132,8 @@ class _FieldsOfPair:
 def _fields_of_pairs(
     field: str, prompt_field: str | None, target_field: str | None
 ) -> _FieldsOfPair:
-    """Return the fields of the prompt and of the target, with a default for one that is not
-    given."""
+    """Return the fields of the prompt and of the target, "prompt" and "target" by default. Raise
+    ConfigError if they are the same, or if `field` names a third one."""
     prompt_field = prompt_field or "prompt"
     target_field = target_field or "target"
     if field != "text" or prompt_field == target_field:
@@ -143,7 +145,7 @@ def _fields_of_pairs(
 
 
 def open_text(text: str, field: str = "text") -> Iterator[TextRecord]:
-    """Return the documents of the corpus that a text names."""
+    """Yield the documents of the corpus that `text` names, as text."""
     corpus = corpus_of(text, {"field": field})
     return good_documents(read_records(corpus), Tally(), corpus)
 
@@ -160,8 +162,9 @@ class _HeldoutText:
 
 
 def _find_heldout(text: Any, run: TrainingText | None, model_name: str) -> _HeldoutText | None:
-    """Return the held-out documents of the prepared folder that `text` names, or, without a text,
-    those of the run; None where `text` is of another form."""
+    """Return the held-out documents of the prepared folder that `text` names, or, if it is None,
+    those of the run. Return None if `text` names another input. `run`: what the model was trained
+    on."""
     if text is not None:
         prepared = _find_prepared(text)
         return None if prepared is None else _HeldoutText(prepared, str(text))
@@ -195,7 +198,8 @@ def _run_of(model: Reader) -> TrainingText | None:
 def _read_untrained(
     text: str | Rows, name: str, options: dict[str, Any], run: TrainingText | None, tally: Tally
 ) -> Iterator[TextRecord]:
-    """Return the documents of a text; of one that the run was trained on, those it held out."""
+    """Yield the documents of an input that the run was not trained on: all of them, or those that
+    training held out. Count the others in `tally`."""
     opened = open_rows_or_corpus(text, name, options)
     check_options_are_used(opened.corpus, name)
     records = opened.records
@@ -207,7 +211,8 @@ def _read_untrained(
 
 
 def _share_text(corpus: CorpusConfig, trained_on: CorpusConfig) -> bool:
-    """Return whether two corpora have a file in common, or are the same data set."""
+    """Return whether a corpus and one that was trained on have a file in common, or are the same
+    data set."""
     if corpus.path and trained_on.path:
         try:
             paths = {path.resolve() for path in list_inputs(corpus)}
@@ -224,7 +229,9 @@ def _share_text(corpus: CorpusConfig, trained_on: CorpusConfig) -> bool:
 def _heldout(
     records: Iterator[Record], corpus: CorpusConfig, trained_on: CorpusConfig, share: float
 ) -> Iterator[Record]:
-    """Yield the records that training held out; the others as left out."""
+    """Yield the records that training held out, and a `LeftOut` for each that it read. Raise
+    ConfigError if the options of the two corpora differ. `share`: the fraction that was held
+    out."""
     # What a document is, and its group, decide whether it was held out.
     names = ("field", "group_field", "split_at", "prompt_field")
     if any(getattr(corpus, name) != getattr(trained_on, name) for name in names):
@@ -244,10 +251,9 @@ def _heldout(
 
 
 def cut_to_targets(documents: Documents, windows: Windows) -> Documents:
-    """Cut each record of prompt and target to what the windows of its target's tokens hold.
-
-    Leave out records with a prompt shorter than the long window. With long="all", prompts stay
-    whole."""
+    """Return records of prompt and target, with prompts that are cut to the long window of the
+    target's first token. With long="all", prompts stay whole. Records with a shorter prompt are
+    left out."""
     long = windows.first_target
     long_enough = [
         document

@@ -16,18 +16,20 @@ from typing import NamedTuple
 from olmo_sparsity.base.errors import DataError
 
 SHORTEST_FILE = 800
-"""Characters. Shorter files are package markers and lists of imports."""
+"""The smallest number of characters of a file that is read. Shorter files are package markers and
+lists of imports."""
 
 LONGEST_FILE = 400_000
-"""Characters. Longer files are mostly tables."""
+"""The largest number of characters of a file that is read. Longer files are mostly tables."""
 
 SHORTEST_LINE = 12
-"""Characters of a stripped line. Shorter ones, as `else:`, are in all files and show no repeat."""
+"""The smallest number of characters of a line by which repeats are found, without white space
+around it. Shorter lines, such as `else:`, are in all files."""
 
 TABLE_BITS = 28
-"""Lines are remembered as one bit each, in a table of 32 MiB for any amount of text. The 15,000
-files of one environment set 1% of the bits, so 1% of new lines count as known; a near repeat has
-half of its lines known."""
+"""A line is remembered as one bit of a table with 2**28 bits, 32 MiB for any amount of text. The
+15,000 files of one environment set 1% of the bits, so 1% of new lines count as known by mistake; a
+near repeat has half of its lines known."""
 
 _OURS = ("olmo_sparsity", "analysis", "__editable__")
 """This project is left out, so that the text does not depend on whether it is installed."""
@@ -40,7 +42,7 @@ class PythonFile(NamedTuple):
     """The first part of its name: `json` for the standard library's json/decoder.py."""
 
     root_number: int
-    """Place of the folder that it is below, in `find_roots`."""
+    """The index, in the result of `find_roots`, of the folder that it is below."""
 
     name_parts: tuple[str, ...]
     """Its path below that folder, without the suffix."""
@@ -49,8 +51,8 @@ class PythonFile(NamedTuple):
 
 
 def list_python_files() -> list[PythonFile]:
-    """Return all files, sorted by package, then by name: the same order wherever they are
-    installed."""
+    """Return all Python files, sorted by package, then by name. So they have the same order
+    wherever they are installed."""
     files = []
     for root_number, root in enumerate(find_roots()):
         for path in _walk(root):
@@ -93,7 +95,7 @@ def _walk(root: Path) -> list[Path]:
 
 
 class Repeats:
-    """Detect files that repeat earlier ones, of any package."""
+    """The files that have been read, as hashes, by which repeats of them are found."""
 
     def __init__(self) -> None:
         self.hashes_of_texts: set[bytes] = set()
@@ -101,11 +103,11 @@ class Repeats:
         self.table = bytearray(2**TABLE_BITS // 8)
 
     def find(self, text: str) -> str | None:
-        """Return the kind of repeat; None if the text is new. A new text is remembered.
+        """Return "exact repeat" or "near repeat", or None for a new text, which is remembered.
 
-        A near repeat has more than half of its distinct lines known. The answer is a function of
-        the files and their order, in linear time. Only earlier files count: a short file inside a
-        later long one stays, and so does the long one if it is mostly new."""
+        More than half of the distinct lines of a near repeat are known. Only earlier files count: a
+        short file that is part of a later long one stays, and so does the long one if it is mostly
+        new."""
         digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
         if digest in self.hashes_of_texts:
             return "exact repeat"

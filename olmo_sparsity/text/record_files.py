@@ -2,8 +2,12 @@
 
     bytes of a file → lines, rows or whole texts, by its suffix → records (records.py)
 
-After a bad record the rest is read. A damaged file raises, because nobody knows how many records it
-held.
+    a.jsonl.gz    lines {"text": "One."}, {"text": "Tw       a record, then DamagedFile: cut off
+    b.jsonl       a line {"text": } between two others       a record, a bad record, a record
+    c.txt         two paragraphs                             one text, or two (blank-lines)
+
+After a bad record the rest is read. A damaged file raises DamagedFile, because nobody knows how
+many records it held.
 
 Place in the flow: files (input_files.py) → **`read_file`** → corpus.py.
 """
@@ -50,10 +54,10 @@ OTHER_DOCUMENTS = (
 """Suffixes of documents that are not plain text, although some begin like it."""
 
 READ_BUFFER = 2**20
-"""Bytes. With Python's own, a long line is read at half the speed."""
+"""The bytes that are read at once. With Python's own number, a long line takes twice as long."""
 
 STDIN = Path("-")
-"""Names the standard input, as plain text."""
+"""The name of the standard input, which is read as plain text."""
 
 
 class DamagedFile(DataError):
@@ -64,10 +68,11 @@ class DamagedFile(DataError):
 
 
 def read_file(path: Path, config: CorpusConfig) -> Iterator[Record]:
-    """Yield the records of a file. Its suffix tells the format; a file with none of the suffixes of
-    records is plain text."""
+    """Yield the records of a file. Its suffix tells the format; a file that has no suffix of
+    records is plain text. Raise DamagedFile where the file ends within a record."""
     read_rows = _find_row_reader(path, config)
-    if path != STDIN and not path.stat().st_size:  # such as a shard of no rows
+    # Parquet cannot be read from nothing, and a writer of shards may leave an empty one.
+    if path != STDIN and not path.stat().st_size:
         yield LeftOut("empty document", str(path))
         return
     is_whole = read_rows is None and config.split_at == "whole"
@@ -95,8 +100,8 @@ def read_file(path: Path, config: CorpusConfig) -> Iterator[Record]:
 
 
 def _find_row_reader(path: Path, config: CorpusConfig) -> RowReader | None:
-    """Return the function that reads the rows of a file of records; None for plain text. Raise
-    ConfigError for a file that is neither, and for an option that has no effect on this one."""
+    """Return the function that reads the rows of a file of records, or None for plain text. Raise
+    ConfigError for a file that is neither, and for an option that has no effect on the file."""
     suffix = suffix_of(path)
     if config.source == "files" and suffix in (".csv", ".tsv"):
         raise ConfigError(
@@ -118,7 +123,7 @@ def _find_row_reader(path: Path, config: CorpusConfig) -> RowReader | None:
 
 
 def _check_no_fields(path: Path, config: CorpusConfig) -> None:
-    """Raise ConfigError for an option that names a field of plain text."""
+    """Raise ConfigError for an option that names a field, as plain text has none."""
     for name, default in (("field", "text"), ("group_field", None), ("prompt_field", None)):
         value = getattr(config, name)
         if value != default:
@@ -126,14 +131,15 @@ def _check_no_fields(path: Path, config: CorpusConfig) -> None:
 
 
 Rows = Iterator[Any]
-"""Objects, the text of plain text as bytes, and what is no record, without its place."""
+"""Yields objects with fields, plain text as bytes, and bad or left-out records, to which
+`read_file` adds where they are."""
 
 RowReader = Callable[[Path, list[str]], Rows]
-"""Reads a file, of records with these fields."""
+"""Reads the rows of a file, with at least these fields of each record."""
 
 
 def _read_whole(path: Path, fields: list[str]) -> Rows:
-    """Yield the text of a file."""
+    """Yield the text of a file as one row."""
     with _open(path) as stream:
         yield stream.read(LARGEST_DOCUMENT + 1)  # one more, by which `parse_text` sees it
 
@@ -165,8 +171,8 @@ def _read_json(path: Path, fields: list[str]) -> Rows:
 
 
 def _check_is_json_lines(path: Path, first_line: bytes) -> None:
-    """Raise ConfigError for other JSON, and say how to convert it: each of its lines would be a bad
-    record."""
+    """Raise ConfigError for JSON of another form, each line of which would be a bad record, and say
+    how to convert it. `first_line`: that of the file."""
     if first_line.lstrip().startswith(b"["):
         converted = Path(re.sub(r"\.(gz|zst)$", "", path.name)).with_suffix(".jsonl")
         raise ConfigError(
@@ -186,7 +192,7 @@ def _check_is_json_lines(path: Path, first_line: bytes) -> None:
 
 
 def _parse_line(line: bytes) -> Any:
-    """Return the object of a line, or a bad record; raise ValueError if the line is cut off."""
+    """Return the object of a line, or a bad record. Raise ValueError if the line is cut off."""
     try:
         return json.loads(line.decode("utf-8-sig"), object_pairs_hook=unique)
     except UnicodeDecodeError:
@@ -202,7 +208,7 @@ def _parse_line(line: bytes) -> Any:
 
 
 def _read_parquet(path: Path, fields: list[str]) -> Rows:
-    """Yield one object a row, with the columns that these fields are in."""
+    """Yield one object for each row. Only the columns of these fields are read."""
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as file:
@@ -216,7 +222,7 @@ def _read_parquet(path: Path, fields: list[str]) -> Rows:
 
 
 _ROWS_OF_BATCH = 16
-"""Rows of Parquet that are in memory as Python objects at once: each may be a whole novel."""
+"""The number of rows of Parquet that are Python objects at once, as each may be a whole novel."""
 
 _READERS_OF_ROWS: dict[str, RowReader] = {
     ".json": _read_json,
@@ -226,8 +232,7 @@ _READERS_OF_ROWS: dict[str, RowReader] = {
 
 
 def suffix_of(path: Path) -> str:
-    """Return the suffix of a file in lower case, without the one that says how it is
-    compressed."""
+    """Return the suffix that tells the format of a file, in lower case: .jsonl for A.JSONL.gz."""
     return Path(re.sub(r"\.(gz|zst)$", "", path.name.lower())).suffix
 
 
@@ -257,8 +262,8 @@ def is_text(path: Path) -> bool:
 
 
 def _read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, compressed or not; of one that is longer than a document, its
-    beginning."""
+    """Yield the lines of a file, compressed or not. Of a line that is longer than the largest
+    document, yield the beginning, so that no line fills the memory."""
     with _open(path) as stream:
         while True:
             line = stream.readline(LARGEST_DOCUMENT + 1)

@@ -1,4 +1,4 @@
-"""Turn the text or the fields of a record into a document, or say why it is none.
+"""Turn the text or the fields of a record into a document, or say why it cannot be one.
 
     parse_row({"text": "It opened in 1921."}, "a.jsonl:1", config)   # TextRecord
     parse_row({"text": ""}, "a.jsonl:2", config)                     # LeftOut, "empty document"
@@ -22,8 +22,8 @@ from typing import Any
 from olmo_sparsity.config.text import CorpusConfig
 
 LARGEST_DOCUMENT = 2**25
-"""Bytes, which bounds memory. The longest novels have 5 MB; larger texts are many documents without
-line breaks."""
+"""The largest number of bytes of a document, which bounds memory. The longest novels have 5 MB;
+larger texts are many documents without line breaks."""
 
 _WHITE_SPACE = b" \t\n\r\v\f"
 
@@ -34,18 +34,18 @@ class TextRecord:
 
     text: str
     group: str
-    """Documents of one group are on one side of the split: the text, article title, package, or
-    what the group field of the record holds."""
+    """What documents of one group have in common: the value of the group field, the title of an
+    article, a package, or the text itself. All of them are trained on, or all are held out."""
 
     name: str = dataclass_field(default="", compare=False)
     """The record's file and number, or its title."""
 
     target: int | None = dataclass_field(default=None, compare=False)
-    """Where the target begins in the text of a record with a prompt and a target."""
+    """The index of the target's first character, in a record with a prompt and a target."""
 
     @cached_property
     def group_hash(self) -> int:
-        """Return 64 bits of a hash of the group, ignoring case and white space."""
+        """Return a hash of the group of 64 bits, in which case and white space do not count."""
         key = self.group.casefold().encode().translate(None, _WHITE_SPACE)
         return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
 
@@ -64,7 +64,7 @@ class BadRecord:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A valid record that is not wanted; it does not count as bad."""
+    """A valid record that is not read, such as an empty document. It does not count as bad."""
 
     kind: str
     where: str
@@ -73,14 +73,18 @@ class LeftOut:
 Record = TextRecord | BadRecord | LeftOut
 
 TOO_LONG = BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", "")
-"""Without its place, which `read_file` adds."""
+"""A record that is too long. `read_file` adds where it is."""
 
 
 # --- values ---------------------------------------------------------------------------------------
 
 
 def parse_row(row: Any, where: str, config: CorpusConfig) -> Record:
-    """Return the record of an object with fields; `where` is its place."""
+    """Return the record of an object with fields.
+
+    where: Its file and line, or the number of the record, which become its name.
+    config: Says which fields hold the text, the prompt and the group.
+    """
     if not isinstance(row, dict):
         return BadRecord("malformed line", where)
     values = {name: _value(row, name) for name in config.fields}
@@ -92,6 +96,7 @@ def parse_row(row: Any, where: str, config: CorpusConfig) -> Record:
         prompt = parse_text(values[config.prompt_field], where, config.prompt_field)
         if not isinstance(prompt, TextRecord):
             return prompt
+        # The same answer to two prompts makes two documents, so both texts are the group.
         text = prompt.text + record.text
         record = replace(record, text=text, group=text, target=len(prompt.text))
     if config.group_field is not None and isinstance(record, TextRecord):
@@ -100,12 +105,12 @@ def parse_row(row: Any, where: str, config: CorpusConfig) -> Record:
 
 
 _MISSING = object()
-"""What `_value` returns for a field that is not there; None is a value in JSON."""
+"""The result of `_value` for a field that is missing. (None is a value in JSON.)"""
 
 
 def _value(row: Any, name: str) -> Any:
-    """Return the value of a field, or `_MISSING`. `a.b` names the field b of the field a, where
-    none is named `a.b` itself."""
+    """Return the value of a field, or `_MISSING`. The name a.b means the field b of the field a,
+    unless a field has the name a.b itself."""
     if not isinstance(row, dict):
         return _MISSING
     if name in row:
@@ -117,8 +122,9 @@ def _value(row: Any, name: str) -> Any:
 
 
 def _group(value: Any) -> str:
-    """Return the group that a value names: of a URL its host, so that pages of one site are
-    together. Without a value it is empty, and the document stays a group of its own."""
+    """Return the group that a value of the group field names. For a URL this is its host, so that
+    pages of one site are together. Without a value it is empty: the document stays a group of its
+    own."""
     if value is None or not str(value).strip():
         return ""
     name = str(value).encode(errors="replace").decode()  # JSON can spell half of a character
@@ -127,8 +133,8 @@ def _group(value: Any) -> str:
 
 
 def parse_text(text: Any, where: str, field: str = "text") -> Record:
-    """Return the record of a text, in bytes or decoded; `field` names it in a record that has no
-    text."""
+    """Return the record of a text, in bytes or decoded. `where`, `field`: where the text is, for
+    the record's name and for a bad record."""
     if isinstance(text, bytes | str) and len(text) > LARGEST_DOCUMENT:
         return replace(TOO_LONG, where=where)
     if text is None:
@@ -145,6 +151,6 @@ def parse_text(text: Any, where: str, field: str = "text") -> Record:
         return BadRecord("half of a surrogate pair", f"{where}, character {error.start + 1:,}")
     if not text or text.isspace():
         return LeftOut("empty document", where)
-    if "\0" in text[:200]:  # UTF-16, or no text
+    if "\0" in text[:200]:  # UTF-16, or a file that is not text
         return BadRecord("wrong encoding", where)
     return TextRecord(text, group=text, name=where)

@@ -1,9 +1,10 @@
-"""Define what a training package must provide so that the tool reads its runs.
+"""Define what a training package must provide so that its runs can be measured.
 
-The tool imports no training code: an installed package offers a `RunLoader` as an entry point of
-the group `olmo_sparsity.runs`, as this package does for its own runs.
+Measuring imports no training code. An installed package offers a `RunLoader` as an entry point of
+the group `olmo_sparsity.runs`, as this package does for its own runs, and `run_loaders` finds it:
 
-    RunLoader.load(folder) → TrainedModel → its text → PreparedText, the documents it held out
+    RunLoader.load(folder) → TrainedModel ─ .text → TrainingText ─ .open_heldout() → PreparedText
+                             a checkpoint           what it read                     what it did not
 """
 
 from __future__ import annotations
@@ -43,22 +44,23 @@ class TrainingText:
     """The text that a run was trained on."""
 
     folder: str
-    """Where it is prepared."""
+    """The prepared folder that the run read."""
 
     open_heldout: Callable[[], PreparedText]
     """Opens the documents that training held out."""
 
     corpora: tuple[CorpusConfig, ...]
     heldout_share: float
-    """With these two, other text of the corpora is sorted as in training (`corpus.is_heldout`)."""
+    """The fraction of documents that was held out. With it and the corpora, `corpus.is_heldout`
+    says of any text of these corpora whether training has read it."""
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A checkpoint as a training package reads it."""
+    """A checkpoint of a training package, loaded."""
 
     model: Any
-    """On its device, in its dtype, in evaluation mode."""
+    """The model on its device, in its dtype, in evaluation mode."""
 
     tokenizer: Tokenizer
     name: str
@@ -107,7 +109,8 @@ def run_loaders() -> tuple[RunLoader, ...]:
 
 
 def spread_evenly(numbers: Sequence[int], limit: int) -> list[int]:
-    """Return no more than `limit` of the numbers, evenly spread over all, as neighbours in a
-    prepared folder are often of one package or day."""
+    """Return no more than `limit` of the numbers, evenly spread over all of them: 0, 2 and 5 of the
+    numbers 0 … 7, for a limit of 3. Neighbours in a prepared folder are often of one package or
+    day, so that the first ones would be alike."""
     num_chosen = min(len(numbers), limit)
-    return [numbers[place * len(numbers) // num_chosen] for place in range(num_chosen)]
+    return [numbers[index * len(numbers) // num_chosen] for index in range(num_chosen)]

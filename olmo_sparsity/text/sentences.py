@@ -6,9 +6,9 @@
 
 A block is a paragraph, list item, heading, table row or fenced code, and begins a sentence. Within
 paragraphs and list items, a sentence also begins after a mark that ends one. Whether a mark does is
-decided by what stands around it (`_is_end`), and of a dot by the word before it (abbreviations.py).
-These are rules of our own because no library splits Markdown; docs/development.md compares them
-with five libraries.
+decided by the text around it (`_is_end`), and for a dot also by the word before it
+(abbreviations.py). These are rules of our own because no library splits Markdown;
+docs/development.md compares them with five libraries.
 
 Place in the flow: text → **beginnings of sentences** → units and statements.
 """
@@ -57,8 +57,8 @@ END = re.compile(
     "|".join((MARK_BEFORE_SPACE, MARK_OF_ANOTHER_SCRIPT, EMOJI_AS_MARK, FORGOTTEN_SPACE)),
     re.VERBOSE | re.MULTILINE,
 )
-"""A mark that may end a sentence, up to where the next one would begin. One of the groups `mark`,
-`quoted` and `joined` says which kind of mark it is; none of them: an emoji."""
+"""A mark that may end a sentence, up to where the next one would begin. Each kind of mark sets
+another group: `mark`, `quoted` or `joined`. An emoji sets none of them."""
 
 # --- what stands around a mark --------------------------------------------------------------------
 
@@ -78,18 +78,18 @@ MARKER_ALONE = re.compile(r"\W*(?:\d{1,3}|[^\W\d_])?\W*")
 """“1.” or “(a)”."""
 
 LONGEST_MARKER = 12
-"""Characters of a marker of a list, with spaces and stars around it. Also a bound on the text that
-`MARKER_ALONE` is tried on, as trying it on long runs of marks takes quadratic time."""
+"""The largest number of characters of a list's marker, with spaces and stars around it.
+`MARKER_ALONE` is tried on no longer text, as long runs of marks would take quadratic time."""
 
 LONGEST_WORD = 40
-"""Characters before a mark in which its word is looked for."""
+"""The number of characters before a mark in which the last word is looked for."""
 
 LONGEST_TITLE = 80
-"""Characters before a mark in which “《”, the beginning of a title, is looked for."""
+"""The number of characters before a mark in which “《”, the beginning of a title, is looked for."""
 
 
 def sentence_starts(text: str) -> list[int]:
-    """Return where each sentence begins: the index of its first character, no white space."""
+    """Return the index of each sentence's first character, which is not white space."""
     # Marks inside of inline code end no sentence. The length stays, so that indices hold.
     masked = re.sub(r"(`{1,3})(?!`)[^\n]+?\1", lambda code: "`" * len(code[0]), text)
     # In text without capitals, a small letter does not say that a sentence goes on.
@@ -107,7 +107,7 @@ def sentence_starts(text: str) -> list[int]:
 def _is_end(
     text: str, match: re.Match[str], words_start: int, sentence_start: int, has_no_case: bool
 ) -> bool:
-    """Return whether a mark ends a sentence, by what stands around it.
+    """Return whether a mark ends a sentence, judged by the text around it.
 
     match: The mark, as `END` matches it.
     words_start: Where the words of the block begin, behind the marker of a list item.
@@ -142,8 +142,8 @@ def _is_end(
 
 
 def _is_marker_alone(text: str, sentence_start: int, next_start: int) -> bool:
-    """Return whether the sentence would be “1.” alone, the marker of a list that `split_blocks` did
-    not take for one."""
+    """Return whether the sentence would be a marker such as “1.” alone, in a list that
+    `split_blocks` did not take for one."""
     is_short = next_start - sentence_start < LONGEST_MARKER
     return is_short and MARKER_ALONE.fullmatch(text, sentence_start, next_start) is not None
 

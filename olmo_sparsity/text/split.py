@@ -2,15 +2,21 @@
 
     a novel of 20,000 tokens, a limit of 8,192  →  three parts of about 6,670 tokens
 
-Parts of one document share a group, so that none serves as unrelated text for another. Each part is
-a document for what follows: its windows, its half, its rows. Only counts of documents and intervals
+A part ends at the best border of text near its ideal end:
+
+    tokens 0 … 6,666 would be a third; a paragraph ends at token 6,590, so the part ends there
+
+Parts of one document share a group, so that none serves as unrelated text for another. From here on
+each part is a document, with windows and rows of its own. Only counts of documents and intervals
 take the parts of one document together (`whole_documents` in analysis/results/target_rows.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,38 +24,39 @@ from olmo_sparsity.base.progress import say
 from olmo_sparsity.text.documents import Document, Documents
 
 GROUPED_BY_DOCUMENT = "document"
-"""`Documents.grouped_by` of parts, where the user named no field."""
+"""`Documents.grouped_by` of parts, if the user has named no field."""
 
-BORDERS = (("paragraphs", 0.25), ("sentences", 0.25), ("words", 0.1))
-"""Where a part may end, the best first; and how far from its ideal end, as a share of its ideal
-length, such a border is searched."""
+
+class Border(NamedTuple):
+    """A kind of units, before which a part may end."""
+
+    units: str
+    search: float
+    """How far from the ideal end such a border is looked for, as a fraction of the part's ideal
+    length."""
+
+
+BORDERS = (Border("paragraphs", 0.25), Border("sentences", 0.25), Border("words", 0.1))
+"""The kinds of borders, the best first."""
 
 
 def split_long_documents(documents: Documents, most: int, reader: str) -> Documents:
-    """Return documents of at most `most` tokens, in order: longer ones are split into consecutive
-    parts of about equal length. `reader`: the name of the model, for the message."""
+    """Return documents of at most `most` tokens, in order. Longer ones are split into consecutive
+    parts of about equal length, each of which is a document.
+
+    reader: The name of the model, for the message.
+    """
     items: list[Document] = []
-    parts: dict[str, list[int]] = {}
+    numbers_of_parts: dict[str, list[int]] = {}
     num_split = 0
     for document in documents.items:
-        ends = _ends_of_parts(document, most)
         name = document.name or f"document {document.number}"
-        if name in parts:
+        if name in numbers_of_parts:  # two records may have one title
             name = f"{name} ({document.number})"
-        numbers = list(range(len(items), len(items) + len(ends)))
-        parts[name] = numbers
-        num_split += len(ends) > 1
-        first = 0
-        for index, end in enumerate(ends, start=1):
-            part = replace(
-                document,
-                tokens=document.tokens[first:end],
-                number=len(items),
-                group=document.group or name,
-                name=f"{name}, part {index} of {len(ends)}" if len(ends) > 1 else document.name,
-            )
-            items.append(part)
-            first = end
+        parts = _parts_of(document, name, most, first_number=len(items))
+        numbers_of_parts[name] = [part.number for part in parts]
+        num_split += len(parts) > 1
+        items += parts
     if not num_split:
         say(f"split_long: no document is longer than the {most:,} tokens that {reader} takes")
         return documents
@@ -58,45 +65,66 @@ def split_long_documents(documents: Documents, most: int, reader: str) -> Docume
         f"tokens that {reader} takes; {len(documents):,} documents are {len(items):,} parts"
     )
     grouped_by = documents.grouped_by or GROUPED_BY_DOCUMENT
-    return replace(documents, items=items, grouped_by=grouped_by, parts=parts)
+    return replace(documents, items=items, grouped_by=grouped_by, parts=numbers_of_parts)
+
+
+def _parts_of(document: Document, name: str, most: int, first_number: int) -> list[Document]:
+    """Return the parts of a document; a document that is short enough is its only part.
+
+    name: What the parts are named after.
+    first_number: The number of the first part among all documents.
+    """
+    ends = _ends_of_parts(document, most)
+    parts = []
+    first = 0
+    for index, end in enumerate(ends):
+        part_name = f"{name}, part {index + 1} of {len(ends)}"
+        part = replace(
+            document,
+            tokens=document.tokens[first:end],
+            number=first_number + index,
+            group=document.group or name,
+            name=part_name if len(ends) > 1 else document.name,
+        )
+        parts.append(part)
+        first = end
+    return parts
 
 
 def _ends_of_parts(document: Document, most: int) -> list[int]:
-    """Return the end of each part of a document, rising; the last is the document's own."""
+    """Return for each part of a document the index after its last token, in rising order."""
     num_tokens = len(document.tokens)
     if num_tokens <= most:
         return [num_tokens]
-    borders = _borders(document)
+    starts_of_units = []
+    # Without a tokenizer there is no text in which units could be found.
+    if document.tokenizer is not None:
+        for border in BORDERS:
+            units = document.units(border.units, 0, num_tokens)
+            starts_of_units.append(np.asarray(units.first))
     ends: list[int] = []
     first = 0
     while num_tokens - first > most:
         # Equal parts, so that the last one is not too short for a target.
         num_left = ceil((num_tokens - first) / most)
         length = (num_tokens - first) / num_left
-        first = _nearest_border(borders, first, length, most)
+        first = _best_end(starts_of_units, first, length, most)
         ends.append(first)
     return [*ends, num_tokens]
 
 
-def _borders(document: Document) -> list[tuple[np.ndarray, float]]:
-    """Return for each kind of border the places at which a unit begins, and how far to search."""
-    if document.tokenizer is None:
-        return []
-    borders = []
-    for kind, share in BORDERS:
-        units = document.units(kind, 0, len(document.tokens))
-        borders.append((np.asarray(units.first), share))
-    return borders
+def _best_end(starts_of_units: Sequence[np.ndarray], first: int, length: float, most: int) -> int:
+    """Return where a part should end: at the best kind of border near its ideal end.
 
-
-def _nearest_border(
-    borders: list[tuple[np.ndarray, float]], first: int, length: float, most: int
-) -> int:
-    """Return the best border near the ideal end of a part that begins at `first`."""
-    ideal = first + length
-    for places, share in borders:
-        is_near = (np.abs(places - ideal) <= share * length) & (places <= first + most)
-        near = places[is_near]
-        if len(near):
-            return int(near[np.abs(near - ideal).argmin()])
-    return int(ideal)
+    starts_of_units: For each of `BORDERS`, the indices of the tokens at which a unit begins. Empty
+        if the document has no text: the part then ends at its ideal end.
+    first: The index of the first token of the part.
+    length: The ideal number of its tokens. It must not have more than `most`.
+    """
+    ideal_end = first + length
+    for border, starts in zip(BORDERS, starts_of_units, strict=False):
+        is_near = np.abs(starts - ideal_end) <= border.search * length
+        candidates = starts[is_near & (starts <= first + most)]
+        if len(candidates):
+            return int(candidates[np.abs(candidates - ideal_end).argmin()])
+    return int(ideal_end)

@@ -12,22 +12,25 @@ from olmo_sparsity.config.schema import option
 from olmo_sparsity.text.records import BadRecord, Record, TextRecord
 
 CHECK_EVERY_RECORDS = 100_000
-"""How often the share of bad records is checked, so that a bad source fails early."""
+"""After how many records the fraction of bad ones is checked, so that a bad input fails early."""
 
 
 @dataclass
 class Tally:
-    """Counts of records read, bad and left out."""
+    """Counts of records read, bad and left out. Manifests store it under the names of its
+    fields."""
 
     num_records: int = 0
+    """The number of all records, good ones included."""
+
     bad: dict[str, int] = option({})
-    """For each kind of bad record, how many there are."""
+    """The number of bad records of each kind."""
 
     first: dict[str, str] = option({})
-    """For each kind, the place of the first one. (The name is a key of stored manifests.)"""
+    """The file and line of the first record of each kind that is bad or left out."""
 
     left_out: dict[str, int] = option({})
-    """For each reason to leave out a valid record, how many there are."""
+    """The number of valid records that were left out for each reason."""
 
     def add(self, record: Record) -> None:
         """Count a record."""
@@ -38,7 +41,7 @@ class Tally:
             self.first.setdefault(record.kind, record.where)
 
     def merge(self, later: Tally) -> None:
-        """Add the counts of records that come after those counted so far."""
+        """Add the counts of records that follow those counted so far."""
         self.num_records += later.num_records
         for counts, added in ((self.bad, later.bad), (self.left_out, later.left_out)):
             for kind, count in added.items():
@@ -50,13 +53,14 @@ class Tally:
         return sum(self.bad.values())
 
     def describe(self) -> str:
-        """List the kinds of what is bad or left out, the most frequent first."""
+        """Return the kinds of bad and left-out records with their numbers, the most frequent
+        first."""
         counts = self.bad | self.left_out
         kinds = sorted(counts, key=lambda kind: (-counts[kind], kind))
         return ", ".join(f"{counts[kind]:,} x {kind} (first: {self.first[kind]})" for kind in kinds)
 
     def check(self, max_bad_share: float) -> None:
-        """Raise DataError if more than this share of the records is bad."""
+        """Raise DataError if more than this fraction of the records is bad."""
         if self.num_bad > max_bad_share * self.num_records:
             raise DataError(
                 f"{self.num_bad:,} of the first {self.num_records:,} records are bad, more than "

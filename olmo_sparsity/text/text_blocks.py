@@ -44,32 +44,32 @@ the sentence: “It opened in\\n1921. It closed.”"""
 
 @dataclass(frozen=True)
 class Block:
-    """A stretch of text that begins a sentence, in characters."""
+    """A stretch of text that begins a sentence. Its bounds are indices of characters."""
 
     start: int
     words_start: int
-    """Where marks that end sentences are looked for: behind the marker of a list item. At the end
-    of the block, there is one sentence."""
+    """From here on, marks that end sentences are looked for: after the marker of a list item. Equal
+    to `end` for a block that is one sentence, such as a heading."""
 
     end: int
 
 
 @dataclass(frozen=True)
 class _Line:
-    start: int
-    """Where the line begins in the text, in characters."""
+    """A line of a text. Its bounds are indices of characters of the text."""
 
+    start: int
     raw: str
     """The line with its white space and its line break."""
 
     @property
     def content(self) -> str:
-        """The line without white space around it."""
+        """Return the line without white space around it."""
         return self.raw.strip()
 
     @property
     def content_start(self) -> int:
-        """Where the content begins in the text."""
+        """Return the index at which the content begins."""
         return self.start + len(self.raw) - len(self.raw.lstrip())
 
     @property
@@ -124,6 +124,7 @@ def split_blocks(text: str) -> Iterator[Block]:
 
 
 def _lines(text: str) -> Iterator[_Line]:
+    """Yield the lines of a text."""
     start = 0
     for raw in text.splitlines(keepends=True):
         yield _Line(start, raw)
@@ -131,8 +132,8 @@ def _lines(text: str) -> Iterator[_Line]:
 
 
 def _end_of_code(first_line: _Line, lines: Iterator[_Line]) -> int:
-    """Read the lines of fenced code, and return where it ends. Code that is not closed goes on to
-    the end of the text."""
+    """Take the lines of fenced code from `lines`, and return the index at which it ends. Code that
+    is not closed goes on to the end of the text."""
     fence = first_line.content[:3]
     end = first_line.end
     for line in lines:
@@ -143,14 +144,16 @@ def _end_of_code(first_line: _Line, lines: Iterator[_Line]) -> int:
 
 
 def _may_be_number(open_block: _OpenBlock | None, content_above: str) -> bool:
-    """Return whether a number at the beginning of a line may begin a list item."""
+    """Return whether a number at the beginning of a line may begin a list item. Within a paragraph
+    it may do so only after the end of a sentence: “It opened in\\n1921.” has no list."""
     if open_block is None or open_block.is_item:
         return True
     return content_above[-1:] in BEFORE_NUMBERED_ITEM
 
 
 def _item_marker(line: str, may_be_number: bool) -> re.Match[str] | None:
-    """Return the bullet or number of a list item at the beginning of a line."""
+    """Return the match of the bullet or number at the beginning of a line; None if the line does
+    not begin a list item."""
     bullet = BULLET.match(line)
     if bullet is not None or not may_be_number:
         return bullet

@@ -27,11 +27,11 @@ from olmo_sparsity.text.tally import Tally
 from olmo_sparsity.text.vocabulary import BATCH_CHARACTERS, tokenizer_fingerprint
 
 MAX_TOKENS = 2**28
-"""All documents are kept in memory, 8 bytes a token: 2 GiB."""
+"""The largest number of tokens of all documents, which are kept in memory: 8 bytes each, 2 GiB."""
 
 _CHARACTERS_OF_ENCODING = 64
-"""What an encoding costs next to its tokens, counted as characters, so that a batch of many short
-texts is not too large."""
+"""The memory of an encoding beside its tokens, in characters. With it, a batch of many short texts
+is not too large."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,17 @@ class Selection:
     """Which documents are wanted."""
 
     limit: int | None
-    """How many at most; None: all."""
+    """The largest number of documents. None: all."""
 
     min_tokens: int
-    """Shorter ones are left out."""
+    """The smallest number of tokens of a document. Shorter ones are left out."""
 
     def describe(self, name: str, num_long: int, num_read: int) -> str:
-        """Return how many documents were chosen. `num_long`: those that are long enough."""
+        """Return a line that says how many documents were chosen.
+
+        num_long: How many were long enough.
+        num_read: How many were read.
+        """
         chosen = f"{min(num_long, self.limit or num_long):,} of {num_long:,} documents"
         return f"{name}: {chosen} with {self.min_tokens:,} tokens or more, of {num_read:,} read"
 
@@ -59,7 +63,12 @@ def tokenize(
     control_tokens: bool,
     tally: Tally,
 ) -> list[Document]:
-    """Tokenize texts until enough documents are long enough. Show what `tally` has counted."""
+    """Tokenize texts until there are as many documents as wanted, and print what was left out.
+
+    name: The name of the input, for messages.
+    control_tokens: Whether a control token that a text spells out becomes that token.
+    tally: The counts of records that were read and left out before they came here.
+    """
     if model.tokenizer is None:
         raise DataError(
             f"'{model.name}' has no tokenizer to read text with; copy its tokenizer.json to the "
@@ -137,7 +146,7 @@ def _encode(batch: list[TextRecord], model: Reader, control_tokens: bool) -> lis
 
 
 def _batches(texts: Iterator[TextRecord]) -> Iterator[list[TextRecord]]:
-    """Yield as many texts as one call of the tokenizer takes."""
+    """Yield lists of as many texts as one call of the tokenizer gets."""
     batch: list[TextRecord] = []
     size = 0
     for text in texts:
@@ -152,8 +161,8 @@ def _batches(texts: Iterator[TextRecord]) -> Iterator[list[TextRecord]]:
 
 
 class _Distinct:
-    """Finds documents that equal an earlier one. They are read once: intervals take documents as
-    independent, and with copies they come out too short."""
+    """The contents of all documents so far, by which copies are left out. With copies, intervals
+    would come out too short, as they take documents as independent."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -161,7 +170,8 @@ class _Distinct:
         self._hashes: set[bytes] = set()
 
     def add(self, tokens: np.ndarray, target: int | None = None) -> bool:
-        """Return whether no earlier document has these tokens and this place of the target."""
+        """Remember a document, and return whether no earlier one had the same tokens with a target
+        that begins at the same token."""
         content = str(target).encode() + b":" + np.asarray(tokens, dtype="<u4").tobytes()
         digest = hashlib.blake2b(content, digest_size=16).digest()
         if digest in self._hashes:
@@ -171,7 +181,7 @@ class _Distinct:
         return True
 
     def report(self, note: Callable[[str], None]) -> None:
-        """Say how many documents were left out, if any."""
+        """Print with `note` how many documents were left out, if any."""
         if self.num_equal:
             note(
                 f"{self.name}: {self.num_equal:,} documents equal an earlier one; each is read once"
@@ -184,8 +194,8 @@ class _Distinct:
 def read_prepared(
     prepared: PreparedText, model: Reader, name: str, selection: Selection
 ) -> list[Document]:
-    """Read held-out documents of a prepared folder, evenly spread over those that are long
-    enough."""
+    """Return held-out documents of a prepared folder: those that are long enough, or as many of
+    them as wanted, evenly spread."""
     if model.tokenizer is not None and not _encode_alike(prepared, model.tokenizer):
         raise DataError(
             f"{name} were made with another tokenizer than the model's; pass the text itself "
@@ -225,8 +235,8 @@ def read_prepared(
 
 
 def _check_vocabulary(documents: Sequence[Document], model: Reader, name: str) -> None:
-    """Raise DataError for tokens that the model does not have: the vocabulary of a model without a
-    tokenizer may be another one."""
+    """Raise DataError if documents have tokens that the model does not know. A model without a
+    tokenizer may have another vocabulary than the prepared text."""
     largest = max((int(d.tokens.max()) for d in documents if len(d.tokens)), default=0)
     vocabulary = model.model.vocab_size
     if largest >= vocabulary:
@@ -237,7 +247,7 @@ def _check_vocabulary(documents: Sequence[Document], model: Reader, name: str) -
 
 
 def _encode_alike(prepared: PreparedText, tokenizer: Tokenizer) -> bool:
-    """Return whether the tokens of a prepared text are those of the tokenizer."""
+    """Return whether a tokenizer gives the tokens that a prepared text has."""
     if tokenizer_fingerprint(prepared.tokenizer) == tokenizer_fingerprint(tokenizer):
         return True
     # A tokenizer that another library has saved again has another fingerprint.
@@ -249,7 +259,7 @@ def _encode_alike(prepared: PreparedText, tokenizer: Tokenizer) -> bool:
 
 
 def check_fits_in_memory(num_tokens: int, name: str) -> None:
-    """Raise DataError for more tokens than are kept in memory."""
+    """Raise DataError if there are more than `MAX_TOKENS` tokens, which are kept in memory."""
     if num_tokens > MAX_TOKENS:
         raise DataError(
             f"{name}: more than {MAX_TOKENS:,} tokens do not fit in memory; limit the documents "

@@ -1,13 +1,15 @@
-"""Group distant places into units, such as words, which are ranked, added and dropped as one.
+"""Group distant tokens into units, such as words, which are ranked, added and dropped as one.
 
     tokens   "I" "t" " open" "ed" " in" " 1921" "."     at the places 0 to 6
     words    first = [0, 2, 4, 5], end = [2, 4, 5, 7]
-    span:2   first = [0, 1, 2, 3, 4, 5]         runs of two places, which overlap
+    span:2   first = [0, 1, 2, 3, 4, 5]         runs of two tokens, which overlap
+
+A *place* is the index of a token among the distant ones.
 
 Place in the flow: the text of tokens (documents.py) → **`Units`** → selectors. Pure arithmetic; no
 torch.
 
-Dimension key: F distant places, U distant units, T targets, A random halves.
+Dimension key: F distant tokens, U distant units, T targets, A random halves.
 """
 
 from __future__ import annotations
@@ -23,34 +25,35 @@ NOTHING = np.empty(0, dtype=np.int64)
 """The places of no unit."""
 
 Spans = list[tuple[int, int]]
-"""Targets, each from its first token to one past its last: the losses of its tokens are added."""
+"""Targets of a block: for each the index of its first token and the index after its last. A target
+may have several tokens, whose losses are added."""
 
 
 @dataclass(frozen=True)
 class Units:
-    """Runs of distant places, such as words. Each is ranked, added, dropped and counted as one."""
+    """Runs of distant tokens, such as words. Each is ranked, added, dropped and counted as one."""
 
     first: np.ndarray
-    """The first place of each unit."""
+    """The place of the first token of each unit."""
 
     end: np.ndarray
-    """One past the last place of each unit."""
+    """The place after the last token of each unit."""
 
     @staticmethod
     def of_tokens(num_distant: int) -> Units:
-        """Return a unit for each place."""
+        """Return a unit for each token."""
         return Units.of_spans(num_distant, 1)
 
     @staticmethod
     def of_spans(num_distant: int, width: int) -> Units:
-        """Return every run of `width` places; they overlap."""
+        """Return a unit for every run of `width` tokens. Units overlap."""
         first = np.arange(num_distant - width + 1)
         return Units(first, first + width)
 
     @staticmethod
     def of_runs(run_F: np.ndarray) -> Units:
-        """Make one unit of neighbours with equal numbers in `run_F`, such as the number of their
-        word."""
+        """Return a unit for each run of tokens with equal numbers. `run_F`: a number for each
+        token, such as that of its word in the document."""
         changes = np.flatnonzero(np.diff(run_F)) + 1
         bounds = np.concatenate([[0], changes, [len(run_F)]])
         return Units(bounds[:-1], bounds[1:])
@@ -60,7 +63,7 @@ class Units:
 
     def places(self, *chosen: int) -> np.ndarray:
         """Return all places of the chosen units, in order, each once."""
-        if len(chosen) == 1:  # as most calls, and without a sort
+        if len(chosen) == 1:  # most calls, for which no sort is needed
             return np.arange(self.first[chosen[0]], self.end[chosen[0]])
         runs = [np.arange(self.first[unit], self.end[unit]) for unit in chosen]
         return np.unique(np.concatenate([NOTHING, *runs]))
@@ -70,8 +73,9 @@ class Units:
         return np.arange(self.first[first], self.end[end - 1])
 
     def halves(self, num_halves: int, generator: np.random.Generator) -> np.ndarray:
-        """Return kept_AU, which units are in each random half; all halves have the same number of
-        units. Spans overlap, so only adjacent ones are drawn: no two have a place in common."""
+        """Return kept_AU, which says which units are in each random half. All halves have the same
+        number of units. Spans overlap, so only every W-th of them is drawn: no two drawn units have
+        a token in common."""
         drawable = []
         end_of_last = 0
         for unit in range(len(self)):
@@ -84,16 +88,17 @@ class Units:
         return kept_AU
 
     def total(self, scores_TF: np.ndarray) -> np.ndarray:
-        """Return scores_TU, the sum over the places of each unit."""
+        """Return scores_TU: for each target the sum of the scores of each unit's tokens."""
         padded = np.pad(scores_TF, ((0, 0), (0, 1)))  # so that `end` may be F
         # reduceat sums from each bound to the next: every second sum is that of a unit, and those
-        # between, from the end of one to the beginning of the next, are dropped.
+        # between, from the end of a unit to the beginning of the next one, are dropped.
         bounds = np.stack([self.first, self.end], axis=1).ravel()
         return np.add.reduceat(padded, bounds, axis=1)[:, ::2]
 
 
 def span_width(units: str) -> int | None:
-    """Return 4 for `span:4`, 1 for `tokens`, None where the width depends on the text."""
+    """Return the number of tokens of each unit: 4 for `span:4`, 1 for `tokens`. Return None for
+    units whose width depends on the text, and raise ConfigError for a name that is no unit."""
     if units == "tokens":
         return 1
     if units in ("words", "sentences", "paragraphs"):

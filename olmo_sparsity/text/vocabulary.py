@@ -10,11 +10,11 @@ import hashlib
 from tokenizers import Tokenizer
 
 BATCH_CHARACTERS = 2**21
-"""Text per call of the tokenizer: enough to keep many cores busy, while its result (some 50 bytes
-per token) stays small."""
+"""The number of characters that one call of the tokenizer gets: enough to keep many cores busy,
+while its result (some 50 bytes per token) stays small."""
 
 IGNORED = -100
-"""Label of a place that no loss counts (PyTorch's convention)."""
+"""The label of a token whose prediction no loss counts (PyTorch's convention)."""
 
 
 def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
@@ -23,11 +23,12 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def count_vocabulary(tokenizer: Tokenizer) -> int:
-    """Return one more than the largest ID: some vocabularies have gaps."""
+    """Return one more than the largest ID. Some vocabularies have gaps, so this may be more than
+    the number of tokens."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
 def ordinary_tokens(tokenizer: Tokenizer) -> list[int]:
-    """Return all IDs except special tokens; the rarest of a BPE come last."""
+    """Return the IDs of all tokens that are not special. In a BPE the rarest come last."""
     special = tokenizer.get_added_tokens_decoder().keys()
     return [index for index in range(count_vocabulary(tokenizer)) if index not in special]

@@ -7,17 +7,20 @@ A block is W consecutive targets that share their windows. Here P = 1, F = 5, S 
     long window           prefix, distant and local tokens        N = F + S
     short window          prefix and local tokens                 S
 
-With the block starting at b, target b + i sees the N + i tokens before it (long) or the last S + i
-of them (short), as earlier targets are inputs, too; W = 1 is an exact window for each target. With
-`long="all"`, N is b: a target sees everything before it. Both windows begin with the same P prefix
-tokens, such as a beginning-of-text token. The position ID of a token is its place in the long
-window, prefix included, whichever other tokens are left out.
+If the block starts at token b of the document, target b + i sees the N + i tokens before it (long)
+or the last S + i of them (short), as earlier targets are inputs, too. So only W = 1 gives each
+target a window of exactly N tokens. With `long="all"`, N is b: a target sees everything before it.
+Both windows begin with the same P prefix tokens, such as a beginning-of-text token.
+
+The position ID of a token is its index in the long window, prefix included, whichever other tokens
+are left out. Other indices count the tokens of the document from 0; names such as `start` and
+`target` mean these.
 
 Distant tokens are ranked, added and dropped as units, such as words (units.py).
 
 Place in the flow: documents → **blocks of targets** → losses. Pure arithmetic; no torch.
 
-Dimension key: N long, S short, P prefix, W stride (targets of a block), F = N − S distant places.
+Dimension key: N long, S short, P prefix, W stride (targets of a block), F = N − S distant tokens.
 """
 
 from __future__ import annotations
@@ -43,14 +46,15 @@ class Windows:
     short: int
     stride: int = 1
     prefix: tuple[int, ...] = ()
-    """Token IDs in front of every window. Never candidates."""
+    """Token IDs that begin every window. They are never ranked."""
 
     most: int | None = None
-    """With `long="all"`: the long window has no more tokens than this, the last before the
-    target."""
+    """With `long="all"`: the largest number of tokens of the long window, the last before the
+    target. None: no limit."""
 
     least: int = 1
-    """With `long="all"`: the number of distant tokens of the first target; later ones have more."""
+    """With `long="all"`: the number of distant tokens of the first target. Later targets have
+    more."""
 
     def __post_init__(self) -> None:
         check_type("short", self.short, Integral, "a whole number of tokens")
@@ -79,8 +83,8 @@ class Windows:
 
     @property
     def first_target(self) -> int:
-        """Return the first place of a document that has enough distant tokens and a full local
-        window before it."""
+        """Return the index of the first token of a document with enough distant tokens and a full
+        local window before it."""
         return self.long_window.first_target(self.short)
 
     def check(self) -> None:
@@ -95,28 +99,29 @@ class Windows:
             )
 
     def num_positions(self, longest_document: int = 0) -> int:
-        """Return one more than the largest position ID of a forward. `longest_document`: its
-        tokens, needed with `long="all"`."""
+        """Return one more than the largest position ID of a forward pass. `longest_document`: the
+        number of tokens of the longest document, which counts with `long="all"` alone."""
         # The longest window is that of a full block at the document's end.
         num_long = self.tokens_before(longest_document - self.stride)
         return len(self.prefix) + num_long + self.stride - 1  # the last target is no input
 
     def tokens_before(self, start: int) -> int:
-        """Return the number of tokens in the long window of a target at `start`."""
+        """Return the number of tokens in the long window of a block that starts at `start`."""
         return self.long_window.tokens_before(start)
 
     def first_distant(self, start: Any) -> Any:
-        """Return the place of the first distant token of a block, or of each of an array of
-        blocks."""
+        """Return the index of the first distant token of a block that starts at `start`. An array
+        of starts gives an array."""
         return self.long_window.begin(start)
 
     def start_of(self, target: Any) -> Any:
-        """Return the first target of the block that a target (or each of an array) belongs to."""
+        """Return the start of the block that a target belongs to. An array of targets gives an
+        array."""
         return target - (target - self.first_target) % self.stride
 
     def blocks(self, tokens: np.ndarray) -> Iterator[Block]:
-        """Yield all targets with a full long window in blocks of `stride`; the last block may be
-        smaller."""
+        """Yield blocks of `stride` targets, which are all tokens with a full long window. The last
+        block may be smaller."""
         for start in range(self.first_target, len(tokens), self.stride):
             yield self.block(tokens, start, min(start + self.stride, len(tokens)))
 
@@ -134,17 +139,18 @@ class Block:
     """Consecutive targets of a document, and the tokens that they may see."""
 
     windows: Windows
-    """Windows of this block: `long` is a number, and `stride` the number of its targets."""
+    """The windows of this block: `long` is a number, and `stride` the number of its targets."""
 
     start: int
-    """Place of the first target in its document."""
+    """The index of the first target in its document."""
 
     tokens: np.ndarray
-    """Prefix, long window of the first target, targets; a token's index is its position ID."""
+    """The prefix, the long window of the first target, and the targets. A token's index in this
+    array is its position ID."""
 
     @property
     def first(self) -> int:
-        """Return the place in the document of the first distant token."""
+        """Return the index in the document of the first distant token."""
         return self.start - self.num_distant - self.windows.short
 
     @property
@@ -157,7 +163,7 @@ class Block:
 
     @property
     def num_before(self) -> int:
-        """Return the number of tokens before the first target."""
+        """Return the number of tokens before the first target, with the prefix."""
         return self.num_prefix + self.num_distant + self.windows.short
 
     @property
@@ -170,7 +176,7 @@ class Block:
 
     @cached_property
     def distant_F(self) -> np.ndarray:
-        """Return the distant tokens."""
+        """Return the IDs of the distant tokens."""
         return self.tokens[self.num_prefix : self.num_prefix + self.num_distant]
 
     # Selectors of users may have been written for the last release.
@@ -186,15 +192,15 @@ class Block:
         return replace(self, tokens=np.concatenate([prefix, distant_F, local_and_targets]))
 
     def earlier(self, distant: np.ndarray) -> np.ndarray:
-        """Return the position IDs of the prefix and of the places `distant` (indices into the
-        distant tokens, rising)."""
+        """Return the position IDs of the prefix and of some distant tokens. `distant`: the indices
+        of these among the distant tokens, in rising order."""
         return np.concatenate([np.arange(self.num_prefix), self.num_prefix + distant])
 
     def local(self, num_targets: int | None = None) -> np.ndarray:
-        """Return the position IDs of the local window and of the targets that are inputs for the
-        first `num_targets` targets (all by default)."""
+        """Return the position IDs of the local window, and of the targets that are inputs when the
+        first `num_targets` targets are predicted (all by default)."""
         if num_targets is None:
             num_targets = self.num_targets
         first_local = self.num_prefix + self.num_distant
-        # A target is an input for the next one, so the last is none.
+        # A target is an input for the next one, so the last target is not one.
         return np.arange(first_local, self.num_before + num_targets - 1)
