@@ -8,7 +8,7 @@
     conform({"long": 32}, Window)         # Window(long=32, short=8)
     conform({"long": "none"}, Window)     # ValueError: long must be …, not 'none'
 
-A ValueError names the place of a wrong value (`a.b[2]`), what it must be, and what it is. Files of
+A ValueError names the key of a wrong value (`a.b[2]`), what it must be, and what it is. Files of
 ours have a CRC-32 as their last key (`with_crc`), by which a damaged one is noticed.
 
 Place in the flow: below everything that reads JSON or YAML. Imports nothing of ours.
@@ -29,12 +29,14 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 T = TypeVar("T")
 Fill = Callable[[dict, type, str], Any]
+"""Builds a dataclass of a type from the values under a dotted key: (values, type, key)."""
 
 MAX_DEPTH = 50
-"""Our files are not nested so deep; deeper ones may exhaust the stack."""
+"""The deepest nesting of lists and mappings that is read, deeper than that of our files. More could
+exhaust the stack."""
 
 LONGEST_SHOWN = 60
-"""Characters of a wrong value that a message shows."""
+"""The number of characters of a wrong value that a message shows."""
 
 
 def parse_json(content: bytes, kind: type[T]) -> T:
@@ -58,8 +60,8 @@ class DuplicateKey(ValueError):
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of these keys and values; raise DuplicateKey for a key that is there twice.
-    For `object_pairs_hook` of `json.loads`, which would take the last value."""
+    """Return the object of these keys and values. Raise DuplicateKey if a key is there twice, for
+    which `json.loads` would take the last value. Pass this as its `object_pairs_hook`."""
     value = dict(pairs)
     if len(value) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -69,14 +71,14 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def with_crc(value: dict[str, Any]) -> dict[str, Any]:
-    """Return an object with a CRC-32 of its content as last key, for a file or line without a
-    manifest."""
+    """Return an object with a CRC-32 of its content as the last key. Files and lines that no
+    manifest lists are stored like this."""
     return {**value, "crc32": _crc(value)}
 
 
 def without_crc(value: dict[str, Any]) -> dict[str, Any]:
-    """Return an object without its CRC-32; raise ValueError if the content has another one. Older
-    versions wrote none."""
+    """Return an object without its CRC-32. Raise ValueError if the content has another one. An
+    object of an older version, which has none, is accepted."""
     content = {key: item for key, item in value.items() if key != "crc32"}
     has_crc = len(content) < len(value)
     if has_crc and value["crc32"] != _crc(content):
@@ -89,10 +91,15 @@ def _crc(value: dict[str, Any]) -> str:
 
 
 def conform(value: Any, kind: Any, place: str = "", fill: Fill | None = None) -> Any:
-    """Return a value as this type, or raise ValueError, which names its `place` in the file.
+    """Return a value as this type, or raise ValueError if it is of another one.
+
+    kind: A class, or a type hint such as `list[int] | None`.
+    place: The dotted key of the value in its file, for the error.
+    fill: Builds dataclasses from mappings, in place of `_fill`.
 
     An int is accepted as a float, but a bool as neither, and the name of an enum's member as that
-    member. `fill` builds a dataclass from a dict."""
+    member.
+    """
     if kind is Any:
         return value
     if is_dataclass(kind) and isinstance(value, dict):
@@ -131,11 +138,12 @@ def conform(value: Any, kind: Any, place: str = "", fill: Fill | None = None) ->
 
 
 _NO_VALUE = object()
-"""What `_as_plain` returns for a value of another type; None is a value."""
+"""The result of `_as_plain` for a value of another type. (None is a value.)"""
 
 
 def _as_plain(value: Any, kind: Any) -> Any:
-    """Return a value as an enum's member, a number or another class; _NO_VALUE if it is none."""
+    """Return a value as a member of an enum, as a number, or as an instance of another class.
+    Return _NO_VALUE if it is of another type."""
     if isinstance(kind, type) and issubclass(kind, Enum) and str(value) in kind.__members__:
         return kind[str(value)]
     if kind in (int, float) and isinstance(value, _accepted(kind)) and not isinstance(value, bool):
@@ -147,8 +155,8 @@ def _as_plain(value: Any, kind: Any) -> Any:
 
 
 def _may_become(value: Any, choice: Any) -> bool:
-    """Return whether a value is tried as this type of a union. The outer type alone decides, so
-    that a mistake inside of a list is named, and not the union."""
+    """Return whether a value is tried as this type of a union. Only its outer type decides. So for
+    [1, "x"] as `list[int] | str` the error names the "x", and not the union."""
     if get_origin(choice) is Literal and value not in get_args(choice):
         return False
     return isinstance(value, _accepted(choice)) and (value is None) == (choice is type(None))
@@ -180,7 +188,7 @@ _NAMES = {
 
 
 def _describe(kind: Any) -> str:
-    """Return the name of a type as one who writes YAML knows it."""
+    """Return a type in the words of somebody who writes YAML, such as "a whole number or null"."""
     origin = get_origin(kind)
     arguments = get_args(kind)
     if origin is Literal or (isinstance(kind, type) and issubclass(kind, Enum)):
@@ -194,7 +202,8 @@ def _describe(kind: Any) -> str:
 
 
 def _fill(value: dict, kind: type, place: str) -> Any:
-    """Build a dataclass from a dict, with defaults for what is absent."""
+    """Return a dataclass with the values of a mapping, and defaults for fields that it lacks. Raise
+    ValueError for an unknown key, and for a field that has no default."""
     known = {item.name: item for item in fields(kind)}
     types = _types(kind)
     for name in value.keys() - known.keys():
@@ -214,7 +223,7 @@ def _types(kind: type) -> dict[str, Any]:
 
 
 def _depth(value: Any) -> int:
-    """Return how deep lists and mappings are nested."""
+    """Return how deep lists and mappings are nested: 1 for a plain value, 2 for a list of them."""
     if not isinstance(value, dict | list):
         return 1
     items = value.values() if isinstance(value, dict) else value

@@ -34,10 +34,13 @@ def device_name(device: torch.device) -> str:
 def choose_device(
     name: str, choose_gpu: Callable[[int], int] | None = None, setting: str = "device"
 ) -> torch.device:
-    """Return the device of this name; `auto` is a GPU if there is one.
+    """Return the device of this name, and raise ConfigError if it cannot be used.
 
-    `choose_gpu` is called with the number of GPUs and returns the one of this process. By default
-    several processes may share one. `setting` names the option in messages."""
+    name: Such as cpu, cuda or cuda:1. auto is a GPU if there is one.
+    choose_gpu: Returns the index of this process's GPU, given the number of GPUs. By default
+        processes are spread over them, and several may share one.
+    setting: The option that names the device, for messages.
+    """
     import torch
 
     if name == "auto":
@@ -66,25 +69,30 @@ def choose_device(
 
 
 PCIE_GIGABYTES_PER_S = 20.0
-"""What a GPU without NVLink sends to another one of its machine."""
+"""The gigabytes that a GPU without NVLink sends to another one of its machine in a second."""
 
 
 @dataclass(frozen=True)
 class Gpu:
+    """The numbers of a kind of GPU, by which times and memory are predicted."""
+
     name: str
     tflops: float
-    """Dense bf16, from the data sheet."""
+    """The peak speed of dense matrix products in bf16, in 10^12 operations a second, from the data
+    sheet."""
 
     gigabytes: float
+    """The size of its memory."""
+
     gigabytes_per_s: float = PCIE_GIGABYTES_PER_S
-    """What one of several GPUs of a machine sends to the next in a ring, about two thirds of
-    NVLink's data sheet: assumed."""
+    """The gigabytes that one of several GPUs of a machine sends to the next in a ring in a second.
+    They are assumed to be two thirds of what NVLink's data sheet says."""
 
     has_own_nic: bool = False
     """Whether machines usually have a network card for each of these GPUs: assumed."""
 
 
-# Of names with a common beginning the longer one comes first.
+# `find_gpu` takes the first that matches, so "H100 PCIe" comes before "H100".
 GPUS = [
     Gpu("GB200", 2500, 186, 600, has_own_nic=True),
     Gpu("B200", 2250, 180, 600, has_own_nic=True),
@@ -111,8 +119,9 @@ GPUS = [
 
 
 def find_gpu(device_name: str) -> Gpu | None:
-    """Return the GPU that a vendor's name, or a user, means; None if it is not in the list, or a
-    slice of a GPU (MIG), which has another speed. An A100 may be given as 40 or as 40GB."""
+    """Return the GPU that a name of the vendor or of a user means, such as "NVIDIA A100-SXM4-40GB"
+    or "a100 40". Return None if it is not in the list, or a slice of a GPU (MIG), which has another
+    speed."""
     words = set(re.split(r"\W+", device_name.upper()))
     words |= {f"{word}GB" for word in words if word.isdigit()}
     if "MIG" in words:
@@ -124,8 +133,8 @@ def find_gpu(device_name: str) -> Gpu | None:
 
 
 def known_gpu(name: str, option: str, *, or_else: str = "") -> Gpu:
-    """Return the GPU of this name, or raise ConfigError with the names that are known; `or_else`:
-    what else the option may be."""
+    """Return the GPU that a user has named with an option. Raise ConfigError, with all known names,
+    if it is not known. `or_else`: what else the option accepts, for the message."""
     gpu = find_gpu(name)
     if gpu is None:
         names = ", ".join(known.name for known in GPUS)
@@ -152,14 +161,15 @@ def multiplies(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def release_freed_memory() -> None:
-    """Return freed main memory to the system, which glibc's heap keeps in holes that tensors of
-    another length do not fit."""
+    """Give freed main memory back to the system. Otherwise glibc keeps it in holes of its heap,
+    which tensors of another length do not fit."""
     with contextlib.suppress(OSError, AttributeError):  # other C libraries lack it
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """Return the peak memory of this process so far: on the GPU, or main memory without one."""
+    """Return the peak memory of this process so far, in GiB: that of the GPU, or main memory for a
+    CPU."""
     import torch
 
     if device.type == "cuda":
@@ -168,13 +178,14 @@ def peak_memory_gib(device: torch.device) -> float:
 
 
 SMALL = 2 * 10**6
-"""Parameters. Threads of smaller models mostly wait for each other: next to other work a model of
-0.56M took seven times the CPU time with two threads."""
+"""The number of parameters below which a model is small. Its threads mostly wait for each other:
+next to other work a model of 0.56M parameters took seven times the CPU time with two threads."""
 
 
 @contextlib.contextmanager
 def threads_for(num_parameters: int) -> Iterator[None]:
-    """Use one thread for a small model on the CPU, unless OMP_NUM_THREADS says how many."""
+    """Inside, PyTorch uses one thread for a small model on the CPU, unless OMP_NUM_THREADS is
+    set."""
     import torch
 
     num_threads = torch.get_num_threads()

@@ -15,8 +15,11 @@ from typing import Any
 
 
 def leaves(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all dotted keys with their values; an empty section is a value, and so is a plain
-    list."""
+    """Yield each dotted key with its value. A list of mappings is numbered, as in
+    training.length[0].tokens; any other list is a value, and so is an empty mapping.
+
+    prefix: The beginning of all keys.
+    """
     for key, value in node.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{prefix}{key}.")
@@ -28,7 +31,7 @@ def leaves(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _is_list_of_sections(value: Any) -> bool:
-    """Return whether a value is a list of mappings, and not empty."""
+    """Return whether a value is a list that is not empty and has mappings only."""
     if not isinstance(value, list) or not value:
         return False
     return all(isinstance(item, Mapping) for item in value)
@@ -48,8 +51,8 @@ def differences(stored: Mapping[Any, Any], current: Mapping[Any, Any]) -> list[s
 
 
 def _are_equal(old: Any, new: Any) -> bool:
-    """Return whether two values are equal. One path has several spellings: `runs/a`, `./runs/a`,
-    and with the working folder before it."""
+    """Return whether two values are equal. Texts with a slash are compared as paths: `runs/a` and
+    `./runs/a` are equal, and so is the absolute path."""
     if isinstance(old, str) and isinstance(new, str) and "/" in old + new:
         return os.path.abspath(old) == os.path.abspath(new)
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):

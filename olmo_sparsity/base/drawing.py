@@ -1,5 +1,7 @@
 """Save matplotlib figures in one style, with the same bytes for the same numbers.
 
+    save(draw, Path("figure.png"))     # `draw` returns a matplotlib Figure; PRINT is the style
+
 Place in the flow: the last step of all figures. Never imports torch or pyplot, and changes no
 global state.
 """
@@ -53,12 +55,17 @@ PRINT: dict[str, Any] = {
     "axes.unicode_minus": True,
     "savefig.dpi": 300,
 }
-"""Small type for a printed column; text stays text."""
+"""matplotlib's settings for a column in print: small type, thin lines, and text that stays text in
+PDF and SVG."""
 
 
 def save(draw: Callable[[], Figure], out: Path, **settings: Any) -> None:
-    """Write a figure. `out` ends in .png, .pdf or .svg; `settings` are matplotlib's, and replace
-    those in `PRINT`."""
+    """Write a figure to a file.
+
+    draw: Returns the figure. It is called while the settings are in effect.
+    out: A path that ends in .png, .pdf or .svg.
+    settings: Settings of matplotlib, which replace those in `PRINT`.
+    """
     out = Path(out)
     if out.suffix not in SUFFIXES:
         raise ConfigError(f"--out {out}: the name of a figure must end in {', '.join(SUFFIXES)}")
@@ -69,7 +76,7 @@ def save(draw: Callable[[], Figure], out: Path, **settings: Any) -> None:
 
 
 def render(draw: Callable[[], Figure], suffix: str, settings: dict[str, Any]) -> bytes:
-    """Return a figure as bytes, equal for equal numbers. `suffix` is png, pdf or svg."""
+    """Return the bytes of a figure as png, pdf or svg. Equal figures have equal bytes."""
     stream = io.BytesIO()
     # A date would make equal results unequal files.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix, {})
@@ -83,13 +90,13 @@ def render(draw: Callable[[], Figure], suffix: str, settings: dict[str, Any]) ->
 
 
 def band(axes: Axes, x: Any, low: Any, high: Any, color: str, alpha: float = 0.15) -> None:
-    """Draw an interval around a curve."""
+    """Draw a shaded band from `low` to `high` around a curve."""
     axes.fill_between(x, low, high, color=color, alpha=alpha, linewidth=0, zorder=0)
 
 
 def one_label_each(labels: Sequence[str] | None, default: Sequence[str]) -> list[str]:
     """Return the labels of several results in one figure: those that the user passed, or else the
-    default ones. Raise ConfigError for another number of labels."""
+    default ones. Raise ConfigError if there is not one for each result."""
     names = list(labels or default)
     if len(names) != len(default):
         raise ConfigError(f"{len(names)} labels for {len(default)} results; give one for each")
@@ -97,8 +104,9 @@ def one_label_each(labels: Sequence[str] | None, default: Sequence[str]) -> list
 
 
 def short_labels(names: Iterable[str], max_length: int = 30) -> dict[str, str]:
-    """Return a label for each name: its last `max_length` characters, as the end of a path says
-    most. Names with the same end keep as much more as tells them apart."""
+    """Return a label for each name: its last `max_length` characters, because the end of a path
+    says most. Of names with the same end, as many more characters are kept as make them
+    different."""
     names = list(dict.fromkeys(names))
     labels = {}
     for name in names:
@@ -112,13 +120,13 @@ def short_labels(names: Iterable[str], max_length: int = 30) -> dict[str, str]:
 
 
 def _ends_alike(end: str, name: str, names: Iterable[str]) -> bool:
-    """Return whether another name has this end, too."""
+    """Return whether another name than `name` has this end, too."""
     return any(other.endswith(end) for other in names if other != name)
 
 
 def labels_of_folders(folders: Sequence[str | Path]) -> list[str]:
-    """Return the last part of each path. Folders with the same last part get as many parts before
-    it as tell them apart: `a/seed1` and `b/seed1`."""
+    """Return a label for each folder: its name. Folders with the same name get as many folders
+    before it as make them different, as in `a/seed1` and `b/seed1`."""
     all_parts = [Path(folder).absolute().parts for folder in folders]
     for folder, parts in zip(folders, all_parts, strict=True):
         if all_parts.count(parts) > 1:

@@ -19,27 +19,28 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """Reported by the command line in one line. Violated invariants are `assert`s."""
+    """An error that a user can fix, which the command line prints in one line. (A violated
+    invariant of ours is an `assert`.)"""
 
     diverged_at: int | None = None
-    """The training step of which a number is not finite, if that is the error."""
+    """If a training has diverged: the first step with a number that is not finite."""
 
     errno: int | None = None
-    """The system's number of the error, if a file could not be read or written."""
+    """If a file could not be read or written: the system's number of the error."""
 
     exit_code: int = 2
     """The exit code of the command that ends with this error."""
 
     @property
     def problem(self) -> str:
-        """Return what is wrong, without the remedy, which follows a semicolon in our messages."""
+        """Return what is wrong, without what to do, which follows a semicolon in our messages."""
         return str(self).partition(";")[0]
 
 
 @contextmanager
 def naming(place: str) -> Iterator[None]:
-    """Put the place of an input, such as `questions.jsonl:3`, before the message of an error in
-    it."""
+    """Put the file and line that is being read, such as `questions.jsonl:3`, before the message of
+    an error."""
     try:
         yield
     except UserError as error:
@@ -48,15 +49,19 @@ def naming(place: str) -> Iterator[None]:
 
 
 class ConfigError(UserError):
-    """A setting is wrong: names the field, its value and what to do."""
+    """A setting is wrong. The message names the field, its value and what to do."""
 
 
 def check_type(
     name: str, value: object, kinds: type | tuple[type, ...], accepted: str, several: bool = False
 ) -> None:
-    """Raise ConfigError unless the argument `name` is of one of these types; True and False are no
-    numbers. `accepted`: what it must be, in words. `several`: it is a list or tuple, and each of
-    its items must be of these types."""
+    """Raise ConfigError unless an argument is of one of these types. True and False are accepted if
+    `bool` is among the types, not as numbers.
+
+    name: The name of the argument.
+    accepted: What it must be, in words.
+    several: Whether it must be a list or tuple of values of these types.
+    """
     if several:
         is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
         items = list(value) if is_list else None  # type: ignore[call-overload] # a Sequence
@@ -77,11 +82,12 @@ def check_type(
 
 
 class DataError(UserError):
-    """An input file is wrong: names the file (and line) and what to do."""
+    """An input file is wrong. The message names the file, its line if it has lines, and what to
+    do."""
 
 
 class UnreadableNowError(DataError):
-    """The disk or its permissions do not let a file be read now: it may be intact."""
+    """A file cannot be read now, because of the disk or of permissions. It may be intact."""
 
     def __init__(self, path: object, reason: object) -> None:
         remedy = "it may be intact: restore access (mount? permission?), then start again"
@@ -105,7 +111,7 @@ NO_DOCSTRINGS = (
     "them; run python, or python -O"
 )
 
-# For each extra: the features that need its packages, and their modules.
+# For each extra of pyproject.toml: the feature that needs its packages, and their modules.
 EXTRAS = {
     "train": ("training, and what was trained here,", "accelerate deepspeed olmo"),
     "data": ("text of the hub", "datasets zstandard"),
@@ -135,8 +141,9 @@ def naming_extras() -> Iterator[None]:
 
 @contextmanager
 def naming_panics(origin: str) -> Iterator[None]:
-    """Raise DataError that names the tokenizer that failed. A panic of the library, such as from a
-    regular expression without end, is a BaseException, not an Exception."""
+    """Turn a failure of the tokenizers library into a DataError. Its panics, such as that of a
+    regular expression that never ends, are a BaseException, not an Exception. `origin`: where the
+    tokenizer is from."""
     try:
         yield
     except BaseException as error:
@@ -175,18 +182,18 @@ def printable(text: str) -> str:
 
 
 LONGEST_WORD = 300
-"""Letters of a word that a message shows in full; paths have fewer."""
+"""The largest number of letters of a word that a message shows in full. Paths have fewer."""
 
 
 def readable(message: str) -> str:
-    """Return a message as one printable line in which a word of thousands of letters, such as a
-    number that a user mistyped, is cut."""
+    """Return a message as one line of printable characters. A word of thousands of letters, such as
+    a mistyped number, is cut."""
     cut = re.sub(rf"\S{{{LONGEST_WORD},}}", lambda match: f"{match[0][:60]}…", message)
     return printable(cut)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory is short.
+    """Return whether an error says that the memory is full.
 
     PyTorch has an exception type for GPU memory. For CPU memory, and for memory that CUDA's
     libraries require by themselves, only the message tells."""

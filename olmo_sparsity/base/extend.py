@@ -1,7 +1,7 @@
 """Find what users add: a selector, a kind of units or a task of their own.
 
-    find_added("mine.py:my_selector", "olmo_sparsity.selectors", "selectors")   # of a file
-    find_added("theirs", "olmo_sparsity.selectors", "selectors")                # of a package
+    find_added("mine.py:my_selector", "olmo_sparsity.selectors", "selectors")   # in a file
+    find_added("theirs", "olmo_sparsity.selectors", "selectors")                # in a package
 
 Place in the flow: below the registries of selectors, units and tasks. `file.py:name` names an
 object in a file; any other name is an entry point of an installed package.
@@ -21,12 +21,13 @@ from olmo_sparsity.base.errors import ConfigError
 
 
 def is_in_file(name: str) -> bool:
-    """Return whether a name is `file.py:name`."""
+    """Return whether a name has the form `file.py:name`."""
     return ".py:" in name
 
 
 def read_object(name: str, key: str) -> Any:
-    """Return the object `file.py:name`. `key` is the setting that names it, for messages."""
+    """Return the object that `file.py:name` names, and raise ConfigError if there is none. `key`:
+    the setting with that name, for messages."""
     path, _, object_name = name.rpartition(":")
     if not Path(path).is_file():
         raise ConfigError(f"{key}={name}: '{path}' does not exist; correct the path")
@@ -53,7 +54,8 @@ def read_object(name: str, key: str) -> Any:
 
 
 def find_added(name: str, group: str, key: str) -> Any | None:
-    """Return what `file.py:name` or an entry point of the group names, or None."""
+    """Return the object that a name means: an object in a file, or else an entry point of a group.
+    Return None if no entry point has the name. `key`: the setting with that name, for messages."""
     if is_in_file(name):
         return read_object(name, key)
     for entry in entry_points(group=group):
@@ -63,8 +65,8 @@ def find_added(name: str, group: str, key: str) -> Any | None:
 
 
 def fingerprint_of_files(names: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of each file that is in a name, by its path. Results store them, as a
-    changed rule is another measurement."""
+    """Return the SHA-256 of the file of each `file.py:name`, by its path. Results store them,
+    because a selector whose code has changed makes another measurement."""
     files = {name.rpartition(":")[0] for name in names if is_in_file(name)}
     return {file: _sha256(file) for file in sorted(files)}
 

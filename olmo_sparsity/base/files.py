@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ABANDONED_S = 3600.0
-"""No write pauses so long: an older partial file was left by a killed process."""
+"""The age from which a partial file was left by a killed process: no write pauses so long."""
 
 LARGEST_JSON = 2**26
-"""Bytes of the largest file that is read at once."""
+"""The largest number of bytes of a file that is read at once."""
 
 
 # --- write ----------------------------------------------------------------------------------------
@@ -49,9 +49,9 @@ LARGEST_JSON = 2**26
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Yield a unique name next to `path` to write a file or folder to, then rename it to `path`. Of
-    several processes that write the same file at once, the last one wins. A link to a file stays,
-    and the file that it names is written."""
+    """Yield a unique name next to `path`, to which the caller writes a file or folder, then rename
+    it to `path`. If several processes write the same file at once, that of the last one stays. If
+    `path` is a link to a file, it stays a link, and that file is replaced."""
     if path.is_symlink() and not path.is_dir():
         path = path.resolve()
     partial = partial_name(path)
@@ -65,14 +65,17 @@ def writing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming_written_file(path: Path, partial: Path | None = None) -> Iterator[None]:
-    """Turn the error of a failed write into a UserError that names the file. The errors of Python's
-    `write` do not name it, and those of safetensors have the number of the error only in their
-    message. Errors of reading another file pass through."""
+    """Turn the error of a failed write into a UserError that names the file. Python's own errors of
+    `write` do not name it. Errors of another file, which is read meanwhile, pass through.
+
+    path: The file that is written, for the message.
+    partial: The name under which it is written, if that is another one.
+    """
     try:
         yield
     except Exception as error:
         number = getattr(error, "errno", None)
-        if number is None:
+        if number is None:  # safetensors has the number in the message alone
             in_message = re.search(r"\(os error (\d+)\)", str(error))
             number = int(in_message[1]) if in_message else None
         filename = getattr(error, "filename", None)
@@ -97,8 +100,8 @@ def publish(partial: Path, final: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush to disk; for a folder its list of names, without which no rename survives a power
-    cut."""
+    """Flush a file to disk. For a folder, flush its list of names, without which no rename in it
+    survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -107,25 +110,25 @@ def sync(path: Path) -> None:
 
 
 def follow_umask(path: Path) -> None:
-    """Give a file the mode of any new one: some libraries use mkstemp, so that only the owner
-    can read."""
+    """Give a file the permissions of any new file. Some libraries create files with mkstemp, which
+    only their owner can read."""
     path.chmod(_stat_of_new(path).st_mode & 0o777)
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file that is whole or not there."""
+    """Write a text file such that a reader sees all of it or none."""
     with writing(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file that is whole or not there."""
+    """Write a JSON file such that a reader sees all of it or none."""
     write_atomically(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write safetensors to the name of a partial file, and sync them. `publish` cannot: it may run
-    on another machine, and only the machine that wrote a file can flush it."""
+    """Write safetensors to the name of a partial file, and sync them. `publish` cannot do it later:
+    it may run on another machine, and only the machine that wrote a file can flush it."""
     from safetensors.torch import save_file
 
     save_file(tensors, str(path), metadata=metadata)
@@ -156,7 +159,7 @@ def remove_partial(folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file, a link or a folder; one that is not there is no error."""
+    """Remove a file, a link or a folder, if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -164,8 +167,8 @@ def _remove(path: Path) -> None:
 
 
 def age_s(path: Path) -> float:
-    """Return how many seconds ago a file was changed, by the clock of the disk, as those of
-    machines may differ. 0 if the file is gone."""
+    """Return how many seconds ago a file was changed; 0 if it is gone. The time is that of the
+    disk, as the clocks of machines may differ."""
     try:
         now = _stat_of_new(path).st_mtime
     except OSError:  # read-only
@@ -177,7 +180,7 @@ def age_s(path: Path) -> float:
 
 
 def _stat_of_new(path: Path) -> os.stat_result:
-    """Return time and mode of a file created next to `path` now."""
+    """Return the status of a file that is created next to `path` now, for its time and its mode."""
     probe = partial_name(path)
     try:
         probe.touch()
@@ -190,8 +193,8 @@ def _stat_of_new(path: Path) -> os.stat_result:
 
 
 def path_of(name: str, path: object) -> Path:
-    """Return a path that a user has passed as the argument `name`; raise ConfigError for what is no
-    path, or a blank one, which would mean the current folder."""
+    """Return a path that a user has passed as the argument `name`. Raise ConfigError if it is not a
+    path, or blank, which would mean the current folder."""
     if isinstance(path, bytes) or not isinstance(path, str | os.PathLike):
         raise ConfigError(f"{name}={path!r:.60} must be a path, a string or pathlib.Path")
     text = os.fspath(path)
@@ -231,15 +234,15 @@ def check_not_read(name: str, path: str | None, inputs: Iterable[str]) -> None:
 
 
 def read_bounded(path: Path, max_bytes: int = LARGEST_JSON) -> bytes:
-    """Return the content of a file that is read at once. Raises OSError."""
+    """Return the content of a file. Raise OSError if it cannot be read, or is too large to be read
+    at once."""
     check_bounded(path, max_bytes)
     with path.open("rb") as file:
         return file.read(max_bytes)
 
 
 def check_bounded(path: Path, max_bytes: int) -> None:
-    """Raise OSError for a pipe or device, which may never end, and for what would fill the
-    memory."""
+    """Raise OSError for a pipe or device, which may never end, and for a file that is too large."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
@@ -255,8 +258,8 @@ def sha256_of(path: Path) -> str:
 
 
 def read_json(path: Path, kind: type[T], remedy: str) -> T:
-    """Return the content of a JSON file as `kind`; raise DataError with the remedy if it does not
-    conform."""
+    """Return the content of a JSON file as a value of type `kind`. Raise DataError if it cannot be
+    read or is of another type. `remedy`: what to do then, for the message."""
     try:
         return parse_json(read_bounded(path), kind)
     except OSError as error:
@@ -267,7 +270,8 @@ def read_json(path: Path, kind: type[T], remedy: str) -> T:
 
 
 def read_parquet(path: Path, remedy: str) -> pa.Table:
-    """Return a Parquet table; raise DataError with the remedy if it cannot be read."""
+    """Return the table of a Parquet file. Raise DataError if it cannot be read. `remedy`: what to
+    do then, for the message."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

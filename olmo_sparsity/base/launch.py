@@ -22,16 +22,18 @@ from typing import Any
 from olmo_sparsity.base.errors import ConfigError
 
 EXIT_STOPPED = 75
-"""A signal has stopped a command; the same command resumes."""
+"""The exit code of a command that a signal has stopped. The same command resumes."""
 
 EXIT_LOST_PROCESS = 76
-"""Another process of the run died or did not come; the same command resumes."""
+"""The exit code after another process of the run died or did not come. The same command resumes."""
 
 DEATHS_FILE = "OLMO_SPARSITY_DEATHS"
-"""Variable by which slurm/job.sh names the file in which it counts the deaths of a job."""
+"""The environment variable by which slurm/job.sh names the file in which it counts how often a job
+has died."""
 
 SUSPECT_FILE = "OLMO_SPARSITY_SUSPECT"
-"""Variable by which slurm/job.sh names the file for the node that kept the others waiting."""
+"""The environment variable by which slurm/job.sh names the file for the node that kept the others
+waiting."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
@@ -43,19 +45,19 @@ class Launch:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    """Rank among the processes of this machine, and the number of its GPU."""
+    """The rank among the processes of this machine, which is also the index of its GPU."""
 
     local_world_size: int = 1
-    """Processes of the run on this machine."""
+    """The number of processes of the run on this machine."""
 
 
 def read_launch() -> Launch:
-    """Read what `torchrun`, `deepspeed`, `accelerate launch` or a bare `srun` set; without any,
-    return rank 0 of 1."""
+    """Return the rank of this process and the number of processes, as `torchrun`, `deepspeed`,
+    `accelerate launch` or a bare `srun` have set them. Without a launcher this is rank 0 of 1."""
     if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
         launch = _read_launcher()
     # Both are set inside `srun` only. The batch script around it has SLURM_PROCID=0 alone, and is
-    # none of the job's tasks.
+    # not a task of the job.
     elif "SLURM_STEP_ID" in os.environ and "SLURM_PROCID" in os.environ:
         launch = _read_srun()
     else:
@@ -69,7 +71,7 @@ def read_launch() -> Launch:
 
 
 def _read_launcher() -> Launch:
-    """Read what a launcher other than srun set."""
+    """Return the launch that a launcher other than srun has set."""
     for name, partner in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
         if name not in os.environ:
             raise ConfigError(
@@ -89,7 +91,7 @@ def _read_launcher() -> Launch:
 
 
 def _read_srun() -> Launch:
-    """Read what srun sets for each of its tasks."""
+    """Return the launch that srun has set for this task."""
     tasks_of_nodes = _expand(os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))
     return Launch(
         rank=_number("SLURM_PROCID"),
@@ -109,7 +111,7 @@ def _expand(counts: str) -> list[int]:
 
 
 def _number(name: str, default: int | None = None) -> int:
-    """Return a number of the environment, or the default if it is not set."""
+    """Return the number in an environment variable, or the default if it is not set."""
     text = os.environ.get(name)
     if text is None and default is not None:
         return default
@@ -123,15 +125,16 @@ def _number(name: str, default: int | None = None) -> int:
 
 
 def forget_deaths() -> None:
-    """Let the job count its deaths from 0 again, as this command has got on."""
+    """Let the job count its deaths from 0 again. It is called once the command has made
+    progress."""
     path = os.environ.get(DEATHS_FILE)
     if path:
-        with contextlib.suppress(OSError):  # there may be none, or it is not to be seen from here
+        with contextlib.suppress(OSError):  # there may be no file, or this machine cannot see it
             os.unlink(path)
 
 
 def node_name() -> str:
-    """Return the name of this machine; within SLURM that by which SLURM knows it."""
+    """Return the name of this machine: within SLURM, the name by which SLURM knows it."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
@@ -145,7 +148,7 @@ def suspect(node: str) -> None:
 
 @contextlib.contextmanager
 def handling(signals: Iterable[int], handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Let `handler` handle these signals inside the block; restore the earlier handlers after."""
+    """Inside, `handler` handles these signals. Afterwards the earlier handlers do so again."""
     earlier = {number: signal.signal(number, handler) for number in signals}
     try:
         yield

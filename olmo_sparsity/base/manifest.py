@@ -31,7 +31,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class FileEntry:
-    """What a manifest says of a file."""
+    """The entry of a file in a manifest."""
 
     sha256: str
     bytes: int
@@ -39,17 +39,20 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class _Manifest:
+    """The content of a manifest: the entry of each file, by its path in the folder."""
+
     files: dict[str, FileEntry]
 
 
 def make_entry(path: Path) -> FileEntry:
-    """Return what a manifest would say of a file now."""
+    """Return the entry of a file, as it is now."""
     return FileEntry(sha256_of(path), path.stat().st_size)
 
 
 @contextmanager
 def writing_folder(final: Path) -> Iterator[Path]:
-    """Yield a folder to write into, then add a manifest and rename it to `final`."""
+    """Yield a new folder, into which the caller writes, then add a manifest and rename the folder
+    to `final`."""
     with writing(final) as partial:
         partial.mkdir()
         yield partial
@@ -61,8 +64,11 @@ def write_manifest(
     names: Collection[str] | None = None,
     known: Mapping[str, FileEntry] = MappingProxyType({}),
 ) -> None:
-    """Write the manifest of all files below the folder, or of those in `names`. `known` holds
-    entries of files that another process has hashed."""
+    """Write the manifest of a folder.
+
+    names: The files that it lists. None: all files below the folder.
+    known: Entries of files that another process has hashed, which are not hashed again.
+    """
     paths = folder.rglob("*") if names is None else (folder / name for name in names)
     entries = {}
     for path in sorted(paths):
@@ -75,12 +81,13 @@ def write_manifest(
 def find_damage(
     folder: str | Path, only: Collection[str] | None = None, skip: str = ""
 ) -> str | None:
-    """Return a description of what is damaged in a folder; None if it is intact.
+    """Return a description of the damage in a folder; None if it is intact. Raise
+    UnreadableNowError if that cannot be found out now.
 
-    Raise UnreadableNowError if that cannot be found out now.
-
-    `only` names the files to check. `skip` is the beginning of the names of files that are not
-    checked: analysis needs no optimizer state, which is most of the bytes."""
+    only: The names of the files that are checked. None: all that the manifest lists.
+    skip: The beginning of the names of files that are not checked, such as the state of the
+        optimizer, which is most of the bytes and which analysis does not need.
+    """
     folder = Path(folder)
     listed = read_entries(folder)
     if isinstance(listed, str):
@@ -96,8 +103,8 @@ def find_damage(
 
 
 def read_entries(folder: Path) -> dict[str, FileEntry] | str:
-    """Return what the manifest of a folder says of its files, by name, or a description of what is
-    damaged in it. Raise UnreadableNowError if that cannot be found out now."""
+    """Return the entries of a folder's manifest by name, or a description of the damage if the
+    manifest is damaged itself. Raise UnreadableNowError if that cannot be found out now."""
     try:
         entries = parse_json(read_bounded(folder / MANIFEST), _Manifest).files
     except (OSError, ValueError) as error:
@@ -114,10 +121,12 @@ def find_damaged_file(
     entries: Mapping[str, FileEntry],
     is_hashed: Callable[[str], bool] = lambda name: True,
 ) -> str | None:
-    """Return a description of a file that is missing or has another size than its entry, or another
-    content if `is_hashed` says so for its name; None without any."""
+    """Return a description of the first file that is missing or differs from its entry; None if all
+    are intact. `is_hashed`: returns whether the content of a file with this name is compared, too,
+    and not only its size."""
 
     def problem_of(name: str) -> str | None:
+        """Return a description of the damage of a file; None if it is intact."""
         path = folder / name
         entry = entries[name]
         try:

@@ -1,4 +1,4 @@
-"""Choose the folder of downloaded and converted models, and create folders in it."""
+"""Choose the folder in which downloaded and converted models are kept, and create folders in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from olmo_sparsity.base.errors import UserError
 
 
 def cache_folder() -> Path:
-    """Return `OLMO_SPARSITY_CACHE`, or `olmo-sparsity` in `XDG_CACHE_HOME` or ~/.cache."""
+    """Return the folder of the cache: the one in the environment variable OLMO_SPARSITY_CACHE, or
+    else `olmo-sparsity` in XDG_CACHE_HOME or ~/.cache."""
     chosen_by_user = os.environ.get("OLMO_SPARSITY_CACHE")
     if chosen_by_user:
         return Path(chosen_by_user)
@@ -18,7 +19,8 @@ def cache_folder() -> Path:
 
 
 def make_cache_folder(folder: Path) -> None:
-    """Create a folder of the cache; the error says how to choose another one."""
+    """Create a folder of the cache. Raise UserError, which says how to choose another cache, if
+    that is not possible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

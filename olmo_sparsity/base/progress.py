@@ -24,7 +24,8 @@ class Progress:
     LOG_EVERY_S = 30.0
     TERMINAL_EVERY_S = 0.1
     LEAST_PAUSE_S = 1.0
-    """Between the lines of `begin` in a log: short units are not listed one by one."""
+    """The shortest time between two lines of `begin` in a log, so that short units are not listed
+    one by one."""
 
     def __init__(self, title: str, total: int | None, unit: str, *, enabled: bool = True) -> None:
         self.title = title
@@ -50,7 +51,8 @@ class Progress:
         self.done_at_start = done
 
     def update(self, done: int, **values: str) -> None:
-        """Set how many units are done, and show it with `values` unless it was just shown."""
+        """Set how many units are done, and show it unless a line was shown just now. `values`: more
+        values to show, by their names."""
         self.done = done
         now = time.perf_counter()
         elapsed_s = now - self.started
@@ -65,9 +67,10 @@ class Progress:
             parts.append(f"{shown_rate} {self.unit}/s")
             if self.total and done < self.total:
                 time_left = f" · {format_duration((self.total - done) / rate)} left"
-        # The time left is not part of it: the last line, which `__exit__` prints, has none.
+        # Without the time left, as `__exit__` shows this text in its last line.
         self.text = printable(" · ".join(parts))
-        is_listed = not self.live and self.begun_at > -float("inf")  # `begin` prints the lines
+        # In a log, `begin` prints a line for each unit in place of those by time.
+        is_listed = not self.live and self.begun_at > -float("inf")
         if now - self.shown_at >= self.pause_s and not is_listed:
             self.shown_at = now
             self._show(self.text + time_left)
@@ -87,7 +90,7 @@ class Progress:
         self._show(printable(message), stays=True)
 
     def _show(self, text: str, stays: bool = False) -> None:
-        """Print a line; on a terminal, one that the next replaces unless it stays."""
+        """Print a line. On a terminal the next line replaces it, unless it stays."""
         if not self.enabled:
             return
         end = "\n"

@@ -37,26 +37,30 @@ def typed_command() -> list[str]:
 
 
 def provenance(device: str) -> dict[str, Any]:
-    """Return commit, package versions and machine; `device` names what the code ran on."""
+    """Return what results store of their origin: the commit, versions of packages, and the machine.
+    `device`: the name of the device that computed them."""
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {device}"
     return {"commit": code_version(), "versions": versions(), "machine": machine}
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of Python and `PACKAGES`; None for one that is not installed."""
+    """Return the versions of Python and of `PACKAGES`, by name. A package that is not installed has
+    None."""
     return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
 
 
 def versions_of_numbers() -> dict[str, str | None]:
-    """Return the versions of packages that numbers may depend on."""
+    """Return the versions of the packages on which numbers depend."""
     return {name: _version(name) for name in ("olmo-sparsity", "torch", "transformers")}
 
 
 def code_version(folder: Path = Path(__file__).parents[2]) -> str | None:
     """Return the commit of the running code, with `-dirty` if files outside docs/ have uncommitted
-    changes. If the folder is not a clone: the commit that a container was built from, or None."""
+    changes. If the folder is not a clone, return the commit that its container was built from, or
+    None."""
 
     def git(*words: str) -> str:
+        """Return what git prints."""
         done = subprocess.run(
             ["git", *words], cwd=folder, capture_output=True, text=True, check=True
         )
@@ -75,7 +79,7 @@ def code_version(folder: Path = Path(__file__).parents[2]) -> str | None:
 
 
 def _image_commit() -> str | None:
-    """Return the commit that containers/ were built from; None elsewhere."""
+    """Return the commit that the container was built from; None outside of a container."""
     commit = os.environ.get("OLMO_SPARSITY_COMMIT", "unknown")
     return None if commit == "unknown" else commit
 

@@ -24,7 +24,8 @@ from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.progress import say
 
 RENAMED = {"far_states": "distant_states", "foreign": "unrelated"}
-"""Old names of options, arguments and keys. A column may have one as a part: foreign_low."""
+"""Today's names of options, arguments and keys, by their old ones. A column may have one in its
+name, such as foreign_low."""
 
 COLUMNS = {
     "far_part": "distant_part",
@@ -32,7 +33,7 @@ COLUMNS = {
     "far_end": "distant_end",
     "far_text": "distant_text",
 }
-"""Old names of columns that no option has."""
+"""Today's names of columns that are not options, by their old ones."""
 
 COMMANDS = {"sweep": "experiment"}
 
@@ -43,7 +44,7 @@ CONFIG_FOLDERS = {"sweeps": "experiments"}
 """Old folders of installed configs."""
 
 ENTRY_POINT_GROUPS = {"olmo_sparsity.engines": "olmo_sparsity.prompt_models"}
-"""Old groups under which other packages, and installations of the last release, offer theirs."""
+"""Today's groups of entry points, by their old names, which other packages may still use."""
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -53,8 +54,8 @@ Result = TypeVar("Result")
 
 
 def current_words(words: Sequence[str]) -> list[str]:
-    """Return the words with an old command and old options (`--old`, `--old=value`) replaced, and
-    print which."""
+    """Return the words of a command line with old names replaced, and print a line for each. Old
+    names are those of commands, and of options (`--old`, `--old=value`)."""
     current = []
     for index, word in enumerate(words):
         if index == 0 and word in COMMANDS:
@@ -81,7 +82,8 @@ def _say_new_name(old: str, new: str) -> None:
 def current_keys(
     settings: Mapping[str, Any], renamed: Mapping[str, str] = RENAMED
 ) -> dict[str, Any]:
-    """Return the keys of a file or arguments of a call with old ones replaced, and print which."""
+    """Return the settings of a file, or the arguments of a call, with old names replaced, and print
+    a line for each. Raise ConfigError if one is there under both names."""
     current = dict(settings)
     for old, new in renamed.items():
         if old not in current:
@@ -94,7 +96,7 @@ def current_keys(
 
 
 def accepts_old_names(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Let calls of a function pass arguments under their old names."""
+    """Return a function to which arguments may be passed under their old names, too."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Result:
@@ -104,8 +106,8 @@ def accepts_old_names(function: Callable[P, Result]) -> Callable[P, Result]:
 
 
 class OldAttribute:
-    """An attribute under its old name. A line says the new one, once for each attribute: a selector
-    that is called for many targets would otherwise repeat it."""
+    """An attribute under its old name. The first use prints the new name. Later ones do not, as a
+    selector that is called for many targets would repeat it."""
 
     def __init__(self, new: str) -> None:
         self.new = new
@@ -124,8 +126,8 @@ class OldAttribute:
 
 
 def getattr_with_old_names(module: str, renamed: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a module that finds its classes under their old names. A line says
-    the new one, once for each: `from module import Old` asks twice."""
+    """Return a `__getattr__` for a module, which finds its classes under their old names. The first
+    use of each prints the new name. (`from module import Old` asks twice.)"""
     is_said = set[str]()
 
     def find(name: str) -> Any:

@@ -1,4 +1,7 @@
-"""Split work between processes that do not talk to each other."""
+"""Split work between processes that do not talk to each other.
+
+Share(1, 3).of(["a", "b", "c", "d", "e"])     # ["b", "e"]: the second of three processes
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Share:
-    """The part of some work that one process does: every `count`-th item, from item `index` on."""
+    """The items of some work that one process takes: every `count`-th one, from item `index` on."""
 
     index: int
     count: int

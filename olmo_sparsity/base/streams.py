@@ -13,13 +13,16 @@ from hashlib import sha256
 import numpy as np
 
 VERSION = 2
-"""Part of the identity of results. In version 1, seeds were lists of numbers, and the lengths of
-words were among them: two purposes could share a stream."""
+"""The version of this scheme, which results store as a part of their identity. In version 1, seeds
+were lists of numbers with the lengths of words, so that two purposes could share a stream."""
 
 
 def stream(seed: int, purpose: str, *keys: int | str) -> np.random.Generator:
-    """Return the random numbers of a purpose, such as "placebo". `keys` are the numbers of what
-    they are drawn for, such as a document and a block."""
+    """Return a generator of random numbers for one purpose.
+
+    purpose: Such as "placebo".
+    keys: What the numbers are drawn for, such as the numbers of a document and of a block.
+    """
     name = json.dumps([seed, purpose, *keys], default=int)  # numpy's integers as Python's
     digest = sha256(name.encode()).digest()
     return np.random.default_rng(np.frombuffer(digest, np.uint32))

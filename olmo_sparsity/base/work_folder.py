@@ -1,9 +1,9 @@
 """Fill one folder over several starts of a command, with the results of one work.
 
-A run or measurement may be killed at any time, and the same command goes on with what is there.
-`WorkFolder` sees to it that what is there is of the same work: a file in the folder, the identity,
-holds the settings of the work, and a start with other settings is an error that names them. While
-it is open, the folder is locked.
+A run or measurement may be killed at any time, and the same command goes on with the files that are
+there. `WorkFolder` makes sure that these belong to the same work: a file in the folder, the
+identity, holds the settings of the work, and a start with other settings is an error that names
+them. While it is open, the folder is locked.
 
     work = WorkFolder(Path("results/mine"), setting="out")
     with work.opened("parts"):  # creates results/mine/parts, removes what killed processes left
@@ -42,13 +42,14 @@ SUFFIXES_OF_LOGS = (".log", ".out", ".err")
 
 @dataclass(frozen=True)
 class WorkFolder:
-    """A folder that holds one work, which a file in it, the identity, names by its settings."""
+    """A folder that holds one work. A file in it, the identity, has the settings of the work."""
 
     path: Path
     setting: str
-    """Name of the option that names the folder, for messages: run_folder, out, …"""
+    """The option that names the folder, for messages, such as run_folder or out."""
 
     identity_name: str = "settings.json"
+    """The name of the identity file."""
 
     @property
     def identity(self) -> Path:
@@ -62,6 +63,7 @@ class WorkFolder:
         others = [path.name for path in sorted(self.path.glob("[!.]*")) if not _may_precede(path)]
         # Looked for last, as another process may begin just now.
         if others and not self.identity.exists():
+            # Without an identity these files are of something else, which must not be overwritten.
             names = f"other files ({', '.join(others[:3])}) and no {self.identity_name}"
             raise ConfigError(f"{self.setting}={self.path} holds {names}; name a new folder")
 
@@ -121,7 +123,7 @@ class WorkFolder:
 
 
 def _may_precede(path: Path) -> bool:
-    """Return whether a file or folder may be there before the identity: a lock, a log, empty
+    """Return whether a file or folder may be in a folder without an identity: a lock, a log, empty
     folders, or a file that a killed process was writing."""
     if path.is_dir():
         return is_partial(path) or all(inner.is_dir() for inner in path.rglob("*"))
@@ -130,7 +132,11 @@ def _may_precede(path: Path) -> bool:
 
 
 def check_unchanged(folder: str, changed_settings: Sequence[str]) -> None:
-    """Raise ConfigError if settings differ from those of the work in a folder."""
+    """Raise ConfigError if settings differ from those of the work in a folder.
+
+    folder: The folder with the option that names it, such as out=results/mine.
+    changed_settings: What differs, as `differences` returns it.
+    """
     if changed_settings:
         changes = ", ".join(changed_settings)
         raise ConfigError(f"{folder} holds work with {changes}; name a new folder")
@@ -138,15 +144,16 @@ def check_unchanged(folder: str, changed_settings: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Results of a long task, a JSON file each.
+    """The results of a long task, each in a JSON file.
 
-    A piece stores what it was made from, as `source_id`. So the next start computes only the pieces
-    that are missing, damaged, or made from something else than now."""
+    A piece stores the identity of the input that it was made from, as `source_id`. So the next
+    start computes only the pieces that are missing, damaged, or made from another input."""
 
     folder: Path
 
     def read(self, name: int | str, source_id: str) -> dict[str, Any] | None:
-        """Return the content of a piece; None if it must be computed."""
+        """Return the content of a piece; None if it is missing, damaged, or made from another input
+        than `source_id` identifies, so that it must be computed."""
         path = self._path(name)
         if not path.exists():
             return None
@@ -159,7 +166,7 @@ class Pieces:
         return content if stored_id == source_id else None
 
     def write(self, name: int | str, source_id: str, content: Mapping[str, Any]) -> None:
-        """Store a piece that was made from what `source_id` names."""
+        """Store a piece that was made from the input that `source_id` identifies."""
         text = json.dumps(with_crc({"of": source_id, **content}), allow_nan=False)
         write_atomically(self._path(name), text)
 
