@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def build_model(config: ModelConfig) -> PositionedOLMo | HuggingFaceLM:
-    """Return a new model with random weights."""
+    """Return a new model of the architecture that the config names, with random weights."""
     if config.vocab_size < 1:
         raise ConfigError(
             f"model.vocab_size={config.vocab_size} must be at least 1; a run takes it from its "
@@ -51,7 +51,8 @@ the value of the family, or their default."""
 
 
 def build_transformers_model(config: ModelConfig) -> PreTrainedModel:
-    """Return a new model of transformers. Reject a field that the family cannot express."""
+    """Return a new model of transformers. Raise ConfigError if a field has a value that its family
+    cannot express."""
     import transformers
 
     family = FAMILIES[config.architecture]

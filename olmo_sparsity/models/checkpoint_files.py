@@ -36,8 +36,8 @@ INDEX = "model.safetensors.index.json"
 
 
 def unique_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a state dict, each once. A tensor with several names (tied weights) is
-    returned under the first, because safetensors rejects memory that two names share."""
+    """Return the tensors of a state dict, each once. A tensor with several names (tied weights) has
+    its first name in the result, because safetensors rejects memory that two names share."""
     first_of_memory: dict[tuple, tuple[str, Tensor]] = {}
     for name, tensor in state.items():
         memory = (tensor.data_ptr(), tensor.shape)
@@ -62,14 +62,17 @@ def part_name(number: int, count: int) -> str:
 
 
 def write_index(folder: Path, part_of: Mapping[str, int], count: int) -> None:
-    """Write the file that says in which of `count` parts each weight is, as transformers does.
-    With more parts than weights some parts hold none."""
+    """Write the index of weights in several files, as transformers does.
+
+    part_of: The number of the file that each weight is in, by the weight's name.
+    count: The number of files. If there are more files than weights, some hold none.
+    """
     weight_map = {name: part_name(part, count) for name, part in part_of.items()}
     write_json(folder / INDEX, {"metadata": {}, "weight_map": weight_map})
 
 
 def weight_files(path: str | Path) -> list[Path]:
-    """Return the file of weights, or its parts where it was written in parts."""
+    """Return the files of weights: `path`, or the files that the index next to it names."""
     path = Path(path)
     index = path.with_name(INDEX)
     if path.is_file() or not index.is_file():
@@ -79,7 +82,7 @@ def weight_files(path: str | Path) -> list[Path]:
 
 
 class StoredWeights(Mapping[str, "Tensor"]):
-    """The weights of a file, or of its parts. Each is read when it is looked up. It is a view of
+    """The weights of one or several files, by name. Each is read when it is looked up, as a view of
     the file, which stays mapped into memory as long as the tensor lives."""
 
     def __init__(self, path: str | Path) -> None:
@@ -106,13 +109,13 @@ class StoredWeights(Mapping[str, "Tensor"]):
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
-    """Copy the weights of a file, or of its parts, into the model."""
+    """Copy the weights of one or several files into a model."""
     fill(model, StoredWeights(path), str(path))
 
 
 def fill(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:
-    """Copy weights into the model, whose names and shapes must be the same. `origin`: where they
-    come from, for messages."""
+    """Copy weights into a model. Raise DataError if names or shapes differ. `origin`: where the
+    weights are from, for messages."""
     import torch
 
     state = model.state_dict(keep_vars=True)
@@ -123,9 +126,11 @@ def fill(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:
 
 
 def check_fit(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], origin: str) -> None:
-    """Reject weights whose names or shapes are not those of a model's state. `state` must come from
-    `state_dict(keep_vars=True)`, which shows which weights are tied: one name of these is
-    enough."""
+    """Raise DataError for weights whose names or shapes are not those of a model.
+
+    state: What `state_dict(keep_vars=True)` of the model returns. With `keep_vars` it shows which
+        weights are tied: of these, one name is enough.
+    """
     filled = {id(state[name]) for name in weights if name in state}
     missing = [name for name, tensor in state.items() if id(tensor) not in filled]
     if missing:
@@ -147,6 +152,7 @@ _OTHER_CONFIG = "its config.yaml must be the one it was trained with"
 
 
 def _first_and_count(names: list[str]) -> str:
+    """Return the first name and how many more there are."""
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
@@ -154,9 +160,9 @@ def _first_and_count(names: list[str]) -> str:
 
 
 def list_checkpoints(run_folder: str | Path) -> list[Path]:
-    """Return the folders `checkpoints/step*`, newest first. Unfinished ones, whose names end in
-    .tmp, are left out. Raise UnreadableNowError if the folder cannot be listed, as when a disk of
-    the network is away; `glob` would return nothing."""
+    """Return the folders `checkpoints/step*` of a run, the newest first. Unfinished ones, whose
+    names end in .tmp, are left out. Raise UnreadableNowError if the folder cannot be listed, such
+    as while a network disk is away; `glob` would return nothing."""
     folder = Path(run_folder) / "checkpoints"
     by_step = list[tuple[int, Path]]()
     try:
@@ -173,9 +179,9 @@ def list_checkpoints(run_folder: str | Path) -> list[Path]:
 def verified_checkpoints(
     run_folder: str | Path, skip: str = ""
 ) -> Iterator[tuple[Path, str | None]]:
-    """Yield the checkpoints of a run, newest first, each with the first problem that its manifest
-    shows, or None if it is intact. `skip`: the beginning of names of files that are not
-    verified."""
+    """Yield the checkpoints of a run, the newest first, each with the first damage that its
+    manifest shows, or None if it is intact. `skip`: the beginning of the names of files that are
+    not verified."""
     for folder in list_checkpoints(run_folder):
         yield folder, find_damage(folder, skip=skip)
 
@@ -193,8 +199,8 @@ def load_checkpoint_config(folder: Path) -> RunConfig:
 
 
 def check_of_same_run(run_folder: Path, checkpoint: Path) -> None:
-    """Reject a checkpoint that was copied from another run, whose manifest shows it to be
-    intact."""
+    """Raise DataError for a checkpoint that was copied from another run. Its manifest shows no
+    damage, so its settings are compared with those of the run."""
     if not (run_folder / "config.yaml").is_file():
         return
     from olmo_sparsity.config.run import flatten, load_saved_config

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 BLOCK = 509
-"""Words of 8 bytes in a row of the matrix whose sums identify a tensor."""
+"""The number of words of 8 bytes in a row of the matrix whose sums identify a tensor."""
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a value consists of numbers, texts and None, so that its repr identifies
-    it."""
+    """Return whether a value consists of numbers, texts and None only, so that its repr identifies
+    it in any process."""
     if isinstance(value, Mapping):
         return all(map(is_plain, value.values()))
     if isinstance(value, list | tuple):
@@ -24,9 +24,10 @@ def is_plain(value: Any) -> bool:
 
 
 def checksum(tensor: Any) -> bytes:
-    """Return the SHA-256 of sums over rows and columns of a matrix of words, and of what is left
-    over. The sums are computed on the tensor's device: a SHA-256 of all bytes of a model on a GPU
-    would copy it to the host in each call."""
+    """Return a checksum of a tensor's bytes, as words of 8 bytes in a matrix: the SHA-256 of the
+    sums of its columns and of its rows, and of the bytes that do not fill a row. The sums are
+    computed on the tensor's device. Hashing all bytes would copy a model on a GPU to the host in
+    each call."""
     if hasattr(tensor, "__tensor_flatten__"):  # of another library, such as a quantized one
         names, context = tensor.__tensor_flatten__()
         inner = b"".join(checksum(getattr(tensor, name)) for name in names)

@@ -16,8 +16,8 @@ _NUM_SAMPLES = 1024
 
 
 def fingerprint(paths: Collection[Path]) -> str:
-    """Return a hash that identifies weights: the SHA-256 of the file, or, of several files, the
-    SHA-256 of their SHA-256s in the order of their names.
+    """Return a hash that identifies the weights in some files. For one file it is the SHA-256; for
+    several it is the SHA-256 of their SHA-256s, in the order of their names.
 
     For a file above 1 GiB, its size and 1,024 evenly spread blocks of 64 KiB are hashed, header
     included. That distinguishes models, in seconds instead of minutes.
@@ -29,7 +29,7 @@ def fingerprint(paths: Collection[Path]) -> str:
 
 
 def _fingerprint_file(path: Path) -> str:
-    """Return the SHA-256 of a file, or, above 1 GiB, of its size and samples of it."""
+    """Return the SHA-256 of a file, or of its size and samples of it if it is larger than 1 GiB."""
     size = path.stat().st_size
     if size <= _WHOLE_BYTES:
         return sha256_of(path)

@@ -46,7 +46,8 @@ def model_formats() -> tuple[ModelFormat, ...]:
 
 
 def find_folder(path_or_hub_name: str) -> Path:
-    """Return the folder of a model's files: a run's latest checkpoint, or a hub name's download."""
+    """Return the folder with the files of a model. For a run it is the latest checkpoint, and for a
+    hub name the download. Raise DataError if nothing is found."""
     path = Path(path_or_hub_name)
     if not path.exists():
         return _find_by_name(path_or_hub_name)
@@ -64,7 +65,8 @@ def find_folder(path_or_hub_name: str) -> Path:
 
 
 def _find_converted(path_or_name: str) -> Path | None:
-    """Return the folder to which a format converts this; None if it is of no format."""
+    """Return the folder to which an installed format converts this; None if it is of no such
+    format."""
     for model_format in model_formats():
         folder = model_format.find(path_or_name)
         if folder is not None:

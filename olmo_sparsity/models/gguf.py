@@ -63,11 +63,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CONVERTER = 1
-"""A part of the folder's name. A release that converts files in another way raises it."""
+"""The version of the conversion, a part of the folder's name. It is raised when files are converted
+in another way."""
 
 
 def find_gguf(path: Path) -> Path | None:
-    """Return the GGUF file that `path` is, or that it holds; None if there is none."""
+    """Return the GGUF file that `path` names, or the only one in the folder that it names; None if
+    there is none. Raise DataError if there are several, or if it is one of several shards."""
     file = path
     if path.is_dir():
         files = sorted(path.glob("*.gguf"))
@@ -88,7 +90,8 @@ def find_gguf(path: Path) -> Path | None:
 
 @naming_extras()
 def convert_gguf(file: Path) -> Path:
-    """Return the Hugging Face folder of a GGUF file, in fp32; convert it on the first call."""
+    """Return the folder in the cache to which a GGUF file is converted, in fp32. The first call
+    converts it."""
     header = read_header(file)
     if entries_read(header.architecture) is None:
         raise DataError(
@@ -106,7 +109,7 @@ def convert_gguf(file: Path) -> Path:
 
 
 def _convert_once(header: Header, origin: Origin, folder: Path) -> None:
-    """Convert a file, unless another process has converted it before this one has the lock."""
+    """Convert a file, unless another process has done so before this one gets the lock."""
     make_cache_folder(folder.parent)
     with locked(folder.parent, waits=True):
         remove_partial(folder.parent)
@@ -200,7 +203,8 @@ def _most_frequent_type(header: Header) -> str:
 
 
 def _check_tensors(header: Header) -> None:
-    """Reject tensors whose names are not the architecture's, as llama.cpp does."""
+    """Raise DataError for tensors whose names are not those of the architecture, as llama.cpp
+    does."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     names = [tensor.name for tensor in header.tensors]
@@ -245,8 +249,8 @@ def _copy_without_tokenizer(header: Header, to: Path) -> None:
 
 
 def _check_number_of_weights(model: PreTrainedModel, header: Header) -> None:
-    """Reject a file with more weights than the model: transformers leaves out tensors that it does
-    not know, without a word."""
+    """Raise DataError if a file has more weights than the model that was read from it: transformers
+    leaves out tensors that it does not know, without a word."""
     tensors = [tensor for tensor in header.tensors if tensor.name != ROPE_FACTORS]
     num_in_file = sum(tensor.num_weights for tensor in tensors)
     num_in_model = count_parameters(model)

@@ -67,21 +67,21 @@ have the same value."""
 # --- numbers in range -----------------------------------------------------------------------------
 
 _COUNTS = ("_count", "_length", "_size", "_count_kv")
-"""Ends of the names of entries that are whole numbers."""
+"""The ends of the names of entries that are whole numbers."""
 
 _LENGTHS = ("context_length", "vocab_size")
-"""Ends of the names of whole numbers that may be larger than any dimension of a tensor."""
+"""The ends of the names of whole numbers that may be larger than any dimension of a tensor."""
 
 _RANGES = {"epsilon": (0, 0.01), "freq_base": (100, 1e13), "freq_base_swa": (100, 1e13)}
-"""Ends of the names of entries that are fractions, and the ranges of these."""
+"""The ends of the names of entries that are floating-point numbers, and their ranges."""
 
 _USUAL_MANTISSA = re.compile("[15]e")
 """Mantissa of nearly all bases of RoPE and epsilons of norms."""
 
 
 def check_entries(header: Header) -> None:
-    """Reject numbers out of range, and names of entries that are almost those of the architecture:
-    a flipped bit in a name would leave the default of this entry in the config."""
+    """Raise DataError for numbers out of range, and for names of entries that are almost those of
+    the architecture: with a flipped bit in its name, an entry would keep its default value."""
     largest_dimension = max(max(tensor.shape, default=1) for tensor in header.tensors)
     known = {
         *(entries_read(header.architecture) or ()),
@@ -98,7 +98,8 @@ def check_entries(header: Header) -> None:
 
 
 def _check_count_entry(header: Header, key: str, value: Any, largest_dimension: int) -> None:
-    """Reject a count, or a list of them, that is not a whole number within its range."""
+    """Raise DataError for a count, or one in a list of counts, that is not a whole number within
+    its range. `largest_dimension`: that of all tensors, which bounds most counts."""
     if not key.endswith(_COUNTS):
         return
     smallest = 0
@@ -113,7 +114,8 @@ def _check_count_entry(header: Header, key: str, value: Any, largest_dimension: 
 
 
 def _check_fraction_entry(header: Header, key: str, value: Any) -> None:
-    """Reject an epsilon or a base of RoPE that is out of range, and warn of an unusual one."""
+    """Raise DataError for an epsilon or a base of RoPE that is out of range, and print a warning
+    for an unusual one."""
     for ending, (smallest, largest) in _RANGES.items():
         if not key.endswith(ending):
             continue

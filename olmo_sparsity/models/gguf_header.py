@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 from olmo_sparsity.base.errors import DataError
 
 REMEDY = "load the model's safetensors instead"
-"""What to do with a file that is whole, and that transformers does not read right."""
+"""The remedy for a file that is intact, and that transformers does not read right."""
 
 _FORMATS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
-"""The letter of `struct` for each type of an entry that is a number."""
+"""The letter that `struct` has for each type of number. The types are numbered in the file."""
 
 _BOOL = 7
 _STRING = 8
@@ -39,10 +39,10 @@ class Tensor:
     """Fastest dimension first, as in the file."""
 
     type: int
-    """How the weights are quantized: a number of `gguf.GGMLQuantizationType`."""
+    """How the weights are quantized: a value of `gguf.GGMLQuantizationType`."""
 
     start: int
-    """First byte of the tensor, counted from the start of the file."""
+    """The index of its first byte in the file."""
 
     num_bytes: int
 
@@ -74,7 +74,7 @@ class Header:
 
 
 class _Bytes:
-    """Reads a file from its start, and raises struct.error at its end."""
+    """A reader of a file, from its start. It raises struct.error at the end of the file."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data = data
@@ -137,7 +137,7 @@ class _ListedTensor(NamedTuple):
     shape: tuple[int, ...]
     type: int
     offset: int
-    """First byte, counted from the first byte of all tensors."""
+    """The index of its first byte, counted from the first byte of all tensors."""
 
 
 def _parse_header(path: Path, data: mmap.mmap) -> Header:
@@ -174,11 +174,11 @@ def _parse_header(path: Path, data: mmap.mmap) -> Header:
 def _place_tensors(
     listed: Sequence[_ListedTensor], first_byte: int, align: int, file_size: int
 ) -> list[Tensor]:
-    """Return the tensors with their places in the file. Raise unless each begins where the one
-    before it ends, and the last one ends with the file: a damaged byte in a shape would otherwise
-    shift the weights without an error.
+    """Return the tensors with the bytes of the file that they are in. Raise ValueError or
+    struct.error unless each begins where the one before it ends, and the last one ends with the
+    file: a damaged byte in a shape would otherwise shift the weights without an error.
 
-    first_byte: First byte of all tensors.
+    first_byte: The index in the file of the first byte of all tensors.
     align: Each tensor begins at a multiple of this number of bytes.
     """
     from gguf import GGML_QUANT_SIZES

@@ -32,7 +32,7 @@ words of the vocabulary taken whole."""
 _NORMAL = 1
 _CONTROL = 3
 _ADDED = 4
-"""Types of tokens, of 1 to 6."""
+"""Three of the six types of tokens in a file."""
 
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 """Special tokens of transformers, and their names in entries of the file."""

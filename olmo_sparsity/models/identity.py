@@ -23,16 +23,17 @@ from olmo_sparsity.models.replaced_code import TRUSTED, qualified_name, replaced
 
 @dataclass(frozen=True)
 class State:
-    """The identity of a model at one moment, without its weights."""
+    """The identity of a model at one moment. It holds checksums, not weights."""
 
     settings: Mapping[str, str]
-    """Class and plain attributes of each module, and the configuration."""
+    """The class and the plain attributes of each module, and the configuration, as text."""
 
     tensors: Mapping[str, bytes]
     """A checksum of each parameter and buffer."""
 
     replaced: Mapping[str, str] = field(default_factory=dict)
-    """The code of each function that another package has put in place of a method, by its name."""
+    """The code of each function that another package has put in place of a method, by the name of
+    the method."""
 
     @property
     def sha256(self) -> str:
@@ -55,6 +56,7 @@ class State:
 
 
 def _names_that_differ(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Return the keys whose values differ, or which only one mapping has."""
     return [name for name in {**first, **second} if first.get(name) != second.get(name)]
 
 
@@ -74,8 +76,8 @@ def read_state(model: nn.Module) -> State:
 
 
 def check_weights_exist(model: nn.Module) -> None:
-    """Reject weights on the meta device, except those that accelerate has offloaded: its hooks
-    know where these are."""
+    """Raise ConfigError if weights are on the meta device, where they have no values. Those that
+    accelerate has offloaded are accepted: its hooks know where they are."""
     for name, module in model.named_modules():
         if hasattr(module, "_hf_hook"):
             continue
@@ -90,7 +92,8 @@ def check_weights_exist(model: nn.Module) -> None:
 
 
 def check_hooks(model: nn.Module) -> None:
-    """Reject hooks of packages that are not trusted: what they compute is not part of a state."""
+    """Raise ConfigError for a hook of a package that is not trusted, as a state cannot tell what it
+    computes."""
     for name, module in model.named_modules():
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
             _check_hook(hook, name or "the model")
@@ -100,6 +103,8 @@ def check_hooks(model: nn.Module) -> None:
 
 
 def _check_hook(hook: Any, place: str) -> None:
+    """Raise ConfigError if a hook is not of a trusted package. `place`: the module that it is
+    on."""
     if qualified_name(hook).partition(".")[0].removeprefix("_") not in TRUSTED:
         raise ConfigError(
             f"model: the hook {qualified_name(hook)} on {place} changes it; remove the hook"
@@ -112,8 +117,7 @@ _RUN_ATTRIBUTES = (
     *("training", "warnings_issued", "name_or_path", "loss_type", "hf_device_map"),
     *("generation_config", "all_tied_weights_keys", "fused_dims", "token_forwards"),
 )
-"""Attributes of modules that change no logits: they say how a model runs, and where it came
-from."""
+"""Attributes of modules that change no logits. They say how a model runs, and where it is from."""
 
 _ADAPTER_ATTRIBUTES = ("_disable_adapters", "_active_adapter")
 """The only private attributes that change logits: which of PEFT's adapters are applied."""

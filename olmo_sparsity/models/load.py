@@ -58,8 +58,8 @@ from olmo_sparsity.text.runs import run_loaders
 
 @contextmanager
 def _keeping_random_state() -> Iterator[None]:
-    """Leave PyTorch's global generators as they were. A model draws weights before it gets those of
-    its file, after which a training loop around the call would draw other numbers."""
+    """Afterwards, PyTorch's random generators are as they were before. A model draws weights before
+    it gets those of its file, so that a training loop around the call would draw other numbers."""
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=gpus):
         yield
@@ -79,18 +79,25 @@ def load_model(
     timeout: float | None = None,
     patience: float | None = None,
 ) -> LoadedModel:
-    """Load a run or checkpoint folder of ours, a Hugging Face folder (of a model or a PEFT
-    adapter), a GGUF file or a folder that holds one, `smollm2`, or a hub name, with its branch,
-    tag or commit after an @ (`EleutherAI/pythia-160m@step3000`). `dtype`: fp32, bf16, fp16 or auto,
-    the checkpoint's, or fp32 on a CPU that cannot multiply in it; for one of ours bf16 on a
-    GPU that has it, else fp32.
+    """Load a trained model.
 
-    For `attribute` and `distant_states="replaced"`: `llama:FILE.gguf`, computed by llama.cpp, and
-    the URLs of servers, with the `tokenizer` of their model: a folder, a hub name, or an object.
-    `whole_prompts`: load also other decoder-only models, such as recurrent ones and hybrids.
-    `only_counts`: send nothing to a server; the model counts what a call costs, no more.
-    `timeout`, `patience`: seconds that a server may take for a request (600), and for which a
-    request is repeated that it did not answer (300)."""
+    path_or_hub_name: A run or checkpoint folder of ours, a Hugging Face folder (of a model or a
+        PEFT adapter), a GGUF file or a folder that holds one, `smollm2`, or a hub name, with its
+        branch, tag or commit after an @ (`EleutherAI/pythia-160m@step3000`). For `attribute` and
+        `distant_states="replaced"` also `llama:FILE.gguf`, computed by llama.cpp, and the URL of a
+        server.
+    tokenizer: The tokenizer of a server's model: a folder, a hub name, or an object. Other models
+        have their own.
+    device: Such as cpu, cuda or cuda:1. auto: a GPU if there is one.
+    dtype: fp32, bf16, fp16 or auto. auto is the checkpoint's dtype, or fp32 on a CPU that cannot
+        multiply in it. For a checkpoint of ours it is bf16 on a GPU that has it, else fp32.
+    device_map: As in transformers, in place of `device`.
+    whole_prompts: Whether to load decoder-only models that take no position IDs, too, such as
+        recurrent ones and hybrids.
+    only_counts: Whether to send nothing to a server. The model then only counts what a call costs.
+    timeout: Seconds that a server may take for a request. None: 600.
+    patience: Seconds for which a request that a server did not answer is repeated. None: 300.
+    """
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"dtype={dtype} is not known; pass auto, {', '.join(DTYPES)}")
     _check_device_map(device_map)
@@ -132,7 +139,7 @@ def load_model(
 
 
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
-"""Ways of transformers to spread a model over devices."""
+"""The names that transformers has for ways to spread a model over devices."""
 
 
 def _check_device_map(device_map: Any) -> None:
@@ -150,7 +157,7 @@ def _check_device_map(device_map: Any) -> None:
 
 
 def _find_opener(name: str) -> Callable[..., LoadedModel]:
-    """Return the function that opens a name such as `llama:FILE.gguf` or a URL."""
+    """Return the function that opens a model by a name such as `llama:FILE.gguf` or a URL."""
     kind = "llama" if name.startswith("llama:") else "url"
     for entry_point in entry_points_of("olmo_sparsity.prompt_models"):
         if entry_point.name == kind:
@@ -168,10 +175,14 @@ def _find_opener(name: str) -> Callable[..., LoadedModel]:
 def wrap_model(
     model: Any, tokenizer: Any = None, name: str | None = None, *, whole_prompts: bool = False
 ) -> LoadedModel:
-    """Wrap a causal LM of transformers in memory, also if it is compiled, quantized, spread over
-    devices by `accelerate`, or has PEFT adapters (applied, not merged), or a model of this project.
-    It stays as it is, and may be trained on: each call measures what it is then. `tokenizer`: one
-    of transformers or of tokenizers. `whole_prompts`: as in `load_model`."""
+    """Wrap a model in memory, which may be trained on: each later call measures it as it is then.
+
+    model: A causal LM of transformers, or a model of this project. It may be compiled, quantized,
+        spread over devices by `accelerate`, or have PEFT adapters (applied, not merged).
+    tokenizer: A tokenizer of transformers or of tokenizers.
+    name: The name in messages and results. None: the one in the model's config.
+    whole_prompts: As in `load_model`.
+    """
     if isinstance(model, LoadedModel):
         if tokenizer is not None or name is not None:
             raise ConfigError(f"tokenizer, name: '{model.name}' has its own; omit the arguments")
@@ -218,8 +229,8 @@ def _wrap_transformers(model: Any, whole_prompts: bool) -> Any:
 
 
 def _fitted(model: Any, whole_prompts: bool) -> Any:
-    """Wrap a model as `HuggingFaceLM`, which can read its states. If it does not fit, and
-    `whole_prompts` is set, wrap it as `WholePrompts`."""
+    """Return a model as a `HuggingFaceLM`, whose states can be read. If it is rejected and
+    `whole_prompts` is set, return it as `WholePrompts`."""
     try:
         return HuggingFaceLM(model)
     except ConfigError:
@@ -230,10 +241,10 @@ def _fitted(model: Any, whole_prompts: bool) -> Any:
 
 @dataclass(frozen=True)
 class _Placement:
-    """The device and the dtype for weights of transformers."""
+    """Where the weights of a model of transformers are put, and in which dtype."""
 
     dtype: torch.dtype | None
-    """None: the checkpoint's."""
+    """None: the dtype of the checkpoint."""
 
     device: str
     device_map: str | None
@@ -243,7 +254,7 @@ class _Placement:
 def _load_hugging_face(
     folder: Path, name: str, placement: _Placement, whole_prompts: bool
 ) -> LoadedModel:
-    """Load a folder of transformers, or one of a PEFT adapter with its base model."""
+    """Load the model of a Hugging Face folder, or the adapter in it and its base model."""
     is_adapter = (folder / ADAPTER).is_file()
     base = folder
     if is_adapter:

@@ -40,7 +40,7 @@ class LoadedModel:
     """A model with its tokenizer, its limits and its identity."""
 
     model: Any
-    """On its device, in its dtype. `using` puts it in evaluation mode."""
+    """The model on its device, in its dtype. `using` puts it in evaluation mode."""
 
     tokenizer: Tokenizer | None
     name: str
@@ -48,14 +48,14 @@ class LoadedModel:
 
     num_parameters: int
     limit: PositionLimit | None
-    """The largest supported position ID; None if unknown."""
+    """How many positions it supports; None if unknown."""
 
     weights_sha256: str | None
     """The fingerprint of its files (file_fingerprint.py), or the SHA-256 of its GGUF file. None for
     a model in memory."""
 
     batch_noise: float = 0.0
-    """The nats by which a loss changes with the other rows of its batch, as measured."""
+    """By how much a loss changes with the other rows of its batch, in nats, as measured."""
 
     trained: dict[str, Any] = field(default_factory=dict)
     """How a checkpoint of ours was trained: steps, position scheme, lengths, seed, init_from. Empty
@@ -65,7 +65,7 @@ class LoadedModel:
     """The text of the run that the model comes from; None for a model of others."""
 
     find_transformers_tokenizer: Callable[[], Any | None] = field(default=type(None))
-    """Reads the tokenizer as a transformers object; called once, when it is needed."""
+    """Returns the tokenizer as an object of transformers. It is called once, when it is needed."""
 
     def __post_init__(self) -> None:
         self._state = state_of(self.model)
@@ -81,9 +81,11 @@ class LoadedModel:
         return self.find_transformers_tokenizer()
 
     def prefix_ids(self, prefix: str, text: str) -> list[int]:
-        """Return the token IDs that precede each window in this text. `prefix`: `auto` (the tokens
-        that the tokenizer puts before the text, usually none or one), `bos`, `none`, or any
-        text."""
+        """Return the token IDs that precede each window in this text.
+
+        prefix: auto (the tokens that the tokenizer puts before the text, usually none or one), bos,
+            none, or any text.
+        """
         if prefix == "none" or (prefix == "auto" and self.tokenizer is None):
             return []
         if prefix == "auto":
@@ -147,7 +149,8 @@ class LoadedModel:
         return without_space_before(self.tokenizer)
 
     def _encode(self, tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-        """Return the token IDs of each text. Raise DataError for one that the model cannot read."""
+        """Return the token IDs of each text. Raise DataError if the model cannot read one of them,
+        as its embedding has no row for a token."""
         for text in texts:
             check_encodable(text, f"a text for '{self.name}'")
         with naming_panics(f"'{self.name}'"):
@@ -179,13 +182,14 @@ class LoadedModel:
             return state.sha256
 
     def without_weights(self) -> LoadedModel:
-        """Return a copy with name, tokenizer and limits only, for a file or another process."""
+        """Return a copy that has a name, a tokenizer and limits, but no weights. It can be stored
+        or sent to another process."""
         nothing: Any = {"model": None, "find_transformers_tokenizer": type(None)}
         return replace(self, **nothing)
 
     def notice_changes(self) -> None:
-        """Update the fields that depend on the model, such as its number of parameters, if the
-        model has changed. Called with the model in use."""
+        """If the model has changed, update the fields that depend on it, such as its number of
+        parameters. Called with the model in use."""
         if self._state is not None and state_of(self.model) is not self._state:
             vars(self).update(_measured(self.model))
 
@@ -201,7 +205,7 @@ class LoadedModel:
 
     @property
     def prompt_model(self) -> PromptModel | None:
-        """Return the model if it only scores whole prompts; None if its states can be read."""
+        """Return the model if it only scores whole prompts, or None if its states can be read."""
         return self.model if isinstance(self.model, PromptModel) else None
 
     engine = OldAttribute("prompt_model")
@@ -213,7 +217,8 @@ class LoadedModel:
         return str(next(self.model.parameters()).dtype).removeprefix("torch.")
 
     def check_positions(self, num_positions: int, remedy: str = SHORTER) -> None:
-        """Reject more positions than the model supports, with the cause."""
+        """Raise ConfigError if a text needs more positions than the model supports. `remedy`: what
+        to do then, for the message."""
         if self.limit is not None:
             self.limit.check(num_positions, self.name, remedy)
 
@@ -221,8 +226,10 @@ class LoadedModel:
 def identity_of(model: LoadedModel) -> dict[str, str | None]:
     """Return everything that determines a model's numbers and how text becomes its tokens, each as
     a hash or a name: `model` (weights and config), `config` (of a checkpoint of ours), `dtype`,
-    `tokenizer`, `chat_template` (with special tokens). Stored parts may be resumed only by a call
-    of equal identity: `folder.identify(identity_of(model) | settings)`. It reads all weights."""
+    `tokenizer`, `chat_template` (with special tokens). It reads all weights.
+
+    Results are stored with it, `folder.identify(identity_of(model) | settings)`, and continued only
+    by a model with the same identity."""
     config: Any = getattr(model.model, "config", None)
     theirs = model.transformers_tokenizer
     template = getattr(theirs, "chat_template", None)
@@ -242,7 +249,8 @@ def _sha256(value: Any) -> str:
 
 @contextmanager
 def using(*models: LoadedModel | None) -> Iterator[None]:
-    """Inside, this thread alone uses these models; see `in_use`."""
+    """Inside, this thread alone uses these models (see `in_use`). Each may be None, for a model
+    that is not there."""
     used = [model for model in models if model is not None]
     with in_use(*(model.model for model in used)):
         for model in used:
@@ -251,8 +259,8 @@ def using(*models: LoadedModel | None) -> Iterator[None]:
 
 
 def describe_model(model: Any, **fields: Any) -> LoadedModel:
-    """Return a `LoadedModel` whose limits and sizes are read from the model itself. `fields`: the
-    other fields."""
+    """Return a `LoadedModel`. Its limits and sizes are read from the model itself, and `fields` are
+    the others."""
     return LoadedModel(model=model, **_measured(model), **fields)
 
 
@@ -274,9 +282,9 @@ def _measured(model: Any) -> dict[str, Any]:
 
 
 def check_room_for_tokens(loaded: LoadedModel) -> LoadedModel:
-    """Return the model. Raise ConfigError if its tokenizer has IDs beyond the embedding. Only added
-    tokens may lie there, such as that of an image in a model that reads only text; `encode` rejects
-    them."""
+    """Return the model. Raise ConfigError if its tokenizer has IDs beyond the embedding. Only those
+    of added tokens may be there, such as that of an image in a model that reads only text; `encode`
+    rejects them."""
     if loaded.tokenizer is None:
         return loaded
     vocabulary = loaded.tokenizer.get_vocab(with_added_tokens=False)

@@ -14,12 +14,12 @@ from olmo_sparsity.base.files import read_bounded
 from olmo_sparsity.models.transformers_folder import NO_CODE
 
 _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
-"""File names of tokenizers. A folder with a tokenizer has at least one of them."""
+"""Names of files, of which a folder with a tokenizer has at least one."""
 
 
 def as_tokenizer(tokenizer: Any) -> Tokenizer:
-    """Return a tokenizer of transformers or of tokenizers as one of tokenizers. It is a copy,
-    because calls of the original may set truncation and padding."""
+    """Return a tokenizer of transformers or of tokenizers as one of tokenizers. The result is a
+    copy, because calls of the original may set truncation and padding."""
     fast = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not isinstance(fast, Tokenizer):
         raise ConfigError(
@@ -36,13 +36,17 @@ def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
 
 
 def spelled_in(text: str, ids: list[int], special: dict[int, str]) -> list[str]:
-    """Return the special tokens among the IDs of a text that the text itself spells."""
+    """Return the special tokens that a text spells out and that became control tokens.
+
+    ids: The token IDs of the text.
+    special: The texts of special tokens, by their IDs.
+    """
     names = [special[number] for number in special.keys() & set(ids)]
     return sorted(name for name in names if name in text)
 
 
 def without_control_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer to which the names of special tokens are ordinary text."""
+    """Return a copy of a tokenizer that reads the names of special tokens as ordinary text."""
     copied = Tokenizer.from_str(tokenizer.to_str())
     copied.encode_special_tokens = True
     return copied
@@ -53,13 +57,12 @@ _NO_SPACE: dict[str, dict[str, Any]] = {
     "Prepend": {"prepend": ""},
     "Metaspace": {"prepend_scheme": "never"},
 }
-"""The settings, by the type of a tokenizer's step, with which the step puts nothing before a
-text."""
+"""For each type of step in a tokenizer: the setting with which it puts no space before a text."""
 
 
 def without_space_before(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer for texts that continue others. Otherwise those of sentencepiece put a
-    space before each text."""
+    """Return a tokenizer for texts that continue others. A tokenizer of sentencepiece would put a
+    space before each of them."""
     settings = json.loads(tokenizer.to_str())
     is_changed = False
     steps = [settings["normalizer"], settings["pre_tokenizer"]]
@@ -93,7 +96,8 @@ def _set_plain(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def find_tokenizer(folder: Path) -> Tokenizer | None:
-    """Return the tokenizer of a folder of any library; None if it holds none."""
+    """Return the tokenizer that a folder holds in the format of any library; None if it holds
+    none."""
     if (folder / "tokenizer.json").is_file():
         return read_tokenizer(folder / "tokenizer.json")
     tokenizer = read_transformers_tokenizer(folder)
@@ -121,7 +125,8 @@ def read_transformers_tokenizer(folder: Path) -> Any | None:
 
 
 def tokens_before(tokenizer: Any, text: str) -> list[int]:
-    """Return the tokens that a tokenizer, of either library, puts before this text."""
+    """Return the tokens that a tokenizer of either library puts before this text, such as a
+    beginning-of-text token."""
     try:
         plain = _ids(tokenizer, text, special=False)
         complete = _ids(tokenizer, text, special=True)

@@ -29,8 +29,8 @@ from olmo_sparsity.base.renamed import getattr_with_old_names
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """Token IDs of a text, and of the continuation whose log-probabilities are asked for. Positions
-    count from 0, without gaps."""
+    """The token IDs of a text, and of the continuation whose log-probabilities are wanted. Position
+    IDs count from 0, without gaps."""
 
     prefix: np.ndarray
     """All tokens before the continuation, at least one."""
@@ -39,8 +39,8 @@ class Prompt:
 
     @cached_property
     def key(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the prompt as a key of a dictionary, which arrays cannot be: equal for equal
-        prompts."""
+        """Return a key for dictionaries that is equal for equal prompts. (Arrays cannot be
+        keys.)"""
         return tuple(self.prefix.tolist()), tuple(self.continuation.tolist())
 
     @property
@@ -51,8 +51,8 @@ class Prompt:
 
 
 class LogprobModel(Protocol):
-    """Returns log-probabilities of whole prompts: a `PromptModel`, or `ModelLogprobs` with the
-    states of a model in memory."""
+    """A model that returns log-probabilities of whole prompts: a `PromptModel`, or `ModelLogprobs`,
+    which uses the states of a model in memory."""
 
     @property
     def shares(self) -> bool:
@@ -63,8 +63,8 @@ class LogprobModel(Protocol):
         """Return how many tokens forward passes have computed since this object was made."""
 
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
-        """Return, for each prompt, log p in nats of the tokens of its continuation, each given all
-        tokens before it."""
+        """Return for each prompt the log-probabilities of its continuation's tokens, in nats. Each
+        token is predicted from all tokens before it."""
 
 
 class PromptModel(ABC):
@@ -98,7 +98,8 @@ class PromptModel(ABC):
         """Return the tokens that follow, chosen greedily."""
 
     def recognize_in(self, folder: Path) -> None:  # noqa: B027 (files have a fingerprint)
-        """Raise if the results in this folder were computed by a model that is no longer there."""
+        """Raise if the results in this folder were computed by another model than the one that can
+        be reached now."""
 
 
 if not TYPE_CHECKING:  # otherwise mypy accepts any name of this module
@@ -112,18 +113,20 @@ forward pass of fewer tokens saves no time."""
 
 @dataclass(frozen=True)
 class Node:
-    """The first `depth` tokens of several prompts, which are the same. Nodes form a tree: the
-    prompts of a child share more tokens."""
+    """A beginning of `depth` tokens that several prompts share. Nodes form a tree: the prompts of a
+    child share more tokens."""
 
     indices: list[int]
-    """The numbers of all texts that begin with these tokens, also of those below children."""
+    """The numbers of all prompts that begin with these tokens, also of those in children."""
 
     depth: int
     is_known: bool
-    """Whether a text whose states are kept begins with these tokens, too."""
+    """Whether the text whose states are kept begins with these tokens, too, so that they need not
+    be computed."""
 
     leaves: list[int]
-    """The numbers of prompts whose other tokens are computed separately."""
+    """The numbers of prompts that are in no child: their further tokens are computed by
+    themselves."""
 
     children: list[Node]
 
@@ -134,45 +137,47 @@ def _prefix_tree(
     known_index: int,
     sorted_indices: list[int],
 ) -> Node:
-    """Return the node of the longest beginning that some texts share, and the nodes below it.
+    """Return the node of the longest beginning that some rows share, with the nodes below it.
 
-    rows: Tokens of all prompts, and last, at `known_index`, of the text whose states are kept.
-    max_shared: How many tokens of each text may be shared.
-    sorted_indices: Numbers of these texts, in the order of their tokens.
+    rows: The tokens of all prompts, and last, at `known_index`, of the text whose states are kept.
+    max_shared: How many tokens of each row may be shared.
+    sorted_indices: The indices of the rows of this node, in the order of their tokens.
     """
     limit = min(max_shared[index] for index in sorted_indices)
-    # Sorted texts share what the first and the last of them share.
+    # Sorted rows share the beginning that the first and the last of them share.
     first = rows[sorted_indices[0]][:limit]
     last = rows[sorted_indices[-1]][:limit]
     differing = np.flatnonzero(first != last)
     if len(differing):
         depth = int(differing[0])
         by_next_token = groupby(sorted_indices, lambda index: rows[index][depth])
-        parts = [list(part) for _, part in by_next_token]
+        branches = [list(indices) for _, indices in by_next_token]
     else:
         depth = limit
-        # The shortest text ends here. The others share no more, which is rare and costs only time.
-        parts = [sorted_indices]
+        # The shortest row ends here. The others share no more, which is rare and costs only time.
+        branches = [sorted_indices]
 
     leaves = list[int]()
     children = list[Node]()
-    for part in parts:
+    for branch in branches:
         child = None
-        if 1 < len(part) < len(sorted_indices):
-            child = _prefix_tree(rows, max_shared, known_index, part)
+        if 1 < len(branch) < len(sorted_indices):
+            child = _prefix_tree(rows, max_shared, known_index, branch)
         if child is not None and child.depth - depth >= MIN_SHARED_TOKENS:
             children.append(child)
         else:
-            leaves += [index for index in part if index != known_index]
+            leaves += [index for index in branch if index != known_index]
     return Node(sorted_indices, depth, known_index in sorted_indices, leaves, children)
 
 
 def plan_shared_prefixes(
     prompts: Sequence[Prompt], known: np.ndarray | None = None
 ) -> tuple[Node, list[np.ndarray]]:
-    """Return the root of a tree of beginnings, and the tokens that a model reads of each prompt.
-    Prompts must be different. `known`: the tokens of a text whose states are kept; they are the
-    last ones in the result."""
+    """Return the root of a tree of beginnings that prompts share, and the rows: the tokens that a
+    model reads of each prompt. No two prompts may be equal.
+
+    known: The tokens of a text whose states are kept. They are the last of the rows.
+    """
     rows = [prompt.inputs for prompt in prompts]
     # Not the last token of a prefix: its state predicts the first token of the continuation, so it
     # is computed with the tokens that are not shared.
@@ -193,17 +198,18 @@ def scores_along(
     states: Any = None,
     num_computed: int = 0,
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the number of each prompt below a node, and its log-probabilities.
+    """Yield the number of each prompt in a node or below it, with its log-probabilities.
 
-    extend_states: Function (states, node, num_computed) that returns the states of a node, given
-        those of its first `num_computed` tokens.
-    score_rows: Function (states, tokens_BL, indices) that returns log-probabilities of prompts with
-        these numbers. They have one shape, and the tokens after those of the node are rows.
-    states: States of the first `num_computed` tokens of the node.
+    rows: The tokens that a model reads of each prompt.
+    extend_states: Function (states, node, num_computed) that returns the states of all tokens of a
+        node, given those of its first `num_computed` tokens.
+    score_rows: Function (states, tokens_BL, indices) that returns the log-probabilities of the
+        prompts `indices`, which have one shape. tokens_BL are their tokens after those of the node.
+    states: The states of the first `num_computed` tokens of the node; None for none.
     """
     if node.depth > num_computed:
         states = extend_states(states, node, num_computed)
-    # Prompts of one shape are rows of one forward, without padding.
+    # Prompts of one shape are rows of one forward pass, without padding.
     by_shape = defaultdict[tuple[int, int], list[int]](list)
     for index in node.leaves:
         shape = (len(rows[index]), len(prompts[index].continuation))

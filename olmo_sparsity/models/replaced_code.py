@@ -26,8 +26,8 @@ TRUSTED = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "torch
 
 
 def qualified_name(function: Any) -> str:
-    """Return module and name of a function, of the function in a partial, or of an object's
-    class."""
+    """Return the module and name of a function, such as "torch.nn.functional.gelu". For a partial
+    this is its function, and for any other object its class."""
     while isinstance(function, partial):
         function = function.func
     named = function if hasattr(function, "__qualname__") else type(function)
@@ -35,8 +35,8 @@ def qualified_name(function: Any) -> str:
 
 
 _THIS_PROCESS = os.urandom(8).hex()
-"""A text in place of a value that cannot be compared between processes. A model whose code has such
-a value continues no results of another process."""
+"""A text that replaces values which cannot be compared between processes. So a model with such a
+value in its code continues no results of another process."""
 
 
 def replaced_code(model: nn.Module) -> dict[str, str]:
@@ -83,8 +83,8 @@ def _is_foreign(function: Any, own_package: str = "") -> bool:
 
 
 def _wrapped(function: Any) -> Iterator[Any]:
-    """Yield a function, and those in it: the function of a partial or a bound method, and what a
-    decorator wraps."""
+    """Yield a function and the functions in it: that of a partial or of a bound method, and the one
+    that a decorator wraps."""
     yield function
     for name in ("func", "__func__", "__wrapped__"):
         inner = getattr(function, name, None)
@@ -93,6 +93,7 @@ def _wrapped(function: Any) -> Iterator[Any]:
 
 
 def _package(module_name: str) -> str:
+    """Return the package of a module: the first part of its name."""
     return module_name.partition(".")[0]
 
 
@@ -128,7 +129,8 @@ def _code(value: Any, names: dict[int, str]) -> Any:
 
 
 def _values_of(function: FunctionType) -> list[Any]:
-    """Return what a function closes over, its defaults, and what it reads from its module."""
+    """Return the values that a function depends on: its defaults, those that it closes over, and
+    those that it reads from its module."""
     values: list[Any] = [function.__defaults__, function.__kwdefaults__]
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # of a cell that is not filled yet
@@ -139,6 +141,7 @@ def _values_of(function: FunctionType) -> list[Any]:
 
 
 def _global_names(code: CodeType) -> list[str]:
+    """Return the names that a function, and functions in it, read from their module."""
     names = [part.argval for part in get_instructions(code) if part.opname == "LOAD_GLOBAL"]
     for constant in code.co_consts:
         if isinstance(constant, CodeType):  # a function or comprehension in it

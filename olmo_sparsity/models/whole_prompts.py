@@ -29,10 +29,10 @@ from olmo_sparsity.models.prompts import (
 )
 
 BATCH_TOKENS = 4096
-"""Largest number of tokens in a batch, unless a single row has more."""
+"""The largest number of tokens in a batch, unless a single row has more."""
 
 _CACHES = ("cache", "cache_params", "past_key_values")
-"""Names that families have for the argument of a cache."""
+"""The names that families of transformers have for the argument that takes a cache."""
 
 
 class WholePrompts(PromptModel, nn.Module):
@@ -54,8 +54,8 @@ class WholePrompts(PromptModel, nn.Module):
         self.shares = self._continues_from_states()
 
     def _check_causal(self) -> None:
-        """Reject a model, such as an encoder, in which a token's log-probability depends on tokens
-        after it."""
+        """Raise ConfigError for a model, such as an encoder, in which a token's log-probability
+        depends on tokens after it."""
         ids = np.arange(3, 8) % self.vocab_size
         # Two continuations that differ in their second token.
         prompts = [Prompt(ids, np.array([ids[0], ids[second], ids[0]])) for second in (1, 2)]
@@ -79,8 +79,8 @@ class WholePrompts(PromptModel, nn.Module):
         return int(self.model.get_output_embeddings().out_features)
 
     def _continues_from_states(self) -> bool:
-        """Return whether prompts that share states of their beginning get the scores of whole ones.
-        Under dropout they do not."""
+        """Return whether prompts that share states of their beginning get the same scores as whole
+        prompts. With dropout they do not."""
         ids = np.arange(40) * 7 % self.vocab_size
         ends = (ids[20:26], ids[26:32], ids[22:26])  # two of one length, which are one batch
         prompts = [Prompt(np.append(ids[:20], end), ids[-3:]) for end in ends]
@@ -110,7 +110,8 @@ class WholePrompts(PromptModel, nn.Module):
             root = Node([], 0, False, leaves=list(range(len(rows))), children=[])
 
         def extend_states(states: Any, node: Node, num_computed: int) -> Any:
-            # A copy, as a forward writes to its cache, and other nodes begin with these states.
+            # A copy, as a forward pass writes to its cache, and other nodes begin with these
+            # states.
             cache = deepcopy(states)
             if cache is None:
                 cache = DynamicCache(config=self.model.config)
@@ -132,8 +133,8 @@ class WholePrompts(PromptModel, nn.Module):
         return [log_p_of_key[prompt.key] for prompt in prompts]
 
     def _log_p(self, tokens_BL: np.ndarray, targets_BW: np.ndarray, cache: Any) -> list[np.ndarray]:
-        """Return the log-probabilities of the targets, which the last tokens predict. `cache`:
-        states of one row, which precede all rows."""
+        """Return the log-probabilities of the targets of each row, which its last tokens predict.
+        `cache`: states that all rows follow; None for none."""
         if cache is not None:
             cache.reorder_cache(torch.zeros(len(tokens_BL), dtype=torch.long))  # a copy for each
         logits_BWV = self._logits(tokens_BL, targets_BW.shape[1], cache)
@@ -143,8 +144,8 @@ class WholePrompts(PromptModel, nn.Module):
         return list(log_p_BW.double().cpu().numpy())
 
     def _logits(self, tokens_BL: np.ndarray, num_last: int, cache: Any) -> Tensor:
-        """Return logits_BWV after the last tokens. They follow the states in `cache`, to which
-        their own states are added."""
+        """Return logits_BWV after the last `num_last` tokens. All tokens follow the states in
+        `cache`, to which their own states are added."""
         arguments: dict[str, Any] = {"use_cache": cache is not None}
         if self._keeps_last_logits:
             arguments["logits_to_keep"] = num_last
