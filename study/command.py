@@ -33,8 +33,7 @@ def run_command(
     try:
         with naming_extras():
             run(options, settings)
-        flush_results()
-        return 0
+        return flush_results(0)
     except (Exception, KeyboardInterrupt) as error:
         return exit_code_of(error, again=again)
 

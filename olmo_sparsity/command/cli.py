@@ -19,7 +19,7 @@ import sys
 import traceback
 from typing import NoReturn
 
-from olmo_sparsity.base.errors import NO_DOCSTRINGS, naming_extras
+from olmo_sparsity.base.errors import NO_DOCSTRINGS, UserError, naming_extras
 from olmo_sparsity.base.files import check_no_tilde, check_not_read
 from olmo_sparsity.base.renamed import current_words
 from olmo_sparsity.command import arguments, ending
@@ -48,12 +48,16 @@ def entry(arguments: list[str] | None = None) -> NoReturn:
     ending.interrupt_on_signals()
     try:
         code = main(arguments)
+    except SystemExit as ended:  # by the parser: after --help, or for a mistake
+        code = int(ended.code or 0)
+    except UserError as error:  # --help could not be written
+        code = print_error(str(error))
     except KeyboardInterrupt:  # before the command began
         code = print_error("stopped", ending.EXIT_INTERRUPTED)
     except Exception:
         traceback.print_exc()
         code = ending.EXIT_DEFECT
-    ending.close_streams()
+    code = ending.close_streams(code)
     if os.environ.get("WORLD_SIZE", "1") != "1":
         # DeepSpeed keeps process groups alive, and with them gloo's threads. If one of them frees a
         # tensor during Python's shutdown, the process aborts, and the launcher fails the job.
@@ -86,8 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
         _check_html_replaces_no_input(options)
         with naming_extras():
             code = options.run(options)
-        ending.flush_results()
-        return code
+        return ending.flush_results(code)
     except (Exception, KeyboardInterrupt) as error:
         return _exit_code_of(error, options)
 

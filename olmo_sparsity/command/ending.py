@@ -21,6 +21,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 from olmo_sparsity.base.errors import (
@@ -102,13 +103,37 @@ def _exit_code_of_os_error(error: OSError) -> int:
 
 class ResultStream:
     """Standard output, in which what a terminal would execute or cannot show is replaced by escapes
-    of JSON: a text of a user or a model must not move the cursor or change colours."""
+    of JSON: a text of a user or a model must not move the cursor or change colours. An error
+    of writing names standard output."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._has_reader = True
 
     def write(self, text: str) -> int:
-        return self._stream.write(_escape_unprintable(text))
+        with self._naming_errors():
+            return self._stream.write(_escape_unprintable(text))
+
+    def flush(self) -> None:
+        if not self._has_reader:  # argparse passes over the error of the write
+            raise BrokenPipeError
+        with self._naming_errors():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _naming_errors(self) -> Iterator[None]:
+        """Turn the error of a full disk or a closed stream into a UserError. A reader that has left
+        is no such error."""
+        try:
+            yield
+        except BrokenPipeError:
+            self._has_reader = False
+            raise
+        except OSError as error:
+            reason = "it is closed" if error.errno == errno.EBADF else error.strerror
+            raise UserError(
+                f"standard output cannot be written: {reason}; free space, or write it to a file"
+            ) from None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -118,10 +143,22 @@ def prepare_streams() -> None:
     """Let standard output and error replace characters that their encoding lacks, such as ASCII, by
     escapes of JSON."""
     codecs.register_error("as JSON", _escape_unencodable)
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115 (it may be closed)
+    _occupy_closed_streams()
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name) or open(number, "w", closefd=False)  # noqa: SIM115
         stream.reconfigure(errors="as JSON")
         setattr(sys, name, ResultStream(stream) if name == "stdout" else stream)
+
+
+def _occupy_closed_streams() -> None:
+    """Give the numbers of streams that the shell has closed to /dev/null: the next file that is
+    opened would get them, and with it what a library prints. Reading closed input and writing
+    closed output stay errors; messages are lost."""
+    for number, flags in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, flags), number)
 
 
 _ALLOWED_UNPRINTABLE = re.compile("(\x1b\\[[01]m|[\n\t])")
@@ -150,16 +187,26 @@ def _escape_unencodable(error: UnicodeError) -> tuple[str, int]:
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
-def flush_results() -> None:
-    """Raise write errors here, for `exit_code_of`, and not during Python's shutdown."""
-    with contextlib.suppress(BrokenPipeError):  # the reader has read enough
+def flush_results(code: int) -> int:
+    """Write what is left of the results, so that errors are raised here, for `exit_code_of`, and
+    not during Python's shutdown. Return the exit code of a command that ends with `code`."""
+    try:
         sys.stdout.flush()
+    except BrokenPipeError:  # the reader has read enough
+        return code or EXIT_BROKEN_PIPE
+    return code
 
 
-def close_streams() -> None:
-    """Keep Python's shutdown from reporting write errors a second time."""
+def close_streams(code: int) -> int:
+    """Keep Python's shutdown from reporting write errors a second time. Return the exit code of a
+    command that ends with `code`."""
+    try:
+        code = flush_results(code)
+    except UserError as error:
+        code = code or print_error(str(error))
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:
+        except (OSError, UserError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return code

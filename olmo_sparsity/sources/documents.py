@@ -27,6 +27,10 @@ from olmo_sparsity.base.errors import ConfigError, check_type, printable
 SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a letter beyond 16 bits, which no tokenizer and no file takes."""
 
+WORDS_OF_VERDICTS = ("none", "no source")
+"""Names that would read as "rests on no source" in `expect` of a questions file, or in a
+verdict."""
+
 METADATA_NAMES = ("source", "file_name", "file_path", "title", "id")
 """Keys of a document's metadata that name it, the first that it has."""
 
@@ -285,6 +289,11 @@ def _read_part(item: Any) -> Segment:
     check_no_half_letters(item.text, f"sources: the text of '{printable(item.name)}'")
     if not (item.name.strip() and item.text.strip()):
         raise ConfigError(f"sources: {item!r:.60} has an empty name or text; leave it out")
+    if item.name.strip() in WORDS_OF_VERDICTS:
+        raise ConfigError(
+            f"sources: the name '{item.name}' means that a statement rests on no source; rename "
+            "this source"
+        )
     return item
 
 

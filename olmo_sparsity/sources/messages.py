@@ -28,6 +28,7 @@ from olmo_sparsity.sources.passages import (
     doubts_about,
     split_at_passages,
 )
+from olmo_sparsity.sources.reasoning import CLOSING, OPENING
 
 HEADING = re.compile(r"^(?=#{1,6} |<\w[\w-]*>\s*$)", re.MULTILINE)
 """Matches the place before a heading of Markdown, or a tag that is alone in its line."""
@@ -64,7 +65,8 @@ def read_messages(
         raise ConfigError(f"message={number}: the log has messages 0 to {len(log) - 1}")
     number = range(len(log))[number]  # from 0, also if it was counted from the end
     message = log[number]
-    answer = "\n\n".join(text.strip() for text in message.texts if text.strip())
+    content = "\n\n".join(text.strip() for text in message.texts if text.strip())
+    thought, answer = _split_reasoning(message.reasoning, content)
     if message.role != "assistant" or not answer:
         condition = "" if answer else ", without text"
         raise ConfigError(
@@ -74,9 +76,25 @@ def read_messages(
     namer = _SourceNamer(log[:number], passages)
     sources = namer.named_messages()
     # In the tags by which `attribute` tells reasoning from the answer.
-    thought = message.reasoning
     reasoning = f"<think>\n{thought.strip()}\n</think>\n\n" if thought else None
     return LoggedAnswer(sources, answer, reasoning, namer.doubts)
+
+
+def _split_reasoning(logged: str | None, content: str) -> tuple[str | None, str]:
+    """Return reasoning and answer of a message. A server that writes the reasoning by itself may
+    leave it in the content, too: it is then taken once. Other reasoning in the content follows it.
+
+    logged: The reasoning that the message has by itself. Without it, the content stays as it is:
+        the block `<think>` of an answer is found when its tokens are known.
+    """
+    before, closing, answer = content.partition(CLOSING)
+    if not logged or not closing:
+        return logged, content
+    reasoning = logged.strip()
+    in_content = before.strip().removeprefix(OPENING).strip()
+    if in_content and in_content != reasoning:
+        reasoning = f"{reasoning}\n\n{in_content}"
+    return reasoning, answer.strip()
 
 
 class _SourceNamer:

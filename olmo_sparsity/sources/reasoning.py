@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.units import Spans
 
+OPENING = "<think>"
 CLOSING = "</think>"
 
 TAGGED = re.compile(r"(\s*<[\w-]+>)?(?P<text>.*?)(</[\w-]+>\s*)?", re.DOTALL)

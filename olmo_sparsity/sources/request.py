@@ -26,6 +26,7 @@ from olmo_sparsity.sources.documents import (
 )
 from olmo_sparsity.sources.messages import read_messages
 from olmo_sparsity.sources.options import ServerOptions, SourceSettings
+from olmo_sparsity.sources.reasoning import CLOSING, OPENING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,7 @@ class AttributeRequest(Request):
         check_no_half_letters(self.reasoning, "reasoning")
         answer = self.answer.text if isinstance(self.answer, Answer) else self.answer
         check_no_half_letters(answer, "answer")
+        _check_reasoning_is_apart(self.answer, self.reasoning)
         if not isinstance(self.decoys, str):  # the name of a file may hold any bytes
             check_no_half_letters(self.decoys, "decoys")
         return self
@@ -130,3 +132,29 @@ class AttributeRequest(Request):
         # Named parts are sources, unless the message has nothing else.
         texts_without_name = [part.text for part in last_turn.parts if not part.name]
         return "\n".join(texts_without_name or [part.text for part in last_turn.parts])
+
+
+def _check_reasoning_is_apart(answer: Any, reasoning: str | None) -> None:
+    """Raise ConfigError if a block `<think>` would be judged as statements of the answer. Only a
+    text is split at its end, and only if no other reasoning is given."""
+    if isinstance(answer, str):
+        texts = [answer]
+    elif isinstance(answer, Answer):
+        texts = [answer.text]
+    else:
+        texts = [text for text in answer or () if isinstance(text, str)]
+    if any(CLOSING in text for text in texts):
+        if reasoning:
+            raise ConfigError(
+                f"answer has {CLOSING}, and reasoning is given, too; pass all reasoning as "
+                "reasoning, and the answer without it"
+            )
+        if not isinstance(answer, str):
+            raise ConfigError(
+                f"answer has {CLOSING} among its statements; pass what precedes it as reasoning"
+            )
+    elif texts and texts[0].lstrip().startswith(OPENING):
+        raise ConfigError(
+            f"answer begins with {OPENING} and has no {CLOSING}: the model was cut off before it "
+            "answered; pass an answer, or remove the tag"
+        )

@@ -4,11 +4,11 @@ Place in the flow: prompts as token IDs → requests (dialects.py, connection.py
 (`Server.score`) → servers.py, which shares prompts among several servers.
 
 A server is not trusted. server_checks.py proves what its numbers are before any is used. Here every
-reply must show which prompt it is of, and a server that was restarted must show that it is the same
-model:
+reply must show which prompt it is of, and a server must show that it is still the same model:
 
     score          request → reply → is it of this prompt? → are they numbers? → log p
-    recognize      connection lost → score the probe again → as at the first time? → go on
+    recognize      connection lost, or all prompts of a call scored → score the probe again → as at
+                   the first time? → go on
 
 A *probe* is a fixed text by whose numbers a model is recognized (probe.py).
 """
@@ -248,12 +248,12 @@ class Server:
         self._connection.may_be_another = True
 
     def recognize(self) -> None:
-        """Raise DataError if the server may have been restarted, and its numbers for the probe are
-        others than when it was met."""
+        """Raise DataError if the server may be another one by now, and its numbers for the probe
+        are others than when it was met."""
         with self._recognizing:
             if self._connection.may_be_another:
                 log_p = self.score(self.probe_ids, 1)
-                self.check_same_model(log_p, self.probe_log_p, "since it was restarted")
+                self.check_same_model(log_p, self.probe_log_p, "than when it was first asked")
                 self.trust()
 
     def check_same_model(
@@ -262,7 +262,7 @@ class Server:
         """Raise DataError if two models gave these numbers for the probe: they differ by more than
         rounding and the server's noise.
 
-        compared_with: What the other numbers are from, for the message: "than …" or "since …".
+        compared_with: What the other numbers are from, for the message: "than …".
         """
         nats = distance(probe_log_p, other_log_p)
         if nats > max(OTHER_NATS, 3 * self.noise):

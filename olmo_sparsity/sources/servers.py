@@ -90,19 +90,27 @@ class Servers(PromptModel):
         # Sorted, so that prompts with the same beginning meet what a server's cache holds of it.
         different = sorted({prompt.key for prompt in prompts})
         work = _Work(deque(different))
-        for server in self.servers:
-            server.distrust()  # minutes may have passed since the last call
         # Again if a server has put its prompt back when the threads of the others had ended.
         while work.waiting:
-            alive = [server for server in self.servers if server not in work.gone]
-            if not alive:
-                raise DataError(f"no server is left: {'; '.join(work.gone.values())}")
+            alive = self._alive(work)
             in_threads([partial(_score_waiting, server, work) for server in self._workers(alive)])
+        if different:
+            # Only numbers between two probes of the same model are returned: a proxy may exchange
+            # the model behind it without closing a connection.
+            in_threads([partial(_recognize_again, server, work) for server in self._alive(work)])
+            self._alive(work)
         self._check_replies(work)
         self.token_forwards += sum(
             len(prefix) + len(continuation) - 1 for prefix, continuation in different
         )
         return [work.log_p[prompt.key] for prompt in prompts]
+
+    def _alive(self, work: _Work) -> list[Server]:
+        """Return the servers that reply; raise DataError if none does."""
+        alive = [server for server in self.servers if server not in work.gone]
+        if not alive:
+            raise DataError(f"no server is left: {'; '.join(work.gone.values())}")
+        return alive
 
     def _workers(self, alive: Sequence[Server]) -> list[Server]:
         """Return the server that each thread asks. Servers take turns, so that few prompts are
@@ -158,3 +166,12 @@ def _score_waiting(server: Server, work: _Work) -> None:
         except BaseException:
             work.waiting.clear()  # other threads end, too
             raise
+
+
+def _recognize_again(server: Server, work: _Work) -> None:
+    """Raise if a server has become another model, as its numbers for the probe show."""
+    server.distrust()
+    try:
+        server.recognize()
+    except ServerGone as error:
+        work.gone[server] = str(error)

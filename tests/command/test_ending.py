@@ -65,8 +65,8 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
 # --- streams --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("unbuffered", "code"), [("", 0), ("1", 141)])
-def test_nobody_reads_the_results(unbuffered: str, code: int) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_nobody_reads_the_results(unbuffered: str) -> None:
     with subprocess.Popen(
         PRINTING,
         stdout=subprocess.PIPE,
@@ -77,7 +77,7 @@ def test_nobody_reads_the_results(unbuffered: str, code: int) -> None:
         assert child.stderr is not None
         child.stdout.close()
         assert child.stderr.read() == b""
-        assert child.wait() == code
+        assert child.wait() == 141
 
 
 @pytest.mark.skipif(not REAL_FULL_DISK.exists(), reason="no /dev/full")
@@ -89,8 +89,45 @@ def test_a_full_disk_under_the_results_is_one_line(unbuffered: str) -> None:
             PRINTING, stdout=full, stderr=subprocess.PIPE, text=True, env=environment
         )
     assert done.returncode == 2
-    said = r"olmo-sparsity: a file could not be written: No space left on device; .*\n"
+    said = r"olmo-sparsity: standard output cannot be written: No space left on device; .*\n"
     assert re.fullmatch(said, done.stderr)
+
+
+HELP = "from olmo_sparsity.command.cli import entry; entry(['--help'])"
+
+
+@pytest.mark.parametrize(
+    ("redirected", "code", "said"),
+    [
+        (">&-", 2, "standard output cannot be written: it is closed; .*"),
+        (">/dev/full", 2, "standard output cannot be written: No space left on device; .*"),
+        ("| true", 141, ""),
+    ],
+)
+@pytest.mark.parametrize("program", [PRINTING[2], HELP], ids=["results", "help"])
+def test_lost_output_is_no_success(program: str, redirected: str, code: int, said: str) -> None:
+    # Two seconds, within which `true` has closed its end of the pipe.
+    delayed = f"import time; time.sleep(2 * {redirected == '| true'})\n{program}"
+    line = f'set -o pipefail; {sys.executable} -c "$0" {redirected}'
+    done = subprocess.run(["bash", "-c", line, delayed], capture_output=True, text=True)
+    assert done.returncode == code
+    assert re.fullmatch(f"olmo-sparsity: {said}\n" if said else "", done.stderr)
+
+
+def test_no_file_takes_the_place_of_a_closed_stream(tmp_path: Path) -> None:
+    path = tmp_path / "written.txt"
+    program = (
+        "import os, sys\n"
+        "from olmo_sparsity.command.ending import prepare_streams\n"
+        "prepare_streams()\n"
+        "file = open(sys.argv[1], 'w')\n"
+        "for number in (1, 2):\n"
+        "    try: os.write(number, b'printed by a library')\n"
+        "    except OSError: pass\n"
+    )
+    line = f'{sys.executable} -c "$0" {path} <&- >&- 2>&-'
+    assert subprocess.run(["bash", "-c", line, program]).returncode == 0
+    assert path.read_text() == ""
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])

@@ -34,6 +34,8 @@ def test_pieces_of_an_answer_are_the_answer(text: str, at: list[int]) -> None:
         [Segment(" ", "w1"), Segment("b", "w2")],
         {"a": "w1", "b": " \n"},
         {"a": 3},
+        {"none": "w1", "b": "w2"},  # in `expect`, none means no source
+        {"a": "w1", " no source": "w2"},
         [{"name": "a", "text": "w1"}],
         [{"role": "user", "content": None}],
         [{"content": "w1"}],

@@ -108,6 +108,29 @@ def test_all_reasoning_of_an_answer_is_read(answer: dict[str, Any]) -> None:
     assert read.reasoning == "<think>\nOne.\n\nTwo.\n</think>\n\n"
 
 
+@pytest.mark.parametrize(
+    ("in_content", "reasoning"),
+    [
+        ("<think>\nOne.\n</think>\n\n", "One."),  # the same, once more
+        ("<think>\n\n</think>\n\n", "One."),
+        ("One.</think>", "One."),  # of a template that writes the opening tag into the prompt
+        ("<think>Two.</think> ", "One.\n\nTwo."),
+    ],
+)
+def test_reasoning_in_the_content_is_no_answer_beside_reasoning_of_its_own(
+    in_content: str, reasoning: str
+) -> None:
+    message = {
+        "role": "assistant",
+        "content": f"{in_content}It opened.",
+        "reasoning_content": "One.",
+    }
+    read = read_messages([LAST[0], message])
+    assert (read.answer, read.reasoning) == ("It opened.", f"<think>\n{reasoning}\n</think>\n\n")
+    with pytest.raises(ConfigError, match="without text"):
+        read_messages([LAST[0], message | {"content": in_content}])
+
+
 def test_each_message_before_the_answer_has_its_sources() -> None:
     contents = [message["content"] for message in read_messages(OPENAI).sources]
     assert contents == [

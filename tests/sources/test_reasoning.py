@@ -12,7 +12,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from olmo_sparsity import Segment, attribute
+from olmo_sparsity import Answer, Segment, attribute
+from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.sources.reasoning import num_reasoning_tokens, sentence_spans
 from olmo_sparsity.sources.statements import Attribution
 from tests.support.explanations import WORDS
@@ -90,6 +91,22 @@ def test_an_answer_brings_its_reasoning() -> None:
     together = attributed(reasoning=None, answer=f"{REASONING} w1 w2 w3")
     same(together, attributed(answer="w1 w2 w3"))
     assert together.to_dict()["answer"].strip() == "w1 w2 w3"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reasoning", "remedy"),
+    [
+        ("<think>w5</think> w1 w2 w3", "<think>w4</think>", "reasoning is given, too; pass all"),
+        (["<think>w5</think> w1", "w2 w3"], None, "pass what precedes it as reasoning"),
+        (Answer("w5</think> w1", [(11, 13)]), None, "pass what precedes it as reasoning"),
+        ("<think> w5 w6 w7", None, "begins with <think> and has no </think>"),
+    ],
+)
+def test_reasoning_is_never_judged_as_a_statement(
+    answer: Any, reasoning: str | None, remedy: str
+) -> None:
+    with pytest.raises(ConfigError, match=remedy):
+        attributed(reasoning=reasoning, answer=answer)
 
 
 def test_a_chain_leads_to_sources(chained: Attribution) -> None:

@@ -78,7 +78,7 @@ def test_scores_are_those_of_the_model(server: FakeServer) -> None:
 @pytest.mark.parametrize("fault", PASSING)
 def test_what_passes_is_repeated(server: FakeServer, fault: str) -> None:
     model, asked = opened(server), prompts(1)
-    at = server.number + 2  # past the probe that begins a call
+    at = server.number + 2
 
     def fails(number: int) -> str | None:
         if number == at and fault == "restarted":
@@ -123,6 +123,16 @@ def test_a_server_that_returns_as_another_model_is_noticed(server: FakeServer) -
     with pytest.raises(DataError, match="another model"):
         model.score(asked)
     server.model = TableModel()
+    first = server.number
+
+    def exchange_silently(number: int) -> None:
+        if number == first + 3:  # among the prompts of a call, with the connection kept
+            server.model = TableModel(seed=1)
+
+    server.fault = exchange_silently
+    with pytest.raises(DataError, match="another model than when it was first asked"):
+        model.score(asked)
+    server.model = TableModel()
     at = server.number + 3
 
     def exchange(number: int) -> str | None:
@@ -132,7 +142,7 @@ def test_a_server_that_returns_as_another_model_is_noticed(server: FakeServer) -
         return "closed"
 
     server.fault = exchange
-    with pytest.raises(DataError, match="another model since it was restarted"):
+    with pytest.raises(DataError, match="another model than when it was first asked"):
         model.score(asked)
 
 
