@@ -108,15 +108,14 @@ class ResultStream:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._has_reader = True
+        self.has_reader = True
+        """Whether all was read so far. The parser passes over an error when it prints --help."""
 
     def write(self, text: str) -> int:
         with self._naming_errors():
             return self._stream.write(_escape_unprintable(text))
 
     def flush(self) -> None:
-        if not self._has_reader:  # argparse passes over the error of the write
-            raise BrokenPipeError
         with self._naming_errors():
             self._stream.flush()
 
@@ -127,7 +126,7 @@ class ResultStream:
         try:
             yield
         except BrokenPipeError:
-            self._has_reader = False
+            self.has_reader = False
             raise
         except OSError as error:
             reason = "it is closed" if error.errno == errno.EBADF else error.strerror
@@ -193,6 +192,8 @@ def flush_results(code: int) -> int:
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has read enough
+        return code or EXIT_BROKEN_PIPE
+    if not getattr(sys.stdout, "has_reader", True):
         return code or EXIT_BROKEN_PIPE
     return code
 
