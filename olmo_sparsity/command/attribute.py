@@ -242,7 +242,7 @@ def _common_request(options: argparse.Namespace) -> Any:
         options.model,
         options.tokenizer,
         loading,
-        True,
+        is_read=True,
         whole_prompts=True,
         only_counts=options.dry_run,
         **serving.loading,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 
-from olmo_sparsity.analysis.options import Shard
+from olmo_sparsity.analysis.options import ALL_DOCUMENTS, Shard
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.launch import read_launch
 
@@ -24,19 +24,26 @@ def parse_shard(text: str | None, by_launch: bool = True) -> Shard:
     by_launch: Divide that shard among the processes of a launch.
     """
     launch = read_launch()
-    if text is not None:
-        number, _, num_shards = text.partition("/")
-        are_numbers = number.isdecimal() and num_shards.isdecimal()
-        if not (are_numbers and int(number) < int(num_shards)):
-            raise ConfigError(f"--shard={text} must be i/n with 0 <= i < n, such as 0/4")
-        if launch.world_size > 1:
-            raise ConfigError(
-                f"--shard={text}: the {launch.world_size} processes of this launch share the work "
-                "by themselves; omit it"
-            )
-        return Shard(int(number), int(num_shards))
-    shard = _shard_of_array_task()
-    return shard.part(launch.rank, launch.world_size) if by_launch else shard
+    if text is None:
+        shard = _shard_of_array_task()
+        return shard.part(launch.rank, launch.world_size) if by_launch else shard
+    shard = _read_shard(text)
+    if launch.world_size > 1:
+        # Each process would do the same shard.
+        raise ConfigError(
+            f"--shard={text}: the {launch.world_size} processes of this launch share the work "
+            "by themselves; omit it"
+        )
+    return shard
+
+
+def _read_shard(text: str) -> Shard:
+    """Return the shard that is written as i/n."""
+    number, _, num_shards = text.partition("/")
+    are_numbers = number.isdecimal() and num_shards.isdecimal()
+    if not (are_numbers and int(number) < int(num_shards)):
+        raise ConfigError(f"--shard={text} must be i/n with 0 <= i < n, such as 0/4")
+    return Shard(number=int(number), num_shards=int(num_shards))
 
 
 def _shard_of_array_task() -> Shard:
@@ -44,12 +51,13 @@ def _shard_of_array_task() -> Shard:
     work."""
     task = os.environ.get("SLURM_ARRAY_TASK_ID")
     if not task:
-        return Shard(0, 1)
+        return ALL_DOCUMENTS
     if not os.environ.get("SLURM_ARRAY_TASK_COUNT"):
         raise ConfigError(
             f"SLURM_ARRAY_TASK_ID={task} is set without SLURM_ARRAY_TASK_COUNT, so this process "
             "does not belong to a SLURM array; unset it, or pass --shard"
         )
+    # A variable that is missing is -1, and then the array does not count as whole.
     first_task = int(os.environ.get("SLURM_ARRAY_TASK_MIN") or -1)
     last_task = int(os.environ.get("SLURM_ARRAY_TASK_MAX") or -1)
     num_tasks = int(os.environ.get("SLURM_ARRAY_TASK_COUNT") or -1)
@@ -59,4 +67,4 @@ def _shard_of_array_task() -> Shard:
             "--shard is that of the SLURM array, and some tasks lack: submit the whole array, "
             f"--array=0-{last_task}: finished work is not done again"
         )
-    return Shard(int(task), num_tasks)
+    return Shard(number=int(task), num_shards=num_tasks)

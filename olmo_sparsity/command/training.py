@@ -12,7 +12,7 @@ imported inside the commands. What a user runs, in this order:
 from __future__ import annotations
 
 import argparse
-import contextlib
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from olmo_sparsity.config.run import RunConfig
 
 LARGE_ACTIVATIONS = 2**22
-"""Numbers in the activations of one layer and sequence from which freed ones are given back: 16 MiB
-in fp32."""
+"""If the activations of one layer and sequence have so many numbers, 16 MiB in fp32, freed ones are
+given back to the system."""
 
 
 def run_configs(options: argparse.Namespace) -> int:
@@ -59,24 +59,21 @@ def run_train(options: argparse.Namespace) -> int:
     from olmo_sparsity.config.run import load_config
 
     check_gpus_are_of_a_dry_run(options)
-    read_config_of_run = partial(load_config, options.config, options.overrides)
-    config = None
-    # One process reports a mistake before the imports below, which take seconds. Several must agree
-    # on it first, so that no one waits for one that has ended.
+    read_config = partial(load_config, options.config, options.overrides)
     is_alone = options.dry_run or read_launch().world_size == 1
-    reported_later = () if is_alone else (UserError,)
-    with contextlib.suppress(*reported_later):
-        config = read_config_of_run()
+    # A mistake in the config is reported before the imports below, which take seconds.
+    config = read_config() if is_alone else _read_without_report(read_config)
     from olmo_sparsity.training import dry_run, loop
     from olmo_sparsity.training.distributed import LostProcess, connect
 
     if options.dry_run:
-        dry_run.dry_run(config or read_config_of_run(), hardware_of(options))
+        dry_run.dry_run(config or read_config(), hardware_of(options))
         return 0
     try:
         with connect(config.engine if config else None) as processes:
             with processes.agree():
-                config = config or read_config_of_run()
+                # Raises the mistake that was not reported yet.
+                config = config or read_config()
             _tune_memory(config)
             return int(loop.train(config, processes, getattr(options, "profile", None)))
     except LostProcess as lost:
@@ -85,8 +82,17 @@ def run_train(options: argparse.Namespace) -> int:
         return print_error(message, EXIT_LOST_PROCESS)
 
 
+def _read_without_report(read_config: Callable[[], RunConfig]) -> RunConfig | None:
+    """Return the config; None if it has a mistake. One of several processes must not report it
+    alone: the others would wait for a process that has ended."""
+    try:
+        return read_config()
+    except UserError:
+        return None
+
+
 def _tune_memory(config: RunConfig) -> None:
-    """Have glibc return freed tensors where keeping them would cost much more than time."""
+    """Have glibc return freed tensors to the system where keeping them would cost much memory."""
     if config.engine.name.startswith(("fsdp", "zero")):
         # glibc would keep twice what is in use: shards are smaller than the usual limit.
         give_back_freed_memory(2**20)

@@ -35,7 +35,8 @@ from olmo_sparsity.experiment.models import Model, is_named_by, models_of
 from olmo_sparsity.experiment.sections import ExperimentFile
 
 FILE_NAME = "experiment.yaml"
-"""In the folder of an experiment: its file as it was when it last began."""
+"""The copy of the file in the experiment's folder, as the file was when the experiment last
+began."""
 
 
 @dataclass(frozen=True)
@@ -69,19 +70,21 @@ class Experiment:
     def label_of(self, measurement: Measurement) -> str:
         """Return what the figure calls the curve of a measurement. All seeds of a scheme have the
         same label."""
+        # The label of the model: the longest key that fits says most of it.
         model = measurement.model
         labels = self.file.figure.labels
-        fitting = [key for key in labels if is_named_by(key, model.name)]
-        label = model.scheme
-        if fitting:  # the longest says most of this model
-            label = labels[max(fitting, key=len)]
+        fitting_keys = [key for key in labels if is_named_by(key, model.name)]
+        label = labels[max(fitting_keys, key=len)] if fitting_keys else model.scheme
         states = {other.distant_states for other in self.measurements}
         if len(states) == 1:
             return label
+
+        # With several values of `distant_states`, a curve for each.
         state = labels.get(measurement.distant_states, measurement.distant_states)
         schemes = {other.model.scheme for other in self.measurements}
-        # Where all curves are of one scheme, its name tells nothing apart.
-        return state if len(schemes) == 1 and not fitting else f"{label}, {state}"
+        if len(schemes) == 1 and not fitting_keys:
+            return state  # all curves are of one scheme, whose name tells nothing apart
+        return f"{label}, {state}"
 
     def save(self) -> None:
         """Write a copy of the file into the experiment's folder, so that `figure`, `compare` and

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -65,7 +66,7 @@ def load_model_of(request: AttributeRequest, *, only_counts: bool = False) -> Lo
         request.model,
         request.tokenizer,
         request.loading,
-        True,
+        is_read=True,
         only_counts=only_counts,
         whole_prompts=True,
         **request.serving.loading,
@@ -78,6 +79,13 @@ class Link:
 
     prompt: SourcePrompt
     answer: AnswerIds
+
+
+class LaidOutLink(NamedTuple):
+    """A link, with the places of its sources and statements."""
+
+    prompt: SourcePrompt
+    layout: Layout
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,8 @@ class Attributing:
         request = self.request
         prompt = self._prompt
         with using(self.model):
-            # Raises before an answer is generated, which may take minutes.
+            # For errors only: they are raised before an answer is generated, which may take
+            # minutes.
             self._decoy_texts(prompt)
             ids = encode_answer(
                 prompt,
@@ -130,7 +139,7 @@ class Attributing:
         return steps
 
     @cached_property
-    def layouts(self) -> list[tuple[SourcePrompt, Layout]]:
+    def layouts(self) -> list[LaidOutLink]:
         """Prompt and layout of the answer, and of each sentence of the reasoning, for counting.
         Nothing is generated: an answer that the model would write is as long as it may become."""
         request = self.request
@@ -147,7 +156,9 @@ class Attributing:
         if is_generated:
             # Any token will do, as only their number counts.
             ids = replace(ids, pieces=[prompt.local_ids[:1] * max_new_tokens])
-        return [(link.prompt, lay_out(link.prompt, link.answer)) for link in self._links(ids)]
+        return [
+            LaidOutLink(link.prompt, lay_out(link.prompt, link.answer)) for link in self._links(ids)
+        ]
 
     def _links(self, ids: AnswerIds) -> list[Link]:
         """Return the answer, and each sentence of the reasoning as an answer of its own."""
@@ -212,8 +223,10 @@ class Attributing:
 
     @property
     def _max_new_tokens(self) -> int:
+        """Length limit of a generated answer."""
         return self.request.settings.max_new_tokens or NEW_TOKENS
 
     @cached_property
     def _prompt(self) -> SourcePrompt:
+        """The sources and the question, without reasoning."""
         return encode_prompt(self.model, self.request)

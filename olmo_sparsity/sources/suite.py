@@ -84,7 +84,7 @@ def check(
     # A wrong expectation is an error before a model is loaded, which may take minutes.
     read_expectations(path)
     serving = build(ServerOptions, options)
-    loaded = load(model, tokenizer, loading, True, whole_prompts=True, **serving.loading)
+    loaded = load(model, tokenizer, loading, is_read=True, whole_prompts=True, **serving.loading)
     common = AttributeRequest(model=loaded, decoys=decoys, settings=settings, loading=loading)
     return run(
         common,
