@@ -111,6 +111,7 @@ def _add_training(command: AddCommand) -> None:
 def _add_experiment(sub: Parser) -> None:
     """Add the options of `experiment`."""
     sub.add("config", metavar="FILE", help="a YAML file: models × choices, measure, figure")
+    # Without any of these, all jobs are run here.
     modes = sub.add_mutually_exclusive_group()
     modes.add_argument("--list", action="store_true", help="list the state of each job")
     modes.add_argument(
@@ -210,6 +211,7 @@ def _add_measure(sub: Parser) -> None:
     sub.add("--at", action="append", metavar="WORDS", help=AT)
     add_options(sub, settings.Settings, settings.TextOptions, ModelOptions, help=help)
     add_shard(sub)
+    # The help shows what --quick stands for, from where it is defined.
     quick = " ".join(
         f"--{name.replace('_', '-')} {spell(value)}"
         for name, value in (settings.QUICK | settings.QUICK_BLOCKS).items()

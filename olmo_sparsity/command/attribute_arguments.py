@@ -31,6 +31,7 @@ MUST_ALL_PASS = 1.0
 
 def add_attribute(sub: Parser) -> None:
     """Add the options of `attribute`, with the help of the function's docstring."""
+    # Imported here, as the package can be left out of an installation.
     from olmo_sparsity.sources.attribute import attribute
     from olmo_sparsity.sources.options import ServerOptions, SourceSettings
 
@@ -59,6 +60,7 @@ def add_attribute(sub: Parser) -> None:
 
 def _add_inputs(sub: Parser, help: Mapping[str, str]) -> None:
     """Add the options that name sources, question and answer, of one answer or of many."""
+    # Exactly one of the three: what is attributed.
     inputs = sub.add_mutually_exclusive_group(required=True)
     inputs.add_argument(
         "--source",

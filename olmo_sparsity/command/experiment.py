@@ -43,6 +43,7 @@ def run_experiment(options: argparse.Namespace) -> int:
     if options.dry_run:
         from olmo_sparsity.experiment.price import format_price
 
+        # Measurements take one GPU of the same kind.
         hardware = hardware_of(options)
         gpu = None if hardware is None else options.gpu or "h100"
         print(format_price(experiment, hardware, gpu, options.gpu_hour))
@@ -112,7 +113,7 @@ def _draw(experiment: Experiment) -> int:
     from olmo_sparsity.base.launch import read_launch
     from olmo_sparsity.experiment.figure import draw
 
-    if read_launch().rank == 0:
+    if read_launch().rank == 0:  # SLURM may start several processes for the job
         draw(experiment)
         print(experiment.figure)
     return 0

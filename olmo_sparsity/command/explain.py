@@ -30,6 +30,7 @@ def run_explain(options: argparse.Namespace) -> int:
         print(explaining.count_cost(request, options.check))
         return 0
     result = explaining.explain(request)
+    # Before the check, which takes longer than the explanation.
     if not options.json:
         print(result.describe(bold=sys.stdout.isatty()), flush=True)
     if options.check:
@@ -50,6 +51,7 @@ def _explain_keywords(options: argparse.Namespace) -> dict[str, Any]:
     from olmo_sparsity.analysis.explain.text_file import read_text
     from olmo_sparsity.analysis.measurement.at import parse_at
 
+    # Unrelated text is used by the check, and where distant states are replaced.
     distant_states = vars(options).get("distant_states")
     is_replaced = distant_states is not None and interpretation_of(distant_states).replaces
     if options.unrelated is not None and not options.check and not is_replaced:

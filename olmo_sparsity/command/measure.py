@@ -27,6 +27,7 @@ def run_measure(options: argparse.Namespace) -> int:
     keep_freed_memory()
     out = Path(options.out)
     keywords = given_options(options, MeasureRequest.names())
+    # What was typed, before the defaults below: some options are refused only if they were.
     keywords["typed"] = tuple(keywords)
     keywords["shard"] = parse_shard(options.shard, by_launch=False)
     keywords["command"] = tuple(typed_command())
@@ -34,6 +35,7 @@ def run_measure(options: argparse.Namespace) -> int:
     if options.speed is not None and not options.dry_run:
         raise ConfigError(f"--speed={options.speed} is of --dry-run: add it")
     if options.model.endswith(".yaml"):
+        # A config: there is no model yet, so that only its price can be asked for.
         print(_price_of_untrained(options, keywords))
         return 0
     request = MeasureRequest.of(documents=options.text, **keywords)

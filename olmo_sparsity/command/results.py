@@ -25,6 +25,7 @@ def run_figure(options: argparse.Namespace) -> int:
     labels = options.labels.split(",") if options.labels else None
     if labels is not None and (not all(labels) or len(set(labels)) < len(labels)):
         raise ConfigError(f"--labels={options.labels} must name each model, each otherwise")
+    # Runs have a log of their training, measurements have not.
     if all((Path(folder) / "metrics.jsonl").is_file() for folder in options.results):
         from olmo_sparsity.training.curves import draw_curves
 
@@ -51,6 +52,7 @@ def _draw_measurements(folders: list[str], out: Path, labels: list[str] | None) 
     from olmo_sparsity.analysis.results.results import read_results
 
     names = [Path(folder).name for folder in folders]
+    # With one label for each folder, those of unfinished measurements are left out below.
     has_labels = labels is not None and len(labels) == len(folders)
     if labels is not None and has_labels:
         names = labels
@@ -153,6 +155,7 @@ def run_report(options: argparse.Namespace) -> int:
         raise ConfigError(f"--max-documents={options.max_documents} must be at least 1")
     check_suffix("--out", options.out, ".html")
     out = Path(options.out)
+    # The folder of an experiment, or of one measurement.
     measured = measurements_in(options.results) or {"": options.results}
     for name, folder in measured.items():
         # A page for each model of an experiment that has several.

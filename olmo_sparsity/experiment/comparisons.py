@@ -105,6 +105,7 @@ def _measurements_by_model(experiment: Experiment) -> dict[str, dict[Long, Measu
     ]
     if not measured:
         raise ConfigError(f"{experiment.path} measures nothing; add a section `measure`")
+    # Earlier checkpoints are measured to show how the gap grows, not to be compared.
     last_step = max(_step_number(measurement) for measurement in measured)
     state = measured[0].distant_states
     by_model: dict[str, dict[Long, Measurement]] = defaultdict(dict)
@@ -160,6 +161,7 @@ def describe_agreement(comparison: Comparison, tables: Sequence[pd.DataFrame]) -
     comparison: The comparison.
     tables: What `describe_comparison` returned for each pair that is finished.
     """
+    # All seeds below each other; grouping by k puts the same k of all seeds together.
     rows = pd.concat([_drawn_rows(table) for table in tables])
     rows = rows[rows[AGREEMENT].notna()]
     schemes = f"{comparison.first_scheme} minus {comparison.second_scheme}"
@@ -200,6 +202,7 @@ def _describe_signs(of_seeds: pd.DataFrame, column: str) -> str:
         signs = f"below 0 in all {len(values)} seeds"
     else:
         signs = f"not the same sign: above 0 in {num_above} of {len(values)} seeds"
+    # An interval may be missing where too few documents were measured.
     num_intervals = int(low.notna().sum())
     num_excluding = int(((low > 0) | (high < 0)).sum())
     return f"{signs}; {num_excluding} of {num_intervals} intervals exclude 0"

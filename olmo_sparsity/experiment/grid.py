@@ -54,6 +54,7 @@ def expand_grid(origin: str, grid: Mapping[str, Any]) -> Iterator[Combination]:
     origin: What messages call the grid, such as `c4_1b.yaml: grid`.
     grid: The section of the file.
     """
+    # Axes in the order of the file, so that names and numbers of models do not depend on keys.
     axes = [_choices_of(origin, axis, values) for axis, values in grid.items()]
     for choices in itertools.product(*axes):
         name_parts = {}
@@ -83,9 +84,10 @@ def _name_part(axis: str, values: Any, label: str) -> str:
     label: The label of the choice.
     """
     if isinstance(values, dict):
-        return as_name(label)
+        return as_name(label)  # the name that the user has given the set
     if len(values) == 1:
         return ""
+    # Of optimizer.learning_rate the last word is enough.
     key = axis.rsplit(".", 1)[-1]
     return as_name(key + label)
 
@@ -130,7 +132,7 @@ def _axes_by_key(path: str, grid: Mapping[str, Any]) -> dict[str, str]:
     """Return the axis that sets each key; raise ConfigError if two axes set one."""
     axis_of_key: dict[str, str] = {}
     for axis, values in grid.items():
-        keys = [axis]
+        keys = [axis]  # an axis with a list of values is called like its key
         if isinstance(values, dict):
             keys = []
             for settings in values.values():

@@ -41,7 +41,7 @@ def run_here(experiment: Experiment) -> int:
     again."""
     jobs = jobs_of(experiment)
     by_name = {job.name: job for job in jobs}
-    experiment.save()
+    experiment.save()  # before anything runs, so that a stopped experiment can be looked at
     num_processes = _num_processes(experiment.file.processes)
     if _prepare_texts(experiment, by_name):
         return EXIT_STOPPED
@@ -182,7 +182,7 @@ def _num_processes(processes: int | str) -> int:
     two on a CPU."""
     if isinstance(processes, int):
         return processes
-    import torch
+    import torch  # takes seconds
 
     if torch.cuda.is_available():
         return torch.cuda.device_count()

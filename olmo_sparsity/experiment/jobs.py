@@ -90,11 +90,11 @@ class Job(ABC):
     def recording(self) -> Iterator[None]:
         """Write the note if what runs inside fails, and remove an earlier one."""
         self.note.parent.mkdir(parents=True, exist_ok=True)
-        self.note.unlink(missing_ok=True)
+        self.note.unlink(missing_ok=True)  # an earlier failure says nothing about this try
         try:
             yield
         except ReportedElsewhere:
-            raise
+            raise  # another process of the job has written the note
         except Exception as error:
             write_atomically(self.note, str(error) or type(error).__name__)
             raise
@@ -116,6 +116,7 @@ class TrainingJob(Job):
         """Return how the training stands: its last checkpoint says whether it is done, the lock of
         its folder whether it runs, and the note why it failed."""
         folder = self.model.folder
+        # A run with other settings is not this model, though the folder is.
         if not is_work_of(folder, flatten(self.model.settings)):
             return State("failed", 0, f"{folder} holds work with other settings")
         # The newest checkpoint is the first; its folder is called step000100.
@@ -126,6 +127,7 @@ class TrainingJob(Job):
         holder = find_holder(folder)
         if holder is None and not self.note.is_file():
             return State("waiting", saved_step)
+        # What is logged is ahead of the last checkpoint.
         logged_steps = [row["step"] for row in read_metrics(folder / "metrics.jsonl")]
         step = max(logged_steps, default=0)
         if holder is None:
@@ -194,6 +196,7 @@ class MeasurementJob(Job):
         training = jobs[measurement.model.name].state()
         has_checkpoint = training.name == "done"
         if measurement.step is not None:
+            # An earlier checkpoint can be measured although the training has failed later.
             has_checkpoint = (measurement.checkpoint / MANIFEST).is_file()
         if has_checkpoint:
             return None
@@ -259,6 +262,7 @@ def jobs_of(experiment: Experiment) -> list[Job]:
 
 def _origins_of(model: Model, models: list[Model]) -> tuple[str, ...]:
     """Return the names of the models from whose checkpoints this one starts."""
+    # `init_from` and `branch_from` name a run, or a checkpoint in it.
     settings = model.settings
     origins = [origin for origin in (settings.init_from, settings.branch_from) if origin]
     return tuple(
@@ -296,6 +300,7 @@ def format_states(jobs: Sequence[Job], queued: Mapping[str, str] | None = None) 
         if isinstance(job, TrainingJob):
             steps = f"{state.step:,}/{job.model.num_steps:,}"
         detail = state.detail
+        # A job that failed may have been submitted again.
         if queued and job.name in queued and state.name in ("waiting", "failed"):
             last_failure = f" ({detail})" if detail else ""
             detail = f"in the queue as {queued[job.name]}{last_failure}"

@@ -152,6 +152,7 @@ def measurements_of(
     section = plan.section
     measured = _measured_models(path, models, section)
     lengths = sorted(section.long, key=lambda long: long_window(long).length)
+    # All of them before the first is made: a mistake is an error at once.
     for model in measured:
         for long in lengths:
             _check_settings(path, model, plan.options, long)
@@ -169,6 +170,7 @@ def measurements_of(
                 measurement = make(model, point, state, targets_of=chooser)
                 chooser_of_length.setdefault(point.long, measurement.name)
                 measurements.append(measurement)
+        # Transfer at one point of each model, as it costs as much as a measurement.
         if section.transfer and "last" in section.steps:
             longest_at_end = _Point(None, lengths[-1])
             for model, other_seed in pairs_of_seeds(measured):
@@ -235,7 +237,7 @@ class _MeasurementMaker:
         section = self.plan.section
         step = "last" if point.step is None else point.step
         name = f"{model.name}-{step}-{point.long}"
-        if len(section.distant_states) > 1:
+        if len(section.distant_states) > 1:  # else it tells nothing apart
             name += f"-{state}"
         if choices_of is not None:
             name += "-transfer"

@@ -124,6 +124,7 @@ def _make_model(
     # The run folder.
     folder = Path(file.folder if file.runs is None else file.runs) / model_name
     given = read_given(config, words)
+    # A grid has several runs of one config, which must not share its run folder.
     if file.runs is None and not file.grid and "run_folder" in given:
         folder = Path(str(given["run_folder"]))  # so that a run that exists is used
     else:
@@ -137,6 +138,7 @@ def _make_model(
         last_step = f"{model_name} has training.num_steps={num_steps}"
         raise ConfigError(f"{path}: measure.steps={steps_beyond_end}, and {last_step}; lower them")
     if measured_steps:
+        # Checkpoints are deleted as training goes on, unless they are to be kept.
         keep_steps = sorted({*measured_steps, *(settings.checkpoint.keep_steps or [])})
         words.append(f"--checkpoint.keep_steps={keep_steps}")
         settings = load_config(config, words)

@@ -80,6 +80,8 @@ def format_price(
     choosing_options = experiment.measurements[0].options if experiment.measurements else {}
     training_prices: dict[str, TrainingPrice] = {}
     measurement_prices: dict[str, _CountedPrice] = {}
+    # In the order of the jobs. A training that would not start is an error; a
+    # measurement that cannot be counted is a line of its own.
     for job in todo:
         if isinstance(job, TrainingJob):
             training_prices[job.name] = price_training(job.model, hardware)
@@ -268,6 +270,7 @@ def stand_in_for(config: RunConfig) -> LoadedModel:
     resolved, _, _ = cost_of(replace(config, engine=replace(config.engine, name="single")))
     sizes = resolved.model
     num_parameters = count_parameters(without_memory(sizes))
+    # As narrow as a model can be, so that it takes no memory, whatever the size of the real one.
     narrow = ModelConfig(
         d_model=8,
         n_heads=1,

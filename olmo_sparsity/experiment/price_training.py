@@ -47,11 +47,13 @@ class TrainingPrice:
         return self.cost.gpu_hours
 
     def __str__(self) -> str:
+        # `train --dry-run` prints them on one line: "10,485,760,000 in 20,000 steps".
         num_tokens, _, num_steps = self.lines["tokens in all"].partition(" in ")
         parts = [f"{self.lines['parameters']} parameters, {num_tokens} tokens in {num_steps}"]
         parts.append(self.lines.get("time", f"{self.lines['FLOPs in all']} FLOPs"))
         parts.append(self._describe_memory())
         parts.append(f"the run folder {self.disk.run_folder / 1e9:.1f} GB")
+        # If the batch does not divide by the processes, what becomes of it is shown.
         if self.config.training.batch_size % self.hardware.num_processes:
             parts.append(f"training.batch_size: {self.lines['batch']}")
         return "; ".join(parts)
@@ -98,6 +100,7 @@ def price_training(model: Model, hardware: Hardware | None) -> TrainingPrice:
 def describe_texts(trainings: Iterable[TrainingPrice]) -> list[str]:
     """Return a line for each text with its size on disk, and a line with the disk of all texts and
     runs together."""
+    # Models that read one folder share its text, which takes disk once.
     by_folder: dict[str, list[TrainingPrice]] = {}
     for training in trainings:
         by_folder.setdefault(training.config.data.folder, []).append(training)

@@ -90,7 +90,7 @@ def submit(experiment: Experiment, flags: Flags) -> int:
     _check_trainings(_trainings(todo))
     experiment.save()
     for job in todo:
-        job.note.unlink(missing_ok=True)
+        job.note.unlink(missing_ok=True)  # `--list` would show the earlier failure
 
     # The script finds the model of a task by its number among all models.
     task_numbers = {job.name: number for number, job in enumerate(_trainings(jobs))}
@@ -152,6 +152,7 @@ def _to_submit(jobs: Sequence[Job], numbers: Mapping[str, str]) -> list[Job]:
     jobs: All jobs.
     numbers: The SLURM number of each job in the queue, by its name.
     """
+    # A job that failed is submitted again.
     todo = [
         job
         for job in jobs
@@ -273,6 +274,7 @@ def queued(experiment: Experiment) -> dict[str, str]:
     """Return the SLURM number of each job that was submitted and has not ended."""
     submitted = _trainings_of_first_experiment(experiment)
     submitted |= _read_numbers(_file_of_numbers(experiment))
+    # Where SLURM is not installed, as on a laptop with a copy of the results, nothing is queued.
     if not submitted or shutil.which("squeue") is None:
         return {}
     words = ["squeue", "-h", "-r", f"--user={getpass.getuser()}", "-o", "%F %K"]

@@ -74,6 +74,7 @@ def encode_answer(
     quiet: Show no progress.
     reasoning: What precedes the answer. None: what a text has up to `</think>`.
     """
+    # Encoded as what follows another text, so that no space is put before it.
     encode = partial(prompt.model.encode, follow=True)
     reasoning_ids = encode([reasoning or ""])[0]
     if answer is None:
@@ -82,10 +83,12 @@ def encode_answer(
     elif isinstance(answer, str):
         ids = _without_reasoning(encode([answer])[0], reasoning_ids, prompt.model.tokenizer)
     elif isinstance(answer, Answer):
+        # Pieces are encoded one by one, so that no token lies across the end of a statement.
         pieces = answer.pieces()
         are_statements = [piece.is_statement for piece in pieces]
         ids = AnswerIds(encode([piece.text for piece in pieces]), are_statements, reasoning_ids)
     elif isinstance(answer, Sequence) and all(isinstance(text, str) for text in answer):
+        # What a user lists are statements, so no white space of its own belongs to one.
         texts = [text.strip() for text in answer]
         # A space between statements belongs to the later one, as in a tokenizer's words.
         texts = [*texts[:1], *(f" {text}" for text in texts[1:])]
@@ -112,6 +115,7 @@ def _without_reasoning(
 
 def _check_not_empty(answer: Any, ids: AnswerIds) -> None:
     """Raise DataError unless each piece has tokens, and each statement a letter."""
+    # A blank statement may have tokens, such as a line break, and would get a verdict.
     statements = [answer] if isinstance(answer, str) else answer
     is_blank = isinstance(statements, list) and any(map(_is_blank, statements))
     if not ids.pieces or not all(ids.pieces) or is_blank:

@@ -145,6 +145,7 @@ class StoredAnswer:
         id: The question's id.
         seconds: How long the question took.
         """
+        # Hashes suffice: whether a text has changed is all that is compared.
         hashes = {
             name: hash_of(attribution.source_text(i)) for i, name in enumerate(attribution.names)
         }
@@ -181,6 +182,7 @@ class StoredAnswer:
 
 def _stored_statement(attribution: Attribution, row: Any) -> StoredStatement:
     """Return a statement with its numbers. `row`: of `Attribution.statements`."""
+    # The fields of a cell are columns of the matrix, in the order of the fields.
     columns = [field.name for field in fields(StoredCell)]
     numbers = attribution.matrix[columns].loc[row.Index]
     return StoredStatement(
@@ -241,6 +243,8 @@ def write_answer(folder: Path, identity: str, answer: StoredAnswer, tables: dict
     answer: What the gate needs.
     tables: What `Attribution.to_dict` returns.
     """
+    # What `read_stored` compares comes first: a file of another folder must not be taken for its
+    # own.
     stored = {"question": answer.question, "identity": identity, "gate": asdict(answer)} | tables
     write_as_json(answer_file(folder, answer.question), with_crc(to_json_value(stored)))
 
@@ -259,6 +263,7 @@ def read_stored(folder: Path, num_questions: int) -> Iterator[tuple[Path, dict[s
 
 def answer_file(folder: Path, number: int) -> Path:
     """Return the file of the answer to a question."""
+    # With leading zeros, so that a listing of the folder is in the order of the questions.
     return folder / "questions" / f"{number:06d}.json"
 
 

@@ -148,7 +148,7 @@ class Attributing:
         is_generated = request.answer is None
         ids = encode_answer(
             prompt,
-            Answer("?", [(0, 1)]) if is_generated else request.answer,
+            Answer("?", [(0, 1)]) if is_generated else request.answer,  # replaced below
             max_new_tokens,
             quiet=True,
             reasoning=request.reasoning,
@@ -192,6 +192,7 @@ class Attributing:
             # Computed once here, because most prompts begin with them.
             logprobs.scorer.states(layout.before_question)
 
+        # Most verdicts need fewer rounds; the line of progress then jumps to its end.
         num_rounds = 1 + len(decoy_rounds(settings.draws))
         with Progress(progress_name, num_rounds, "rounds", enabled=not self.quiet) as progress:
             trials = Trials(logprobs, layout, decoys)

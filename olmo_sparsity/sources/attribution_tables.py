@@ -61,6 +61,7 @@ def sources_table(
 ) -> pd.DataFrame:
     """Return a row for each source: the numbers of the statements that rely on it, its largest
     effect on any statement in nats, and a verdict in words."""
+    # Through reasoning, too: a source that stands behind a sentence is relied on.
     named_by_statement = [{*row.sources, *row.origins} for row in statements.itertuples()]
     open_names = set[str]().union(*statements.open)
     largest_effects = matrix[list(EFFECTS)].max(axis=1).groupby("source").max()

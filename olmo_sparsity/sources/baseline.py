@@ -104,6 +104,7 @@ def compare_with_baseline(
     for answer in questions.only_earlier:
         comparison.notes.append(_note_of_question("only in", answer))
 
+    # In the order of this run's file, not of what the pairs were matched by.
     for answer, earlier_answer in sorted(questions.pairs, key=lambda pair: pair.new.question):
         comparison.extend(_compare_answers(answer, earlier_answer, as_expected))
 
@@ -163,6 +164,7 @@ def _compare_answers(
     answer: StoredAnswer, earlier_answer: StoredAnswer, as_expected: Set[StatementKey]
 ) -> Comparison:
     """Compare the answer to a question with the earlier answer to it."""
+    # From here on the earlier answer has the names of today, so that names can be compared.
     new_names = current_names(answer.source_texts, earlier_answer.source_texts)
     notes = _notes_of_question(answer, earlier_answer)
     notes += _notes_of_names(answer, new_names)
@@ -175,6 +177,7 @@ def _compare_answers(
     for statement, earlier in matches.pairs:
         key = _key_of(answer, statement)
         if earlier.is_undecided and not earlier.origins:
+            # It named no source that could be lost, so the comparison below always passes.
             unchecked.append(key)
         is_as_expected = key in as_expected
         is_worse = _is_worse(statement, earlier)

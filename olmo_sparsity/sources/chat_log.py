@@ -97,6 +97,7 @@ def normalize_messages(messages: Messages) -> list[LogMessage]:
     writes it, becomes several."""
     log = list[LogMessage]()
     if isinstance(messages, Mapping):
+        # Anthropic's request has the system prompt next to the messages.
         system = messages.get("system")
         if system:
             log.append(LogMessage("system", _read_content(system, "system").texts))
@@ -176,6 +177,7 @@ def _read_content(content: Any, place: str) -> _Content:
         elif kind in TEXT_BLOCKS and isinstance(block.get("text"), str):
             by_kind.texts.append(block["text"])
         elif kind == "tool_use":
+            # In OpenAI's form, except that arguments are an object already.
             function = {"name": block.get("name"), "arguments": block.get("input", {})}
             by_kind.calls.append({"id": block.get("id"), "function": function})
         elif kind == "tool_result":

@@ -90,11 +90,13 @@ def parse_url(url: str) -> ServerAddress:
         parts = httpx.URL(url)
     except (httpx.InvalidURL, ValueError):
         parts = httpx.URL("")
+    # A password in a URL would be repeated by messages and in the results.
     if parts.userinfo or parts.query or "@" in url:
         raise ConfigError(f"a server's URL must have no user, password or query; set {API_KEY}")
     is_url = parts.scheme in ("http", "https") and parts.host and 0 < (parts.port or 80) < 65536
     if not is_url:
         raise ConfigError(f"'{printable(url)[:100]}' is not a URL like http://127.0.0.1:8000")
+    # The base URL of OpenAI's clients ends with /v1.
     root = parts.path.rstrip("/").removesuffix("/v1")
     return ServerAddress(f"{parts.scheme}://{parts.netloc.decode()}{root}", parts.fragment)
 
@@ -104,6 +106,7 @@ def safe(text: object) -> str:
     without the user's key, which a server may repeat."""
     key = os.environ.get(API_KEY, "").strip()
     if key:
+        # A server may quote the request that it refuses.
         text = str(text).replace(key, "…")
     return printable(one_line(str(text)))
 
@@ -165,6 +168,7 @@ class Connection:
                     patience_s = self._current_patience_s
                     deadline = time.monotonic() + patience_s
                     say(f"{self.url}: {error}; trying again for {patience_s:g} s")
+                # What the server asks for, but not hours.
                 wait_s = max(wait_s, min(error.after_s, 2 * LONGEST_WAIT_S))
                 if time.monotonic() + wait_s > deadline:
                     raise ServerGone(f"{self.url} {_problem_of(error)}") from None
@@ -184,6 +188,7 @@ class Connection:
         """Return the reply to one request, sent once."""
         headers = _headers()
         method = "GET" if body is None else "POST"
+        # Encoded here, as its length limits that of the reply.
         content = b"" if body is None else json.dumps(body).encode()
         most_bytes = MAX_REPLY_BYTES + MAX_REPLY_BYTES_PER_BYTE * len(content)
         deadline = time.monotonic() + self.timeout_s
@@ -241,6 +246,7 @@ class Connection:
             return json.loads(raw)
         except (ValueError, RecursionError):
             # A page would be the same each time, unlike a reply that was cut off.
+            # It is the page of a proxy, or of the server's own interface.
             if raw.lstrip()[:1] == b"<":
                 remedy = "pass the URL of its API, such as http://127.0.0.1:8000"
                 problem = f"replied to {path} with a web page, not JSON; {remedy}"

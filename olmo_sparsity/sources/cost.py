@@ -54,6 +54,7 @@ def cost_of(questions: Sequence[Attributing]) -> Cost:
     as if the answer relied on it."""
     at_most = NOTHING
     if_clear = NOTHING
+    # With the code that runs trials, so that a rule is not counted otherwise than it is applied.
     for question in questions:
         draws = question.request.settings.draws
         for prompt, layout in question.layouts:

@@ -48,7 +48,7 @@ def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[n
     different = dict[bytes, np.ndarray]()
     for text in _read_texts(model, decoys, longest_length):
         if len(text) and not _shares_a_passage(text, passages_of_prompt):
-            different[text.tobytes()] = text
+            different[text.tobytes()] = text  # equal texts count once
 
     num_tokens = sum(map(len, different.values()))
     if num_tokens < longest_length:
@@ -143,6 +143,7 @@ def _draw_different(
     """
     length = len(source_L)
     decoys = dict[bytes, np.ndarray]()
+    # The text with which each attempt begins: all texts in random order, again and again.
     first_texts = np.resize(generator.permutation(len(texts)), TRIES * draws).tolist()
     for number, first in enumerate(first_texts):
         order = generator.permutation(len(texts)).tolist()
@@ -167,6 +168,7 @@ def _join_to_length(texts: Sequence[np.ndarray], length: int) -> np.ndarray:
     ends = np.cumsum([len(text) for text in texts])
     num_texts = int(np.argmax(ends >= length)) + 1
     joined = np.concatenate(texts[:num_texts])
+    # Half of the tokens from the beginning of what was joined, and half from its end.
     num_head = (length + 1) // 2
     num_tail = length // 2
     return np.delete(joined, slice(num_head, len(joined) - num_tail))

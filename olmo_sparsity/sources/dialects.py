@@ -139,6 +139,7 @@ class Vllm(Echo):
         return [self._completion(ids) | own_fields]
 
     def read_scores(self, replies: list[Any], ids: list[int], first: int) -> Reply:
+        # vLLM returns `prompt_logprobs` and the generated token's `logprobs` side by side.
         choice = replies[0]["choices"][0]
         tokens = list[Any]()
         log_p = list[Any]()
@@ -169,6 +170,7 @@ class Sglang(Dialect):
         return [self._generate(ids) | {"logprob_start_len": first - 1, "rid": name}]
 
     def read_scores(self, replies: list[Any], ids: list[int], first: int) -> Reply:
+        # Everything but the text is in `meta_info`.
         answer = replies[0]["meta_info"]
         num_tokens = answer["prompt_tokens"]
         if num_tokens != len(ids):
@@ -211,6 +213,7 @@ class LlamaServer(Dialect):
     num_candidates = 20
 
     def score_requests(self, ids: list[int], first: int, name: str) -> list[dict[str, Any]]:
+        # A request for each token that is scored, behind the tokens before it.
         requests = [
             self._completion(ids[:end]) | {"logit_bias": [[ids[end], FORCING_BIAS]]}
             for end in range(first, len(ids))

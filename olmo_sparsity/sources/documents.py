@@ -123,6 +123,7 @@ class Answer:
         White space belongs to the piece behind it, as most tokenizers begin a word with its space.
         """
         cuts = list[AnswerPiece]()
+        # Cut at the spans.
         last_end = 0
         for first, end in self._checked_spans():
             cuts.append(AnswerPiece(self.text[last_end:first], False))
@@ -198,9 +199,11 @@ def read_turns(sources: Sources | None) -> list[Turn]:
         )
     turns = list[Turn]()
     for item in _with_segments(sources):
+        # A source is never a mapping here: documents of libraries are segments by now.
         if isinstance(item, Mapping):
             turns.append(_read_message(item))
             continue
+        # The first source outside messages, or after a message, begins a turn without a role.
         if not turns or turns[-1].role:
             turns.append(Turn("", []))
         turns[-1].parts.append(_read_part(item))
@@ -209,6 +212,7 @@ def read_turns(sources: Sources | None) -> list[Turn]:
 
 def _read_message(item: Mapping[str, Any]) -> Turn:
     """Read a chat message, whose content is a text or a list of parts."""
+    # A chat template may write further keys, such as `tool_calls` and `name`.
     others = {key: value for key, value in item.items() if key not in ("role", "content")}
     role = item.get("role")
     content = item.get("content")
@@ -228,6 +232,7 @@ def _with_segments(items: Sequence[Any]) -> list[Any]:
     LlamaIndex. Chunks of one file have the same name there, so they are numbered: faq.md, faq.md
     (2)."""
     items_with_segments = list[Any]()
+    # A name that the user has chosen stays, also if a document before it has the same.
     taken_names = {str(item.name) for item in items if isinstance(item, Segment)}
     for number, item in enumerate(items, start=1):
         document = _as_library_document(item)
@@ -269,9 +274,9 @@ def _as_library_document(item: Any) -> _LibraryDocument | None:
     """Return an item as a document of LangChain or LlamaIndex; None if it is not one. Documents are
     recognized by their attributes, so that neither library needs to be installed."""
     metadata = getattr(item, "metadata", None)
-    text = getattr(item, "page_content", None)
+    text = getattr(item, "page_content", None)  # LangChain
     if text is None:
-        text = getattr(item, "text", None)
+        text = getattr(item, "text", None)  # LlamaIndex
     if isinstance(item, Segment) or not isinstance(metadata, Mapping) or text is None:
         return None
     return _LibraryDocument(text, metadata)

@@ -33,6 +33,7 @@ def encode_prompt(model: LoadedModel, request: AttributeRequest) -> SourcePrompt
     turns = read_turns(request.sources)
     segments_of_request = parts_of(turns)
     names = _candidate_names(segments_of_request, request.candidates)
+    # Messages can be written by a chat template only.
     is_chat = settings.chat or any(turn.role for turn in turns)
     if is_chat:
         texts = template_texts(model, turns, request.question)
@@ -47,6 +48,7 @@ def encode_prompt(model: LoadedModel, request: AttributeRequest) -> SourcePrompt
     text_ids = _encode_segments(model, segments, settings.control_tokens)
     pieces = list[Piece]()
     for number, segment in enumerate(segments):
+        # A source that is no candidate stays in view, as a text without a name does.
         source = names.index(segment.name) if segment.name in names else None
         pieces.append(Piece(text_ids[number], after_ids[number], source, source))
     prompt = SourcePrompt(model, names, pieces, local_ids, prefix_ids)

@@ -111,6 +111,7 @@ class GateReport:
     @property
     def passed(self) -> bool:
         """Whether enough checks pass."""
+        # `must_pass` tolerates failures of `expect` only.
         if any(check.kind != "expect" for check in self.failures):
             return False
         expected = [check for check in self.checks if check.kind == "expect"]
@@ -125,7 +126,7 @@ class GateReport:
         passes = dict[int, bool]()
         for check in self.checks:
             if check.question is not None:
-                number = check.question - 1
+                number = check.question - 1  # a check counts from 1
                 passes[number] = passes.get(number, True) and check.passed
         return passes
 

@@ -58,7 +58,13 @@ def write_index(
 def _cells(answer: StoredAnswer) -> list[str]:
     """Return the cells of a question: a link to its page, and three counts of statements."""
     title = f"{answer.id}: {answer.asked}" if answer.id else answer.asked
+    # Relative, so that the folder of pages can be moved or uploaded.
     link = f'<a href="{page_file(Path(), answer.question)}">{escape(title)}</a>'
-    num_undecided = sum(row.is_undecided for row in answer.statements)
-    num_sourced = sum(not row.is_undecided and bool(row.sources) for row in answer.statements)
-    return [link, str(len(answer.statements)), str(num_sourced), str(num_undecided)]
+    statements = answer.statements
+    num_undecided = sum(statement.is_undecided for statement in statements)
+    # A statement may rest on a sentence of the reasoning that is undecided itself. It is counted
+    # once, as undecided.
+    num_sourced = sum(
+        bool(statement.sources) and not statement.is_undecided for statement in statements
+    )
+    return [link, str(len(statements)), str(num_sourced), str(num_undecided)]

@@ -116,6 +116,7 @@ def lay_out(prompt: SourcePrompt, answer: AnswerIds) -> Layout:
     # The local window is what follows the last source, so that all sources are distant.
     num_local = answer_start - int(end.max())
     num_targets = len(tokens) - answer_start
+    # One block with the whole answer as its targets, so that one forward gives all losses.
     windows = Windows("all", num_local, num_targets, tuple(prompt.prefix_ids))
     windows.check()
     prompt.model.check_positions(windows.num_positions(len(tokens)), "give fewer sources")

@@ -65,6 +65,7 @@ class StatementLosses:
     def gives_TSD(self) -> np.ndarray:
         """Nats that a source gives when decoys replace all others."""
         cap_T11 = self.cap_T[:, None, None]
+        # Draw by draw: both prompts have the same decoys in place of the other sources.
         return np.minimum(self.decoys_TD[:, None], cap_T11) - np.minimum(self.among_TSD, cap_T11)
 
     @property

@@ -104,6 +104,7 @@ def match_by_keys(
         for item in unmatched_new:
             candidates = earlier_by_key[key(item)]
             if candidates:
+                # Of several equal items, the first of both runs are paired, and so on.
                 pairs.append(Pair(item, candidates.pop(0)))
             else:
                 without_partner.append(item)

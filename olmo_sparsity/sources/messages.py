@@ -142,6 +142,7 @@ class _SourceNamer:
         view."""
         role = message.role
         texts = [text for text in message.texts if text.strip()]
+        # Instructions are long, and a statement usually relies on a section of them.
         if role in ("system", "developer"):
             return [
                 self._source(f"{role}: {_title(block)}", block)
@@ -149,9 +150,11 @@ class _SourceNamer:
                 for block in blocks(text)
             ]
         if role in ("tool", "function"):
+            # OpenAI's messages have the name themselves, or only the ID of the call.
             called_name = self.tool_names.get(str(message.keys.get("tool_call_id")))
             tool_name = message.keys.get("name") or called_name or "result"
             return [self._source(f"{role}: {tool_name}", text) for text in texts]
+        # Earlier messages of the user may state facts. The last one asks, so it must stay in view.
         if role == "user" and number != self.last_user_number:
             return [self._source(f"user: {_title(text)}", text) for text in texts]
         if role == "user" and self.passages is not None:

@@ -104,6 +104,7 @@ def _open_servers(
         first_patience_s=patience,
         are_checked=not only_counts,
     )
+    # All servers were checked to serve one model, so the first one stands for all.
     first = model.servers[0]
     identity = {"model": first.model, "tokenizer": fast_tokenizer.to_str()} | first.card
     return LoadedModel(

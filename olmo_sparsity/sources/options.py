@@ -17,6 +17,7 @@ from olmo_sparsity.config.schema import option, validate
 class SourceSettings:
     """The settings that determine the verdicts. Results store them."""
 
+    # Two, as one decoy has no variance.
     draws: int = option(8, least=2)
     units: str = "sources"
     rate: float = option(0.05, least=1e-06, most=0.999999)

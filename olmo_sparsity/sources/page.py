@@ -170,6 +170,7 @@ def _statement(page: AnswerPage, text: str, i: int) -> str:
     classes = "no"
     second_colour = ""
     if sources:
+        # A label has two colours at most; the superscript has all numbers.
         classes = f"{_colour(sources[0])} {'several' if len(sources) > 1 else ''}"
     if len(sources) > 1:
         second_colour = f' data-second="{_colour(sources[1])}"'
@@ -291,6 +292,7 @@ def _prompt(page: AnswerPage) -> str:
 def _source_in_prompt(page: AnswerPage, source: int, text: str) -> str:
     """Return a source with its verdict; unfolded if a statement relies on it. `text`: as HTML."""
     row = page.sources.iloc[source]
+    # Folded otherwise: a prompt may hold many pages.
     is_open = " open" if row.statements else ""
     return (
         f'<details id="source{source}" class="{_colour(source)}"{is_open}><summary>'

@@ -74,6 +74,8 @@ class SourcePrompt:
         """
         if not spans:
             return replace(self, local_ids=[*self.local_ids, *ids])
+
+        # Verdicts name sources, so a sentence must not have the name of one.
         sentence_names = [f"reasoning {i + 1}" for i in range(len(spans))]
         duplicates = sorted(set(self.names) & set(sentence_names))
         if duplicates:
@@ -103,6 +105,7 @@ class SourcePrompt:
     def sections_by_source(self) -> list[list[list[int]]]:
         """For each source in order, the tokens of each of its judged sections; of a source that is
         judged as a whole, there is one."""
+        # A dictionary keeps the order in which sources appear in the prompt.
         sections_by_source = dict[int | None, list[list[int]]]()
         for piece in self.pieces:
             if piece.source is not None:

@@ -97,6 +97,7 @@ def _with_question(turns: Sequence[Turn], question: str | None) -> list[Turn]:
     if question is None:
         return turns
     if not turns or turns[-1].role != "user":
+        # Sources were messages of others, such as outputs of tools.
         turns.append(Turn("user", []))
     last = turns[-1]
     turns[-1] = replace(last, parts=[*last.parts, Segment("", question.strip())])
@@ -112,7 +113,7 @@ def _messages(
     texts: The texts of all their parts in order, which replace those of the turns.
     without_key: A key of messages that is left out.
     """
-    remaining_texts = iter(texts)
+    remaining_texts = iter(texts)  # each turn takes as many as it has parts
     messages = list[dict[str, Any]]()
     for turn in turns:
         keys = {key: value for key, value in turn.others.items() if key != without_key}

@@ -68,6 +68,7 @@ def measure_questions(
     pages: A folder that gets a page for each question. A question without its page is answered
         again.
     """
+    # All lines are read first: a mistake in the last one is an error before hours of work.
     requests = read_questions(common, questions)
     folder = WorkFolder(Path(out), "out", IDENTITY)
     folder.create("questions")
@@ -102,9 +103,11 @@ def _answer_questions(
     lines = [*read_lines(questions)]
     unfinished = [n for n in own_numbers if not _is_finished(folder.path, pages, n)]
     with using(model), Progress("explaining", len(own_numbers), "questions") as progress:
+        # Raises if the folder is of other questions, another model or other settings.
         identity_keys = identity_of_questions(common, questions)
         identity = folder.identify(identity_keys, versions=versions_of_numbers())
         if model.prompt_model is not None:
+            # A server may have loaded another model since the folder was begun.
             model.prompt_model.recognize_in(folder.path)
         progress.resume_at(len(own_numbers) - len(unfinished))
         for number in unfinished:
@@ -171,6 +174,7 @@ def _answer_without_sources(
     answer = StoredAnswer.without_sources(number, request.question_text, texts, id)
     if pages is not None:
         write_page_without_sources(pages, number, request.question_text)
+    # Columns of other answers that these lack, such as `p`, are empty in the table.
     columns = ("text", "nats", "kind", "sources", "open", "verdict", "origins")
     rows = [
         {key: getattr(row, key) for key in columns} | {"by_word": ""} for row in answer.statements

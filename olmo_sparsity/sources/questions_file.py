@@ -133,6 +133,7 @@ def _check_fields(record: dict[str, Any], location: str) -> None:
     for name in record:
         if name in FIELDS:
             continue
+        # `expects` for `expect` is a slip, also in a request to a chat API.
         similar = get_close_matches(name, FIELDS, n=1)
         # A request to a chat API has fields of its own, such as `model` and `tools`.
         if "messages" in record and not similar:
@@ -181,6 +182,7 @@ def _as_answer(answer: Any, raw: bytes) -> str | list[str] | Answer | None:
     answer: The parsed field.
     raw: The line. A number in place of a text is taken as it is written there.
     """
+    # JSON has no tuples, so spans are lists of two numbers.
     if isinstance(answer, dict) and set(answer) == {"text", "spans"}:
         spans = conform(answer["spans"], list[list[int]], "answer.spans")
         text = conform(answer["text"], str, "answer.text")
@@ -244,6 +246,7 @@ def _with_decoys(requests: list[AttributeRequest]) -> list[AttributeRequest]:
     texts_of_requests = [_source_texts(request) for request in requests]
     with_decoys = list[AttributeRequest]()
     for number, request in enumerate(requests):
+        # Its own sources are left out: a decoy that is the source would change nothing.
         decoys = list[str]()
         for texts in [*texts_of_requests[number + 1 :], *texts_of_requests[:number]]:
             decoys += texts

@@ -60,5 +60,6 @@ def _describe_row(row: Any) -> str:
     else:
         conjunction = {"either": " or ", "both": " and "}.get(row.kind, "")
         verdict = f"relies on {conjunction.join(row.sources) or 'no source'}"
+    # Little of the text, as pytest cuts what is long.
     text = shorten(row.text, 24, placeholder="…")
     return f"statement {row.Index}, '{text}', {verdict} ({row.nats:.1f} nats)"

@@ -37,7 +37,7 @@ def current_names(texts: Mapping[str, str], earlier_texts: Mapping[str, str]) ->
     names_by_text = defaultdict[str, list[str]](list)
     for name, text in texts.items():
         if name not in new_names:
-            names_by_text[text].append(name)
+            names_by_text[text].append(name)  # two sources may have one text
     for name, text in earlier_texts.items():
         if name not in new_names and names_by_text[text]:
             new_names[name] = names_by_text[text].pop(0)

@@ -74,6 +74,7 @@ class AttributeRequest(Request):
         self._check_question()
         if self.reasoning is not None and not isinstance(self.reasoning, str):
             raise ConfigError(f"reasoning={self.reasoning!r:.60} must be a text")
+        # Half of a letter would be an error of the tokenizer, without a word about where it is.
         check_no_half_letters(self.question, "question")
         check_no_half_letters(self.reasoning, "reasoning")
         answer = self.answer.text if isinstance(self.answer, Answer) else self.answer
@@ -97,6 +98,7 @@ class AttributeRequest(Request):
     def _with_log_read(self) -> Self:
         """Return the request with sources, answer and reasoning in place of `messages`. Raise
         ConfigError if it has these, too, or if the log has no source."""
+        # Either would win silently over what the messages hold.
         for name in ("sources", "question", "answer", "reasoning"):
             if getattr(self, name) is not None:
                 raise ConfigError(f"{name} cannot be combined with messages; leave it out")

@@ -54,6 +54,7 @@ def compare_servers(out: Path, baseline: Path, allow_other_model: bool) -> list[
     """
     log_p = read_probe(out)
     earlier_log_p = read_probe(baseline)
+    # A model that computes in the process is known by the hash of its weights instead.
     if log_p is None or earlier_log_p is None:
         return []
     nats = distance(log_p, earlier_log_p)
@@ -70,6 +71,7 @@ def _note_differences(
     allowed."""
     if not model_differences:
         return []
+    # The same words are a note if they are allowed, and the error if not.
     note = f"baseline={baseline} is of another model: {', '.join(model_differences)}"
     if not allow_other_model:
         raise ConfigError(f"{note}; measure it again, or pass --allow-other-model")

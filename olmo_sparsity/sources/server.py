@@ -107,6 +107,7 @@ class Server:
     def score_and_generate(self, ids: list[int], first: int) -> ScoredPrompt:
         """Return log p of the tokens from number `first` on, and the token generated after them.
         Raise DataError for a reply that is to another prompt or holds no usable numbers."""
+        # A name that no other request has, so that an exchanged reply is noticed.
         request_name = uuid.uuid4().hex
         bodies = self.dialect.score_requests(ids, first, request_name)
         replies = [self._request(self.dialect.path, body) for body in bodies]
@@ -198,6 +199,7 @@ class Server:
     def generate(self, ids: list[int], max_new_tokens: int) -> list[int]:
         """Return the tokens that the server generates greedily. They are encoded from its text, as
         servers do not agree on how to return IDs."""
+        # All servers that are supported have this part of OpenAI's API.
         body = {"prompt": ids, "max_tokens": max_new_tokens, "temperature": 0}
         reply = self._request("/v1/completions", body)
         try:
@@ -287,6 +289,7 @@ def check_not_constant(ids: Sequence[int], log_p: Sequence[float | None], url: s
     log_p: Their log-probabilities; None where there is no usable number.
     url: The server, for the message.
     """
+    # By token, as a text may repeat one token with one number.
     known = {token: number for token, number in zip(ids, log_p, strict=True) if number is not None}
     if len(known) >= MANY_TOKENS and len(set(known.values())) == 1:
         problem = f"{url} gives {len(known)} different tokens the same log-probability"

@@ -68,6 +68,7 @@ class StatementRows:
         described_names = open_names if verdict.kind == "undecided" else named
         cells = self.matrix.loc[number].loc[described_names]
         nats = self.losses.gap_T[number]
+        # One number for the statement; sources differ only where there are more than four.
         spread = evidence.spread_TS[number].mean()
         # Bonferroni over both effects of each source.
         smallest_p = evidence.p_ETS[:, number].min()

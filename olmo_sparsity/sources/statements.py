@@ -247,13 +247,14 @@ class Attribution:
     def to_dict(self) -> dict[str, Any]:
         """Return what `to_json` writes (docs/sources.md)."""
         rows = self.statements.to_dict("records")
+        # Spans come first in a record, before the columns of the table.
         statements = [
             span._asdict() | row for span, row in zip(self._character_spans(), rows, strict=True)
         ]
         reasoning = [
             {"name": name, "text": self.source_text(number).strip()} | self._step_record(name)
             for number, name in enumerate(self.names)
-            if number >= self._num_sources
+            if number >= self._num_sources  # sentences follow the sources
         ]
         return {
             "schema": "olmo-sparsity/attribution",
@@ -314,13 +315,14 @@ class Attribution:
     def _prompt_texts(self) -> list[PromptText]:
         """Return the texts that precede the answer, each with the number of the source that it
         is."""
+        # Decoded from tokens, as the model reads them, and not as the user has written them.
         texts = self.layout.document.texts
         prompt_texts = list[PromptText]()
         first = 0
         for piece in [*self.prompt.pieces, Piece(self.prompt.local_ids, [])]:
             end = first + len(piece.text_ids)
             prompt_texts.append(PromptText("".join(texts[first:end]), piece.source))
-            first = end + len(piece.after_ids)
+            first = end + len(piece.after_ids)  # the separator is not shown
         return prompt_texts
 
     def describe(self, bold: bool = False) -> str:

@@ -67,6 +67,7 @@ def check(
         def test_answers_rest_on_their_sources(tmp_path):
             assert check("smollm2", "questions.jsonl", tmp_path, decoys="my_texts", prefix="\\n")
     """
+    # A misspelt option would otherwise have no effect.
     known = {*kinds_of(SourceSettings), *kinds_of(ModelOptions), *kinds_of(ServerOptions)}
     unknown = sorted(options.keys() - known)
     if unknown:
@@ -127,15 +128,18 @@ def run(
     allow_other_model: The earlier run may be of another model.
     tolerance: `margin`, `must_pass` and `new_need_source`, as `gate.check` takes them.
     """
+    # Is there anything to check? It is known before the first question is answered.
     identity = questions.identity_of_questions(common, path)
     must_pass = tolerance.get("must_pass", 1.0)
     gate.check_has_expectations(path, out, identity, baseline, allow_other_model, must_pass)
     folder = None if pages is None else Path(pages)
     statements = questions.measure_questions(common, path, out, pages=folder)
     assert statements is not None  # one process answers all questions
+    # From what is stored, so that a changed `expect` or margin computes nothing again.
     report = gate.check(path, out, baseline, allow_other_model, **tolerance)
     report.write(Path(out), Path(path).name)
     if folder is not None:
+        # Once more, now with the column of checks.
         write_index(folder, out, report.passes_by_question)
     return GateRun(statements, report)
 

@@ -53,6 +53,7 @@ def nats_by_word(document: Document, first: int, nats_W: np.ndarray) -> list[Wor
     first: The number of the statement's first token in the document.
     nats_W: The nats of each token of the statement.
     """
+    # A word may have several tokens, whose nats are added.
     units = document.units("words", first, first + len(nats_W))
     words = list[WordNats]()
     for begin, end in zip(units.first.tolist(), units.end.tolist(), strict=True):
@@ -68,6 +69,7 @@ def describe_words(words_by_source: Mapping[str, Sequence[WordNats]]) -> str:
     words_by_source: The words of the statement with the nats from each source, by its name. The
         name of a single source may be empty, where the verdict above has it.
     """
+    # Every source has the same words, with other nats.
     per_source = list(words_by_source.values())
     num_words = len(per_source[0])
     if num_words < 2:
@@ -88,6 +90,7 @@ def _list_carried(name: str, words: Sequence[WordNats]) -> str:
     carried = [word for word in words if word.is_carried]
     if not carried:
         return ""
+    # In the order of the statement, not by nats, so that the words can be read as a sentence.
     smallest_shown = sorted((word.nats for word in carried), reverse=True)[:MAX_CARRIED][-1]
     shown = [word for word in carried if word.nats >= smallest_shown]
     listed = [f"{word.text} {word.nats:+.1f}" for word in shown]
