@@ -27,7 +27,7 @@ def run_measure(options: argparse.Namespace) -> int:
     keep_freed_memory()
     out = Path(options.out)
     keywords = given_options(options, MeasureRequest.names())
-    # What was typed, before the defaults below: some options are refused only if they were.
+    # The options that were typed, without what is added below.
     keywords["typed"] = tuple(keywords)
     keywords["shard"] = parse_shard(options.shard, by_launch=False)
     keywords["command"] = tuple(typed_command())
