@@ -40,18 +40,26 @@ METADATA_IDS = (*METADATA_NAMES, "doc_id", "document_id", "ref_doc_id")
 
 @dataclass(frozen=True)
 class Segment:
-    """A named part of a prompt: a source, a message, what a tool returned.
+    """A part of a prompt: a source, which has a name, such as a document, a message or what a tool
+    returned; or, without a name, a text that stays in view.
 
     Example:
         attribute(model, sources=[Segment("faq.md", text), "What follows stays in view."], …)
     """
 
     name: str
+    """The name of the source; empty for a text that stays in view."""
+
     text: str
 
     ids: tuple[str, ...] = field(default=(), repr=False, compare=False)
     """Other names that `expect` of a questions file takes: those of the document of which it is a
     chunk, which stay when the document is cut otherwise."""
+
+    @property
+    def is_source(self) -> bool:
+        """Whether a statement may be attributed to this part."""
+        return self.name != ""
 
 
 class LangChainDocument(Protocol):
@@ -122,8 +130,8 @@ class Answer:
 
         White space belongs to the piece behind it, as most tokenizers begin a word with its space.
         """
+        # Cut the text at the spans.
         cuts = list[AnswerPiece]()
-        # Cut at the spans.
         last_end = 0
         for first, end in self._checked_spans():
             cuts.append(AnswerPiece(self.text[last_end:first], False))
@@ -179,11 +187,11 @@ SHOWN_CHARACTERS = 50
 def list_sources(sources: Sources | None) -> list[str]:
     """Return lines with the number of sources, and the name and first words of each. A user who has
     said how sources are marked, but not named them, sees whether they are the right ones."""
-    named_parts = [part for part in parts_of(read_turns(sources)) if part.name]
-    lines = ["1 source" if len(named_parts) == 1 else f"{len(named_parts)} sources"]
-    for part in named_parts:
-        beginning = shorten(part.text, SHOWN_CHARACTERS, placeholder="…")
-        lines.append(f"  {part.name}: '{beginning}'")
+    found = [part for part in parts_of(read_turns(sources)) if part.is_source]
+    lines = ["1 source" if len(found) == 1 else f"{len(found)} sources"]
+    for source in found:
+        beginning = shorten(source.text, SHOWN_CHARACTERS, placeholder="…")
+        lines.append(f"  {source.name}: '{beginning}'")
     return lines
 
 

@@ -59,7 +59,7 @@ def encode_prompt(model: LoadedModel, request: AttributeRequest) -> SourcePrompt
 
 def _candidate_names(segments: Sequence[Segment], candidates: Sequence[str] | None) -> list[str]:
     """Return the names of the sources that a verdict may name, in the order of the prompt."""
-    names = [segment.name for segment in segments if segment.name]
+    names = [segment.name for segment in segments if segment.is_source]
     duplicates = [name for number, name in enumerate(names) if name in names[:number]]
     if duplicates:
         raise ConfigError(f"two sources have one name, '{printable(duplicates[0])}'; rename one")
@@ -91,8 +91,8 @@ def _encode_segments(
     encoded as what it is: the beginning of the prompt, or a text that follows another, before which
     a tokenizer puts no space.
     """
-    source_numbers = [number for number, segment in enumerate(segments) if segment.name]
-    in_view_numbers = [number for number, segment in enumerate(segments) if not segment.name]
+    source_numbers = [number for number, segment in enumerate(segments) if segment.is_source]
+    in_view_numbers = [number for number, segment in enumerate(segments) if not segment.is_source]
     beginning_number = [number for number in in_view_numbers if number == 0]
     following_numbers = [number for number in in_view_numbers if number > 0]
     ids_by_number = dict[int, list[int]]()

@@ -126,7 +126,7 @@ SHOWN_SOURCES = 3
 def _describe_question(request: AttributeRequest, number: int, id: str) -> str:
     """Return which question is read next, for a line of progress, by id or number, with the names
     of its sources."""
-    names = [part.name for part in parts_of(read_turns(request.sources)) if part.name]
+    names = [part.name for part in parts_of(read_turns(request.sources)) if part.is_source]
     shown = ", ".join(names[:SHOWN_SOURCES])
     num_left = len(names) - SHOWN_SOURCES
     and_more = f" and {num_left} more" if num_left > 0 else ""

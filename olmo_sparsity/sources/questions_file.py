@@ -255,5 +255,5 @@ def _with_decoys(requests: list[AttributeRequest]) -> list[AttributeRequest]:
 
 
 def _source_texts(request: AttributeRequest) -> list[str]:
-    """Return the texts of a request's sources. A text without a name is none."""
-    return [part.text for part in parts_of(read_turns(request.sources)) if part.name]
+    """Return the texts of a request's sources, without those that stay in view."""
+    return [part.text for part in parts_of(read_turns(request.sources)) if part.is_source]

@@ -104,7 +104,7 @@ class AttributeRequest(Request):
                 raise ConfigError(f"{name} cannot be combined with messages; leave it out")
         assert self.messages is not None
         logged = read_messages(self.messages, self.message, self.passages)
-        if not any(part.name for part in parts_of(read_turns(logged.sources))):
+        if not any(part.is_source for part in parts_of(read_turns(logged.sources))):
             raise ConfigError(
                 "messages: none before the answer is a source, as blocks of the system, outputs of "
                 "tools and earlier messages of the user are; set passages to what is one in the "
@@ -131,9 +131,9 @@ class AttributeRequest(Request):
         turns = read_turns(self.sources)
         user_turns = [turn for turn in turns if turn.role == "user"]
         last_turn = user_turns[-1] if user_turns else turns[-1]
-        # Named parts are sources, unless the message has nothing else.
-        texts_without_name = [part.text for part in last_turn.parts if not part.name]
-        return "\n".join(texts_without_name or [part.text for part in last_turn.parts])
+        # Without its sources, unless the message has nothing else.
+        texts_in_view = [part.text for part in last_turn.parts if not part.is_source]
+        return "\n".join(texts_in_view or [part.text for part in last_turn.parts])
 
 
 def _check_reasoning_is_apart(answer: Any, reasoning: str | None) -> None:
