@@ -156,4 +156,11 @@ def _expand(file: ExperimentFile, path: str, overrides: list[str]) -> Experiment
     measured_steps = plan.section.earlier_steps if has_measurements else []
     models = models_of(file, path, overrides, measured_steps)
     measurements = measurements_of(file, path, models, plan) if has_measurements else []
-    return Experiment(path, overrides, file, models, measurements, plan.section.shards)
+    return Experiment(
+        path=path,
+        overrides=overrides,
+        file=file,
+        models=models,
+        measurements=measurements,
+        shards=plan.section.shards,
+    )

@@ -118,7 +118,7 @@ class TrainingJob(Job):
         folder = self.model.folder
         # A run with other settings is not this model, though the folder is.
         if not is_work_of(folder, flatten(self.model.settings)):
-            return State("failed", 0, f"{folder} holds work with other settings")
+            return State("failed", detail=f"{folder} holds work with other settings")
         # The newest checkpoint is the first; its folder is called step000100.
         saved_step = next((int(path.name[4:]) for path in list_checkpoints(folder)), 0)
         if saved_step >= self.model.num_steps:
@@ -250,13 +250,14 @@ def jobs_of(experiment: Experiment) -> list[Job]:
     An experiment without the section `measure` has no measurements, and draws nothing."""
     jobs: list[Job] = []
     for model in experiment.models:
-        jobs.append(TrainingJob(model.name, _origins_of(model, experiment.models), model))
+        origins = _origins_of(model, experiment.models)
+        jobs.append(TrainingJob(name=model.name, needs=origins, model=model))
     for measurement in experiment.measurements:
         needs = (measurement.model.name, *measurement.choosers)
-        jobs.append(MeasurementJob(measurement.name, needs, measurement))
+        jobs.append(MeasurementJob(name=measurement.name, needs=needs, measurement=measurement))
     if experiment.measurements:
         names = tuple(measurement.name for measurement in experiment.measurements)
-        jobs.append(FigureJob("figure", names, experiment.figure))
+        jobs.append(FigureJob(name="figure", needs=names, figure=experiment.figure))
     return _sorted_by_needs(jobs)
 
 

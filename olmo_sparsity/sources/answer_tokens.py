@@ -85,14 +85,19 @@ def encode_answer(
     elif isinstance(answer, Answer):
         # Pieces are encoded one by one, so that no token lies across the end of a statement.
         pieces = answer.pieces()
-        are_statements = [piece.is_statement for piece in pieces]
-        ids = AnswerIds(encode([piece.text for piece in pieces]), are_statements, reasoning_ids)
+        ids = AnswerIds(
+            pieces=encode([piece.text for piece in pieces]),
+            are_statements=[piece.is_statement for piece in pieces],
+            reasoning=reasoning_ids,
+        )
     elif isinstance(answer, Sequence) and all(isinstance(text, str) for text in answer):
         # What a user lists are statements, so no white space of its own belongs to one.
         texts = [text.strip() for text in answer]
         # A space between statements belongs to the later one, as in a tokenizer's words.
         texts = [*texts[:1], *(f" {text}" for text in texts[1:])]
-        ids = AnswerIds(encode(texts), [True] * len(texts), reasoning_ids)
+        ids = AnswerIds(
+            pieces=encode(texts), are_statements=[True] * len(texts), reasoning=reasoning_ids
+        )
     else:
         raise ConfigError(
             f"answer={printable(repr(answer))[:60]} must be a text, a list of texts (its "
@@ -108,9 +113,9 @@ def _without_reasoning(
     """Return the tokens of a text as one piece. What it has up to `</think>` is its reasoning,
     unless the user has passed some."""
     if reasoning_ids:
-        return AnswerIds([text_ids], None, reasoning_ids)
+        return AnswerIds(pieces=[text_ids], reasoning=reasoning_ids)
     num_tokens = num_reasoning_tokens(text_ids, tokenizer)
-    return AnswerIds([text_ids[num_tokens:]], None, text_ids[:num_tokens])
+    return AnswerIds(pieces=[text_ids[num_tokens:]], reasoning=text_ids[:num_tokens])
 
 
 def _check_not_empty(answer: Any, ids: AnswerIds) -> None:

@@ -168,7 +168,8 @@ class Attributing:
         for number, (first, end) in enumerate(spans):
             # Earlier sentences are sources of a sentence, too.
             prompt = self._prompt.with_reasoning(tokens[:first], spans[:number])
-            links.append(Link(prompt, AnswerIds([tokens[first:end]], [True])))
+            sentence = AnswerIds(pieces=[tokens[first:end]], are_statements=[True])
+            links.append(Link(prompt, sentence))
         return links
 
     def _decoy_texts(self, prompt: SourcePrompt) -> list[np.ndarray]:

@@ -203,7 +203,9 @@ def _compare_answers(
         number = answer.question + 1
         notes.append(f"question {number}: {num_new} statements are new, {num_gone} gone")
     new_statements = [NewStatement(answer, statement) for statement in matches.only_new]
-    return Comparison(checks, notes, new_statements, unchecked)
+    return Comparison(
+        checks=checks, notes=notes, new_statements=new_statements, unchecked=unchecked
+    )
 
 
 def _check_of_no_common_statement(answer: StoredAnswer, earlier_answer: StoredAnswer) -> Check:

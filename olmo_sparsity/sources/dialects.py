@@ -115,8 +115,13 @@ class Echo(Dialect):
         log_p = logprobs["token_logprobs"]
         # Some servers do not return the generated token, or return none at the end of a text.
         if len(tokens) != len(ids) + 1:
-            return Reply(0, tokens, log_p, generated=None)
-        return Reply(0, tokens[:-1], log_p[:-1], generated=Scored(tokens[-1], log_p[-1]))
+            return Reply(first=0, tokens=tokens, log_p=log_p, generated=None)
+        return Reply(
+            first=0,
+            tokens=tokens[:-1],
+            log_p=log_p[:-1],
+            generated=Scored(token=tokens[-1], log_p=log_p[-1]),
+        )
 
     def candidates_request(self, ids: list[int]) -> dict[str, Any]:
         return self._completion(ids) | {"logprobs": self.num_candidates}
@@ -154,7 +159,12 @@ class Vllm(Echo):
             log_p.append(candidates[written]["logprob"])
         generated = choice["logprobs"]
         token = _token_of(generated["tokens"][0])
-        return Reply(1, tokens, log_p, generated=Scored(token, generated["token_logprobs"][0]))
+        return Reply(
+            first=1,
+            tokens=tokens,
+            log_p=log_p,
+            generated=Scored(token=token, log_p=generated["token_logprobs"][0]),
+        )
 
 
 class Sglang(Dialect):
@@ -177,9 +187,9 @@ class Sglang(Dialect):
             raise ValueError(f"{num_tokens!r:.20} tokens where {len(ids)} were sent")
         scored = [_scored(row) for row in answer["input_token_logprobs"][first - len(ids) :]]
         return Reply(
-            first,
-            [token for token, _ in scored],
-            [log_p for _, log_p in scored],
+            first=first,
+            tokens=[token for token, _ in scored],
+            log_p=[log_p for _, log_p in scored],
             generated=_scored(answer["output_token_logprobs"][0]),
             request=answer.get("id"),
         )
@@ -232,7 +242,12 @@ class LlamaServer(Dialect):
         unforced = None
         if len(generated) > num_forced:
             unforced = Scored(tokens[num_forced], log_p[num_forced])
-        return Reply(first, tokens[:num_forced], log_p[:num_forced], generated=unforced)
+        return Reply(
+            first=first,
+            tokens=tokens[:num_forced],
+            log_p=log_p[:num_forced],
+            generated=unforced,
+        )
 
     def candidates_request(self, ids: list[int]) -> dict[str, Any]:
         return self._completion(ids) | {"n_probs": self.num_candidates}

@@ -50,8 +50,12 @@ def encode_prompt(model: LoadedModel, request: AttributeRequest) -> SourcePrompt
     for number, segment in enumerate(segments):
         # A source that is no candidate stays in view, as a text without a name does.
         source = names.index(segment.name) if segment.name in names else None
-        pieces.append(Piece(text_ids[number], after_ids[number], source, source))
-    prompt = SourcePrompt(model, names, pieces, local_ids, prefix_ids)
+        pieces.append(
+            Piece(text_ids[number], after_ids[number], source=source, whole_source=source)
+        )
+    prompt = SourcePrompt(
+        model=model, names=names, pieces=pieces, local_ids=local_ids, prefix_ids=prefix_ids
+    )
     if settings.units != "sources":
         return _divide_sources(prompt, settings.units)
     return prompt
@@ -129,7 +133,7 @@ def _divide_sources(prompt: SourcePrompt, units: str) -> SourcePrompt:
             # What separates the source from the next text follows its last section.
             after_ids = piece.after_ids if end == ends[-1] else []
             ids = piece.text_ids[first:end]
-            pieces.append(Piece(ids, after_ids, len(names), piece.source))
+            pieces.append(Piece(ids, after_ids, source=len(names), whole_source=piece.source))
             names.append(f"{prompt.names[piece.source]} §{number}")
             first = end
     return replace(prompt, names=names, pieces=pieces)

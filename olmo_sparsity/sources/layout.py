@@ -124,4 +124,10 @@ def lay_out(prompt: SourcePrompt, answer: AnswerIds) -> Layout:
     # Statements are found in the answer by itself, so that an open quotation or code of a source
     # does not reach into it.
     statements = answer.statement_spans(prompt.model.tokenizer)
-    return Layout(document, windows, statements, Units(first, end), text_ends)
+    return Layout(
+        document=document,
+        windows=windows,
+        statements=statements,
+        units=Units(first, end),
+        text_ends=text_ends,
+    )

@@ -92,7 +92,9 @@ class SourcePrompt:
         pieces = [*self.pieces, Piece([*self.local_ids, *ids[:first_sentence]], [])]
         for number, (first, _) in enumerate(spans):
             source = len(self.names) + number
-            pieces.append(Piece(ids[first : ends[number]], [], source, source))
+            pieces.append(
+                Piece(ids[first : ends[number]], after_ids=[], source=source, whole_source=source)
+            )
         return replace(
             self,
             names=[*self.names, *sentence_names],
