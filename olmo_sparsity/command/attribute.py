@@ -99,7 +99,7 @@ def _check_options_have_effect(options: argparse.Namespace) -> None:
 
 
 def _check_not_given(options: argparse.Namespace, needs: Needs) -> None:
-    """Raise ConfigError with the names of those of these options that were given."""
+    """Raise ConfigError if any of these options was given, with their names."""
     flags = [f"--{name.replace('_', '-')}" for name in needs.names if _was_given(options, name)]
     if flags:
         raise ConfigError(f"{', '.join(flags)}: {needs.reason}; omit what has no effect")

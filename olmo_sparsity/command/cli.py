@@ -2,8 +2,9 @@
 
     entry → main → build_parser → the function of the command, such as `run_train` → an exit code
 
-Options are declared in arguments.py, and a command is in the module with its name (training.py,
-results.py: in that of its group). Exit codes and error messages are in ending.py.
+Options are declared in arguments.py. A command is in the module with its name or, such as `train`
+and `figure`, in the module of a group (training.py, results.py). Exit codes and error messages are
+in ending.py.
 
 Place in the flow: on top of everything; `entry` is the program `olmo-sparsity`. Large packages are
 imported only inside a command, so that `--help` and a mistake in the options take no seconds.
@@ -71,7 +72,7 @@ def entry(arguments: list[str] | None = None) -> NoReturn:
 def main(arguments: list[str] | None = None) -> int:
     """Run a command, and return its exit code.
 
-    arguments: Words of the command line. None: those of this process.
+    arguments: Words of the command line. None: the command line of this process.
     """
     if sys.flags.optimize > 1:  # the help of options, too, is made of docstrings
         return print_error(NO_DOCSTRINGS)

@@ -45,7 +45,7 @@ class ModelPair(NamedTuple):
 
 
 class SchemePair(NamedTuple):
-    """Two schemes, of which models of each seed are compared."""
+    """Two schemes whose models are compared, seed by seed."""
 
     first: str
     second: str
@@ -73,8 +73,8 @@ class Comparison:
 
 
 def comparisons_of(experiment: Experiment) -> list[Comparison]:
-    """Return all comparisons: those of the same schemes follow each other, the shortest long window
-    first. Raise ConfigError if fewer than two models are measured."""
+    """Return all comparisons, pair of schemes by pair of schemes, and of each pair the shortest
+    long window first. Raise ConfigError if fewer than two models are measured."""
     measurements = _measurements_by_model(experiment)
     measured = [model for model in experiment.models if model.name in measurements]
     model_pairs: dict[SchemePair, list[ModelPair]] = defaultdict(list)

@@ -165,8 +165,8 @@ def _price_measurement(
     """Return the price of a measurement, or why it cannot be counted.
 
     measurement: The measurement.
-    choosing_options: Options of the measurement that chooses the targets, as only it has those that
-        say how many there are.
+    choosing_options: Options of the measurement that chooses the targets. Only it has the options
+        that say how many targets there are.
     gpu: The name of the GPU; None: no hours are predicted.
     cache: What earlier calls have read and counted.
     """
@@ -335,7 +335,7 @@ def _tokenizer_of(config: RunConfig) -> Tokenizer:
 def documents_of_lengths(num_documents: int, min_tokens: int, limit: int | None) -> Documents:
     """Return made-up texts of C4's lengths.
 
-    num_documents: Number of documents of all lengths, of which the long ones are returned.
+    num_documents: Number of documents of all lengths. Only the long ones of them are returned.
     min_tokens: Smallest number of tokens of a text.
     limit: Largest number of texts; None: `DEFAULT_LIMIT`.
     """

@@ -1,4 +1,4 @@
-"""Compare answers with those of an earlier run, the baseline.
+"""Compare answers with the answers of an earlier run, the baseline.
 
 Place in the flow: matching.py pairs questions and statements of both runs →
 **`compare_with_baseline`** → gate.py. renamed_sources.py finds the names that sources have now, and

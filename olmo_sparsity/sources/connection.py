@@ -188,7 +188,7 @@ class Connection:
         """Return the reply to one request, sent once."""
         headers = _headers()
         method = "GET" if body is None else "POST"
-        # Encoded here, as its length limits that of the reply.
+        # Encoded here, as the length of the request limits the length of the reply.
         content = b"" if body is None else json.dumps(body).encode()
         most_bytes = MAX_REPLY_BYTES + MAX_REPLY_BYTES_PER_BYTE * len(content)
         deadline = time.monotonic() + self.timeout_s
@@ -204,7 +204,8 @@ class Connection:
                 self.has_replied = True
                 for part in response.iter_raw():
                     raw += part
-                    # httpx limits the seconds between two parts, not those of all of them.
+                    # httpx limits the seconds between two parts, not the seconds of the whole
+                    # reply.
                     if time.monotonic() > deadline:
                         raise too_late
                     if len(raw) > most_bytes:

@@ -53,8 +53,8 @@ class Segment:
     text: str
 
     ids: tuple[str, ...] = field(default=(), repr=False, compare=False)
-    """Other names that `expect` of a questions file takes: those of the document of which it is a
-    chunk, which stay when the document is cut otherwise."""
+    """Other names that `expect` of a questions file takes. A source that is a chunk of a document
+    has the names of the document, which stay when the document is cut otherwise."""
 
     @property
     def is_source(self) -> bool:

@@ -7,8 +7,8 @@ which joins the tests and names sources. The module needs NumPy only, not PyTorc
 *gives* when decoys replace all other sources, and what is *lost* when a decoy replaces it. Each is
 measured with D decoys of the source, and its mean over them is tested against 0.
 
-**Why a mean differs from 0 by chance.** If the source does not matter, its text is one more draw
-from the texts of which its decoys are drawn. Then
+**Why a mean differs from 0 by chance.** A source that does not matter is like one more decoy: its
+text might have been drawn as a decoy, too. Then
 
     t = mean over D decoys / (spread × √(1 + 1/D))
 
@@ -95,8 +95,8 @@ by zero."""
 
 MAX_DEGREES = 4
 """Largest number of degrees of freedom of the test by the pooled spread, however well its variance
-is known. What one decoy changes has heavy tails: on 19 questions of SQuAD those of Student's t with
-3 degrees of freedom."""
+is known. What one decoy changes has heavy tails: on 19 questions of SQuAD they are like those of
+Student's t with 3 degrees of freedom."""
 
 MAX_DEGREES_WITH_TWO_DECOYS = 3
 """The same if each source has only two decoys in all. The only round of tests then has the whole

@@ -7,7 +7,7 @@ effect_tests.py gives each effect of a source a p-value, once for each number of
 from these p-values to a decision on each statement and source:
 
     p-values after 2, 4, 8, … decoys, of what a source gives and what is lost without it
-      │  divide those of a round by the fraction of the error rate that the round may spend
+      │  divide the p-values of a round by the fraction of the error rate that the round may spend
       │  take the smallest one over the rounds
       │  double the smaller one of both effects (Bonferroni)
       │  compare all statements and sources (Benjamini–Hochberg)
@@ -25,8 +25,8 @@ effect_tests.py derives the p-values.
     must be at most       0.025      0.05      Benjamini–Hochberg: the smaller of two, the larger
     decision              named      neither   B loses 0.3 nats, and an open source at least 1.5
 
-**Where the constants come from.** They were fixed before the error rates of docs/sources.md were
-measured, as those of effect_tests.py.
+**Where the constants come from.** Like the constants of effect_tests.py, they were fixed before the
+error rates of docs/sources.md were measured.
 
 Dimension key: T statements, S sources, D decoys of a source, E the two effects in the order of
 `EFFECTS`.
@@ -73,8 +73,8 @@ OPEN_NATS = 1.5
 """An effect of fewer nats is never open, so that small effects do not make answers undecided."""
 
 SEVERAL_NATS = 3.0
-"""An effect of so many nats is always open, also that of all sources together: a statement that
-loses a factor of 20 in probability does rely on something."""
+"""An effect of so many nats is always open, whether one source has it or all sources together: a
+statement that loses a factor of 20 in probability does rely on something."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def benjamini_hochberg(p: np.ndarray, rate: float) -> np.ndarray:
     selected ones is expected to be chance (Benjamini and Hochberg, 1995)."""
     ordered = np.sort(p.ravel())
     # The i-th smallest of n p-values may be as large as rate × i / n. All that are no larger than
-    # the last one that passes are selected, also those that do not pass by themselves.
+    # the last one that passes are selected, even if they do not pass by themselves.
     passing = ordered[ordered <= rate * np.arange(1, p.size + 1) / p.size]
     if len(passing) == 0:
         return np.zeros(p.shape, dtype=bool)

@@ -53,7 +53,7 @@ class Expectation:
     """Whether one of the sources is enough."""
 
     names_by_id: Mapping[str, set[str]] = field(default_factory=dict, compare=False, repr=False)
-    """Names of the question's sources by the ids of the documents of which they are chunks."""
+    """Names of the question's sources by the ids of documents: a source may be a chunk of one."""
 
     def names_of(self, source: str) -> set[str]:
         """Return the names that meet an expected one: the name itself, and those of the sources
@@ -153,7 +153,7 @@ def _read_entry(entry: Any, statement: int | None, location: str) -> Expectation
             f"{location}: expect={entry!r:.60} must be none, a source, {FORMS}, or a list"
         )
 
-    # What the form allows, but no verdict could meet, or would be met by chance.
+    # What the form allows, but no verdict could meet, or nobody means.
     shown = f"{location}: expect={entry!r:.60}"
     if len(names) > 1 and NO_SOURCE in names:
         raise DataError(f"{shown} mixes none with sources; write one of them")

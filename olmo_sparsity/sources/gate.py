@@ -137,7 +137,7 @@ def check(
 ) -> GateReport:
     """Check the results in `out` against `expect` of the questions, and against an earlier run.
 
-    questions: The questions file of which the results are.
+    questions: The questions file that was answered.
     out: The folder of the results.
     baseline: The folder of the earlier run; None: `expect` alone is checked.
     allow_other_model: The earlier run may be of another model.

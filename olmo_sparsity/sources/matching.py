@@ -1,4 +1,4 @@
-"""Match the questions and statements of a run with those of an earlier run.
+"""Match questions and statements of two runs, this one and an earlier one.
 
 Place in the flow: stored answers of both runs (answers.py) → **`match_questions`,
 `match_statements`** → baseline.py, which compares the verdicts of each pair.
@@ -70,7 +70,7 @@ def match_questions(
 def match_statements(
     statements: Sequence[StoredStatement], earlier_statements: Sequence[StoredStatement]
 ) -> Matches[StoredStatement]:
-    """Match statements of one answer by their text, then those that were reworded."""
+    """Match statements of one answer: first by equal text, then reworded ones by similar text."""
     equal = match_by_keys(statements, earlier_statements, lambda statement: statement.text)
     if len(statements) == len(earlier_statements) == 1:
         # The only statement of an answer is the same one, in whatever words.

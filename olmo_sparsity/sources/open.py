@@ -114,7 +114,8 @@ def _open_servers(
         num_parameters=0,
         limit=_limit(model),
         batch_noise=first.noise,
-        # Of names only: numbers vary by rounding, so folders of results keep those of the probe.
+        # A hash of names only, as a server's numbers vary by rounding. Folders of results keep the
+        # numbers of the probe besides.
         weights_sha256=hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
         find_transformers_tokenizer=lambda: transformers_tokenizer,
     )

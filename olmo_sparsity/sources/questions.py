@@ -242,8 +242,8 @@ def identity_of_questions(common: AttributeRequest, questions: str | Path) -> di
 
 
 def _fingerprint_of_decoys(common: AttributeRequest) -> str | None:
-    """Return a hash of the texts of which decoys are drawn, as their file may change while its name
-    stays; None if decoys are the sources of other questions, which the identity has anyway."""
+    """Return a hash of the unrelated texts, as their file may change while its name stays; None if
+    decoys are the sources of other questions, which the identity has anyway."""
     decoys = common.decoys
     if decoys is None:
         return None

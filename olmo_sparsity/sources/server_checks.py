@@ -34,7 +34,7 @@ from olmo_sparsity.sources.threads import in_threads
 
 def meet(server: Server, reference: Server) -> None:
     """Find out which requests the server takes, and check its numbers. Raise DataError if they
-    cannot be used, or if they are of another model than those of `reference`.
+    cannot be used, or if `reference` has another model.
 
     reference: The first of several servers, which was met before; or this server itself.
     """

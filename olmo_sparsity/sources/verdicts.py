@@ -20,7 +20,7 @@ a nat are beyond chance.
           4.0    3.9          4.1    4.0      both          both are needed
           0.0    0.1          0.1    0.1      undecided     8 nats of all, but no source has them
 
-and with 0.5 nats in place of 8, of which no source gives any: none.
+A statement to which both give 0.5 nats together, and neither gives any alone, gets "none".
 
 Dimension key: T statements, S sources, D decoys of a source, W tokens of the answer.
 """
@@ -62,8 +62,8 @@ VerdictKind = Literal["one", "either", "both", "none", "undecided"]
 """What a verdict says of a statement:
 
     one         it relies on one source, which suffices alone or is needed
-    either      on any one of several sources, of which each suffices
-    both        on several sources, of which each is needed
+    either      on any one of several sources; each of them suffices
+    both        on several sources; each of them is needed
     none        on no source: no effect is large enough to be open
     undecided   no source is named, although a source, or all of them together, may matter
 """

@@ -28,7 +28,7 @@ MIN_NATS = 1.0
 some tenths of a nat, too."""
 
 MAX_CARRIED = 8
-"""Largest number of words that are listed with their nats, those of most nats."""
+"""Largest number of words that are listed with their nats. Words of fewer nats are counted only."""
 
 MAX_REST = 80
 """Largest number of characters of the words that are listed without nats."""
@@ -85,8 +85,8 @@ def describe_words(words_by_source: Mapping[str, Sequence[WordNats]]) -> str:
 
 
 def _list_carried(name: str, words: Sequence[WordNats]) -> str:
-    """Return the words that a source carries, those of most nats, in the order of the statement;
-    empty if it carries none."""
+    """Return the words that a source carries, with their nats; empty if it carries none. If there
+    are many, the words of most nats are listed."""
     carried = [word for word in words if word.is_carried]
     if not carried:
         return ""
