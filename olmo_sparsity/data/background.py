@@ -1,5 +1,9 @@
-"""Prepare the next items of a generator in a thread while the current one is used: documents that
-are read and tokenized, and training batches.
+"""Prepare the next items of a generator in a thread while the current one is used.
+
+    for batch in in_background(batches, depth=2):     # two more batches are prepared meanwhile
+        train(batch)
+
+It serves documents that are read and tokenized, and training batches.
 """
 
 from __future__ import annotations
@@ -14,8 +18,9 @@ T = TypeVar("T")
 
 
 def in_background(items: Generator[T, None, None], depth: int) -> Generator[T, None, None]:
-    """Yield the items of a generator, of which a thread prepares the next `depth` ahead. An error
-    of the generator is raised where its item would be yielded."""
+    """Yield the items of a generator, while a thread prepares the next ones. An error of the
+    generator is raised where its item would be yielded. `depth`: how many items to prepare
+    ahead."""
     end = object()  # not None, which may be an item
     with contextlib.closing(items), ThreadPoolExecutor(max_workers=1) as thread:
         waiting = deque(thread.submit(next, items, end) for _ in range(depth))

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from olmo_sparsity.config.text import DataConfig
 
 SHARD_CHARACTERS = 2**28
-"""A shard ends with the record that brings its text to this many characters: about 60M tokens, or
-one or two minutes of two cores, which is the most that a kill can lose."""
+"""The number of characters of a shard's text, which ends with the record that reaches it: about 60M
+tokens, or one or two minutes of two cores, which is the most that a kill can lose."""
 
 ENCODING_CHARACTERS = 64
 """The memory of an encoding beside its tokens, in characters. It matters for tiny documents."""
 
 CACHED_WORDS = 2**18
-"""The tokenizer caches the tokens of words, by default of the first 10,000. More make it a tenth
+"""The number of words whose tokens the tokenizer caches, by default 10,000. More make it a tenth
 faster on natural text, for some 50 MB."""
 
 
@@ -77,9 +77,8 @@ class _Batch:
 def _read_batches(
     data: DataConfig, skip: int, max_documents: int | None
 ) -> Generator[_Batch, None, None]:
-    """Yield the records after the first `skip` in batches. The last batch ends the source. Where a
-    batch ends a shard is decided by the text alone, so that a resumed run writes the same
-    shards."""
+    """Yield the records after the first `skip` in batches. The last batch ends the source. Only the
+    text decides where a batch ends a shard, so that a resumed run writes the same shards."""
     batch = _Batch()
     shard_characters = 0
     file = None
@@ -108,8 +107,9 @@ def _read_batches(
             yield batch
             batch = _Batch()
             shard_characters = 0
+        # Records that are left out have no characters, and would never fill a batch.
         elif batch.tally.num_records >= CHECK_EVERY_RECORDS:
-            yield batch  # records that are left out have no characters, and would never fill one
+            yield batch
             batch = _Batch()
     batch.ends_shard = True
     batch.ends_source = True
@@ -117,9 +117,9 @@ def _read_batches(
 
 
 def _file_of(record: Record) -> str:
-    """Return the file that a record is in."""
-    place = record.name if isinstance(record, TextRecord) else record.where
-    return place.rpartition(":")[0] or place  # without the line
+    """Return the file that a record is in, from its name FILE:LINE."""
+    file_and_line = record.name if isinstance(record, TextRecord) else record.where
+    return file_and_line.rpartition(":")[0] or file_and_line
 
 
 def _encode_batches(
@@ -141,7 +141,7 @@ def write_shards(
     progress: Progress,
     needs_both_splits: bool,
 ) -> None:
-    """Write the shards that are not in the manifest yet, and add each to it.
+    """Write the shards that are not in the manifest yet, and add each to it once it is complete.
 
     needs_both_splits: Whether to raise DataError if the folder has no training or no held-out text.
     """
@@ -191,8 +191,11 @@ def write_shards(
 def _publish_shard(
     folder: Path, manifest: Manifest, writers: list[ShardWriter], total: Tally, is_last: bool
 ) -> None:
-    """Add the shard of these writers to the manifest. `total`: counts of all records so far, those
-    of this shard included."""
+    """Add the shard of these writers to the manifest.
+
+    total: The counts of all records so far, those of this shard included.
+    is_last: Whether the corpus has no more records, so that the folder is complete.
+    """
     # Without new records, as at the end of a source, there is no shard to add.
     if total.num_records > manifest.tally.num_records:
         for writer in writers:
@@ -226,7 +229,8 @@ def _write_batch(writers: list[ShardWriter], batch: _Batch, encodings: list[Enco
 
 
 def _remove_unnamed(folder: Path, manifest: Manifest) -> None:
-    """Remove files of shards that a killed run left, before or after it renamed them."""
+    """Remove the files of a shard that the manifest does not name: a killed run has left them,
+    under their temporary or their final names."""
     names_in_manifest: set[str] = set()
     for file in manifest.files:
         names_in_manifest |= set(file.names)

@@ -1,20 +1,25 @@
-"""Find the sequence that a run reads at each place: from one corpus, or from several by weight.
+"""Find the sequences that a run reads, in their order: from one corpus, or from several by weight.
 
 batches.py numbers the sequences that a run reads, from 0, and asks for each by `RunOrder.find`. The
 answer depends on the number, the seed and the sizes of the corpora alone. So it is the same on any
 number of processes, and a resumed run needs no state.
 
 With several corpora, a *stretch* is a part of the run with the same weights. Let w be the first
-corpus's share of the weights. Sequence n of the stretch is read from the first corpus if
+corpus's weight divided by the sum of all weights. Sequence n of the stretch is read from the first
+corpus if
 
     floor((n + 1) · w) > floor(n · w).
 
 Then floor(n · w) of the n sequences before it are from this corpus, too. The other n − floor(n · w)
-are shared out among the other corpora in the same way, and so on. So each corpus has its share of
-any sequences in a row, up to one or two, and no sequence before n needs to be looked at. With w =
-1/4 for A and 3/4 for B, sequences 0 … 7 are from B B B A B B B A.
+are divided among the other corpora in the same way, and so on. So each corpus gets its fraction of
+any sequences in a row, up to one or two, and no sequence before n needs to be looked at. With
+w = 1/4 for A and 3/4 for B:
 
-Shares are fractions, as floating-point numbers would drift over 10^12 sequences.
+    sequence n        0 1 2 3 4 5 6 7
+    floor(n · w)      0 0 0 0 1 1 1 1     (and 2 for n = 8)
+    corpus            B B B A B B B A
+
+Fractions are exact, as floating-point numbers would drift over 10^12 sequences.
 """
 
 from __future__ import annotations
@@ -31,22 +36,21 @@ from olmo_sparsity.data.shards import TokenShards
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of corpora in a stretch of batches."""
+    """The weights of several corpora in a stretch of batches."""
 
     by_corpus: Mapping[str, float]
     """The weight of each corpus, by its name."""
 
     until: int | None
-    """The number of batches of the run before the end of the stretch. None: the run has no later
-    stretch."""
+    """How many batches the run has read at the end of the stretch. None: it is the last stretch."""
 
 
 class SequencePlace(NamedTuple):
-    """Where a sequence of a run is read."""
+    """Where a sequence of a run is in the text, and in which epoch it is read."""
 
     epoch: int
     index_in_text: int
-    """Number of the sequence in the text, cut into sequences."""
+    """The index of the sequence in the text, if all of it is cut into sequences."""
 
 
 class RunOrder(Protocol):
@@ -69,7 +73,11 @@ def find_order(
     order: Order,
     weights: Sequence[Weights] = (),
 ) -> RunOrder:
-    """Return the order of a run on these shards. Raise DataError if they are too short."""
+    """Return the order in which a run reads these shards. Raise DataError if they are too short.
+
+    length: The number of tokens of a sequence.
+    weights: The weights of several corpora, for each stretch; empty for a single corpus.
+    """
     if not shards.corpora:
         num_sequences = shards.count_sequences(length)
         if num_sequences < batch_size:
@@ -90,22 +98,28 @@ def find_order(
 
 
 class _Epochs:
-    """The order of the sequences of one corpus in each epoch. The order that was used last is kept,
-    so that each epoch is shuffled once."""
+    """The order of the sequences of one corpus in each epoch."""
 
     def __init__(self, num_sequences: int, seed: int, order: Order) -> None:
         self.num_sequences = num_sequences
         self.seed = seed
         self.order = order
-        self._epoch = -1
-        self._order: EpochOrder | None = None
+        self._last_order: _OrderOfEpoch | None = None
+        """The order that was used last, so that each epoch is shuffled once."""
 
     def find(self, epoch: int, place: int) -> int:
-        """Return the sequence at a place of an epoch."""
-        if self._order is None or self._epoch != epoch:
-            self._order = order_epoch(self.order, self.num_sequences, self.seed, epoch)
-            self._epoch = epoch
-        return int(self._order[place])
+        """Return the index of the sequence that an epoch reads as its `place`-th, from 0 on."""
+        if self._last_order is None or self._last_order.epoch != epoch:
+            order = order_epoch(self.order, self.num_sequences, self.seed, epoch)
+            self._last_order = _OrderOfEpoch(epoch, order)
+        return int(self._last_order.order[place])
+
+
+class _OrderOfEpoch(NamedTuple):
+    """The order of one epoch."""
+
+    epoch: int
+    order: EpochOrder
 
 
 class OneCorpus:
@@ -127,8 +141,9 @@ class OneCorpus:
 
 class SeveralCorpora:
     """The order of a run that reads several corpora by weight. Each corpus has epochs of its own,
-    which end with its last sequence, anywhere in a batch. An index counts the sequences of all
-    corpora, in their order: position IDs and transforms are seeded by it."""
+    which end with its last sequence, anywhere in a batch. The index of a sequence counts the
+    sequences of all corpora, one corpus after the other: position IDs and transforms are seeded by
+    it."""
 
     def __init__(
         self,
@@ -164,9 +179,10 @@ class SeveralCorpora:
         return reads
 
     def _corpus_of(self, number: int) -> _PlaceInCorpus:
-        """Return the corpus of a sequence of the run."""
+        """Return the corpus of a sequence of the run, and how many of its sequences were read
+        before."""
         start_of_stretch = 0
-        num_earlier = [0] * len(self.sizes)  # in the stretches before
+        num_earlier = [0] * len(self.sizes)  # by corpus, in the stretches before this one
         for stretch in self.stretches:
             if stretch.end is None or number < stretch.end:
                 corpus, num_before = stretch.corpus_of(number - start_of_stretch)
@@ -191,10 +207,10 @@ class SeveralCorpora:
 
 
 class _PlaceInCorpus(NamedTuple):
-    """The place of a sequence among those of its corpus."""
+    """The corpus of a sequence, and its place among the sequences that are read of it."""
 
     corpus: int
-    """Number of the corpus, in the order of the weights."""
+    """The index of the corpus, in the order of the weights."""
 
     num_before: int
     """How many earlier sequences, of the stretch or of the run, are from the same corpus."""
@@ -207,19 +223,22 @@ class _Stretch:
         self.end = None if weights.until is None else weights.until * batch_size
         # 0.1 means a tenth, not the binary number next to it.
         exact = [Fraction(repr(float(weights.by_corpus[name]))) for name in sizes]
-        self.shares: list[Fraction] = []
-        """The share of each corpus in the sequences that the corpora before it leave."""
+        self.fractions: list[Fraction] = []
+        """For each corpus: which fraction it gets of the sequences that the corpora before it
+        leave. With weights of 1/2, 1/4 and 1/4 these are 1/2, 1/2 and 1."""
 
-        rest = sum(exact, Fraction(0))
+        remaining_weight = sum(exact, Fraction(0))
         for weight in exact:
-            self.shares.append(weight / rest if rest else Fraction(0))
-            rest -= weight
+            fraction = weight / remaining_weight if remaining_weight else Fraction(0)
+            self.fractions.append(fraction)
+            remaining_weight -= weight
 
     def corpus_of(self, number: int) -> _PlaceInCorpus:
-        """Return the corpus of a sequence of the stretch."""
-        for corpus, share in enumerate(self.shares):
-            num_before = _floor(share, number)
-            if _floor(share, number + 1) > num_before:
+        """Return the corpus of a sequence of the stretch, and how many sequences of the stretch
+        before it are from the same corpus."""
+        for corpus, fraction in enumerate(self.fractions):
+            num_before = _floor(fraction, number)
+            if _floor(fraction, number + 1) > num_before:
                 return _PlaceInCorpus(corpus, num_before)
             number -= num_before  # its number among the sequences of the other corpora
         raise AssertionError("the last corpus of a weight takes all that is left")
@@ -227,12 +246,12 @@ class _Stretch:
     def count(self, number: int) -> list[int]:
         """Return how many of the first `number` sequences are from each corpus."""
         counts = []
-        for share in self.shares:
-            counts.append(_floor(share, number))
+        for fraction in self.fractions:
+            counts.append(_floor(fraction, number))
             number -= counts[-1]
         return counts
 
 
-def _floor(share: Fraction, number: int) -> int:
-    """Return floor(number · share), in whole numbers."""
-    return number * share.numerator // share.denominator
+def _floor(fraction: Fraction, number: int) -> int:
+    """Return floor(number · fraction), computed in whole numbers."""
+    return number * fraction.numerator // fraction.denominator

@@ -1,8 +1,11 @@
 """Order the sequences of an epoch (`data.order`): by a shuffled list, or by a computed permutation.
 
-`order_epoch(…)[place]` is the sequence at a place of an epoch. Both orders depend on the number of
-sequences, the seed and the epoch alone, so any process finds any place by itself. The list is
-OLMo's order, and takes memory; the permutation takes none.
+    order = order_epoch("stored", num_sequences=5, seed=0, epoch=0)
+    order[0]     # the index of the sequence that the epoch reads first
+
+Both orders depend on the number of sequences, the seed and the epoch alone, so that any process
+finds any sequence by itself. The list is OLMo's order, and takes memory; the permutation takes
+none.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ _ROUNDS = 8
 
 
 class EpochOrder(Protocol):
-    """The sequence at each place of an epoch: an array, or a `ComputedOrder`."""
+    """The order of an epoch, an array or a `ComputedOrder`. `order[place]` is the index of the
+    sequence that is read as the `place`-th, from 0 on."""
 
     def __getitem__(self, place: int, /) -> int: ...
 
@@ -48,15 +52,14 @@ def choose_order(order: Order, num_sequences: int) -> Order:
 
 
 def order_epoch(order: Order, num_sequences: int, seed: int, epoch: int) -> EpochOrder:
-    """Return the order of an epoch: the number of the sequence at each place."""
+    """Return the order in which an epoch reads its sequences."""
     if choose_order(order, num_sequences) == "computed":
         return ComputedOrder(num_sequences, seed, epoch)
     return epoch_order(num_sequences, seed, epoch)
 
 
 def epoch_order(num_sequences: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the shuffled list of the sequences of an epoch, which is that of OLMo's
-    IterableDataset."""
+    """Return the shuffled indices of the sequences of an epoch, as OLMo's IterableDataset does."""
     order = np.arange(num_sequences, dtype=np.uint32)
     np.random.Generator(np.random.PCG64(seed=seed + epoch)).shuffle(order)
     return order

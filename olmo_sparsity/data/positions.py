@@ -27,8 +27,13 @@ def draw_positions(
     index: int,
     documents_L: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Return positions_L of one training sequence, int64. They rise strictly within the sequence.
-    With `documents_L`, the number of each token's document, each document has a draw of its own."""
+    """Return positions_L of one training sequence, int64, which rise strictly.
+
+    config: How they are drawn.
+    seed, epoch, index: The run's seed, the epoch, and the index of the sequence in the text.
+    documents_L: The number of each token's document. Each document then has a draw of its own, and
+        IDs rise strictly within it.
+    """
     generator = np.random.default_rng([seed, epoch, index])
     if documents_L is None:
         return _draw(config, length, generator)
@@ -38,7 +43,7 @@ def draw_positions(
 
 
 def _draw(config: PositionsConfig, length: int, generator: np.random.Generator) -> np.ndarray:
-    """Return position IDs of `length` tokens by the scheme of the config."""
+    """Return the position IDs of `length` tokens, drawn as the config says."""
     if config.scheme == "contiguous":
         return np.arange(length)
     target = config.target_length
@@ -51,23 +56,24 @@ def _draw(config: PositionsConfig, length: int, generator: np.random.Generator) 
 
 
 def restart(documents_BL: np.ndarray) -> np.ndarray:
-    """Return positions_BL that begin at 0 in each document."""
-    places_BL = np.broadcast_to(np.arange(documents_BL.shape[1]), documents_BL.shape)
+    """Return positions_BL that count from 0 in each document: documents 0 0 0 1 1 get the position
+    IDs 0 1 2 0 1. `documents_BL`: the number of each token's document."""
+    indices_BL = np.broadcast_to(np.arange(documents_BL.shape[1]), documents_BL.shape)
     begins_document_BL = np.diff(documents_BL, axis=1, prepend=-1) != 0
-    # The place of the last beginning at or before each token: places rise, so it is the largest.
-    document_starts_BL = np.maximum.accumulate(places_BL * begins_document_BL, axis=1)
-    return places_BL - document_starts_BL
+    # The index at which each token's document begins: the largest so far, as indices rise.
+    document_starts_BL = np.maximum.accumulate(indices_BL * begins_document_BL, axis=1)
+    return indices_BL - document_starts_BL
 
 
 def randomized(generator: np.random.Generator, length: int, target: int) -> np.ndarray:
-    """Draw a sorted sample of the IDs below `target`, without replacement (Ruoss et al. 2023)."""
+    """Return a sorted sample of the IDs below `target`, without replacement (Ruoss et al. 2023)."""
     return np.sort(generator.choice(target, size=length, replace=False))
 
 
 def pose(
     generator: np.random.Generator, length: int, target: int, *, num_chunks: int
 ) -> np.ndarray:
-    """Draw positions for positional skip-wise training (PoSE, Zhu et al. 2023): C chunks of
+    """Return positions_L for positional skip-wise training (PoSE, Zhu et al. 2023): C chunks of
     consecutive IDs below T.
 
     Token i of chunk c has the ID i + skip_c, with 0 = skip_1 ≤ skip_2 ≤ … ≤ skip_C ≤ T − L, so that

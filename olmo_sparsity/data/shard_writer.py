@@ -1,4 +1,4 @@
-"""Write the files of one split of one token shard, complete or not at all.
+"""Write the files of one split of one token shard, all of them or none.
 
 encode_shards.py decides where a shard ends and adds its files to the manifest; shards.py reads
 them.
@@ -19,7 +19,7 @@ from olmo_sparsity.data.shard_manifest import ShardFile
 
 
 class TokenPiece(NamedTuple):
-    """Token IDs of a document or of a part of it."""
+    """The token IDs of a document, or of a piece of one."""
 
     ids: list[int]
     group: int | None
@@ -27,7 +27,7 @@ class TokenPiece(NamedTuple):
 
 
 class ShardWriter:
-    """Writes one split of one shard. Its files end in .tmp until `publish` renames them."""
+    """A writer of one split of one shard. Its files end in .tmp until `publish` renames them."""
 
     def __init__(self, folder: Path, split: str, index: int, dtype: str, eos_id: int) -> None:
         self.folder = folder
@@ -58,7 +58,7 @@ class ShardWriter:
         if not ids:
             return
         tokens = np.array(ids, dtype=self.dtype)
-        # EOS alone separates documents, so no text may contain it.
+        # Documents are separated by EOS, so no text may contain it.
         if np.count_nonzero(tokens == self.eos_id) != len(ends):
             raise DataError(
                 f"the tokenizer makes its end-of-text token (ID {self.eos_id}) of ordinary text; "
@@ -76,14 +76,14 @@ class ShardWriter:
 
     @staticmethod
     def close_all(writers: Iterable[ShardWriter]) -> None:
-        """Close the files of all writers; unfinished ones keep their names in .tmp."""
+        """Close the files of all writers. Unfinished ones keep their names that end in .tmp."""
         for writer in writers:
             for file in writer.files:
                 file.close()
 
     def publish(self) -> list[ShardFile]:
-        """Bring the files to the disk and give them their names. Return their entry of the manifest
-        in a list, which is empty for a split without text: an empty file cannot be mapped."""
+        """Flush the files to disk and give them their names. Return a list with their entry for the
+        manifest. It is empty for a split without text, as an empty file cannot be mapped."""
         if not self.files:
             return []
         for file in self.files:

@@ -17,15 +17,16 @@ if TYPE_CHECKING:
     from olmo_sparsity.config.text import DataConfig
 
 NEEDED_HELDOUT = 20
-"""The number of held-out documents that the proposed share would give, where there are none."""
+"""The number of held-out documents that the fraction in the message would give."""
 
 
 def check_both_splits(data: DataConfig) -> None:
-    """Raise DataError if no document would be held out, or all would be. Called before anything is
-    tokenized. Reading ends as soon as both splits have a document, which takes about
-    1 / heldout_share documents."""
+    """Raise DataError if no document would be held out, or all would be. It is called before
+    anything is tokenized. Reading ends as soon as both splits have a document, which takes about 1
+    / heldout_share documents."""
+    # The hub is not asked for the same text twice; and with a fraction of 0 nothing is held out.
     if data.corpus.source == "c4" or data.heldout_share == 0:
-        return  # the hub is not asked twice; nothing is to be held out
+        return
     tally = Tally()
     counts = dict.fromkeys(SPLITS, 0)
     for record in read_records(data.corpus):
@@ -39,8 +40,8 @@ def check_both_splits(data: DataConfig) -> None:
 
 
 def check_not_empty(data: DataConfig, manifest: Manifest, *writers: ShardWriter) -> None:
-    """Raise DataError if a split has no document, neither in finished shards nor in those of
-    `writers`."""
+    """Raise DataError if a split has no document in finished shards, nor in the shards that
+    `writers` are writing."""
     counts = {split: manifest.num_documents(split) for split in SPLITS}
     for writer in writers:
         counts[writer.split] += writer.num_documents
@@ -48,7 +49,8 @@ def check_not_empty(data: DataConfig, manifest: Manifest, *writers: ShardWriter)
 
 
 def _check_counts(data: DataConfig, counts: Mapping[str, int]) -> None:
-    """Raise DataError if a split has no document. `counts`: numbers of documents by split."""
+    """Raise DataError if a split has no document. `counts`: the number of documents of each
+    split."""
     total = sum(counts.values())
     inputs = f"of {total:,} documents and data.heldout_share={data.heldout_share}"
     if counts["train"] == 0:

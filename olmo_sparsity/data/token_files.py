@@ -26,17 +26,19 @@ from olmo_sparsity.base.retry import may_pass, retry
 from olmo_sparsity.base.share import Share
 
 SAMPLED_BLOCKS = 8
+"""The number of blocks in the sample of a file."""
+
 BLOCK_BYTES = 4096
-"""The sample of a file: so many blocks of this size."""
+"""The size of such a block."""
 
 YOUNG_NS = 2 * 10**9
-"""A file that was changed so shortly before it is verified may change again without another time
-of modification, as clocks of disks are coarse. It is not remembered."""
+"""The age below which a file is not remembered as verified: it may change again without another
+time of modification, as the clocks of disks are coarse."""
 
 
 @dataclass(frozen=True)
 class FileState:
-    """Size and time of modification of a file."""
+    """The size of a file, and the time of its last modification."""
 
     size: int
     modified_ns: int
@@ -52,7 +54,7 @@ class FileState:
 
 @dataclass(frozen=True)
 class Verified:
-    """A file whose SHA-256 equalled that of the manifest, as it was then."""
+    """A file whose SHA-256 was that of the manifest, and its state at that time."""
 
     size: int
     modified_ns: int
@@ -63,7 +65,7 @@ class Verified:
 
 @dataclass(frozen=True)
 class _Record:
-    """The content of a file of verified files, by their names."""
+    """The content of a record on disk: the verified files, by their names."""
 
     files: dict[str, Verified]
 
@@ -79,8 +81,13 @@ def read_verified(folder: Path) -> dict[str, Verified]:
 
 
 def is_verified(path: Path, state: FileState, sha256: str, verified: Verified | None) -> bool:
-    """Return whether a file is the one that was verified, judged by its size, its time of
-    modification and a sample of its content."""
+    """Return whether a file is unchanged since it was verified, judged by its size, its time of
+    modification and a sample of its content.
+
+    state: Size and time of the file now.
+    sha256: What the manifest says of the file.
+    verified: The record of the file; None if there is none.
+    """
     if verified is None:
         return False
     remembered = FileState(verified.size, verified.modified_ns)
@@ -99,8 +106,9 @@ def remember(
     """Add files that were verified just now to the record of this process. If the folder cannot be
     written, nothing is remembered, and the next start hashes again.
 
-    states, hashes: Of the files that were verified just now, by name.
-    verified: What earlier starts have verified.
+    share: Which of the processes this is.
+    states, hashes: Size and time, and SHA-256, of the files that were verified just now, by name.
+    verified: The files that earlier starts have verified, by name.
     """
     now = time.time_ns()
     records = {
@@ -123,7 +131,7 @@ def remember(
 
 
 def sample_of(path: Path, size: int) -> str:
-    """Return a hash of some blocks, evenly spaced from the first to the last."""
+    """Return a hash of some blocks of a file, evenly spaced from its first to its last block."""
     digest = hashlib.blake2b(digest_size=16)
     last_start = max(0, size - BLOCK_BYTES)
     with path.open("rb", buffering=0) as file:

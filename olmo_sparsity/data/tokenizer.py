@@ -12,7 +12,7 @@ from olmo_sparsity.base.files import read_bounded
 from olmo_sparsity.text.corpus import olmo_data_folder
 
 PIECE_CHARACTERS = 2**19
-"""Documents above this number of characters are tokenized in pieces; see `cut_into_pieces`."""
+"""The number of characters above which a document is tokenized in pieces (`cut_into_pieces`)."""
 
 EOS_NAMES = (
     "<|endoftext|>",
@@ -68,7 +68,7 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
 
 
 def find_eos_id(tokenizer: Tokenizer) -> int:
-    """Return the ID of the end-of-text token; raise DataError without one."""
+    """Return the ID of a tokenizer's end-of-text token. Raise DataError if it has none."""
     for name in EOS_NAMES:
         eos_id = tokenizer.token_to_id(name)
         if eos_id is not None:
@@ -77,8 +77,8 @@ def find_eos_id(tokenizer: Tokenizer) -> int:
 
 
 def _set_plain(tokenizer: Tokenizer) -> Tokenizer:
-    """Turn off silent truncation and padding, and encode "<|endoftext|>" in a text as ordinary
-    characters, not as the end of a document."""
+    """Return the tokenizer without truncation and padding, which it would do silently. It reads
+    "<|endoftext|>" in a text as ordinary characters, not as the end of a document."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
@@ -96,10 +96,10 @@ def find_tokenizer_file(name: str) -> Path | None:
 
 
 def cut_into_pieces(text: str) -> Iterator[str]:
-    """Cut a long document into pieces. So it needs little memory at a time, and a book is tokenized
-    on all cores. A piece ends after a letter or digit and before a space, where the patterns of
-    byte-level tokenizers always end a word: the tokens stay the same. A text without such places is
-    cut anywhere."""
+    """Yield the pieces of a long document, which is tokenized on all cores like this, with little
+    memory. A piece ends after a letter or digit and before a space, where the patterns of
+    byte-level tokenizers always end a word, so the tokens stay the same. A text without such a
+    boundary is cut anywhere."""
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
         end = start + PIECE_CHARACTERS

@@ -32,15 +32,15 @@ class Changed:
 
 
 Transform = Callable[[np.ndarray, list[int]], Changed | None]
-"""Takes the tokens of a sequence and numbers that identify it (run seed, epoch, index of the
-sequence). Returns None to leave the sequence as it is. It must depend on its arguments alone: draw
-from `numpy.random.default_rng([*seeds, a number of your own])`."""
+"""A function of the tokens of a sequence, and of numbers that identify it (run seed, epoch, index
+of the sequence). It returns None to leave the sequence as it is. It must depend on its arguments
+alone: draw from `numpy.random.default_rng([*seeds, a number of your own])`."""
 
 
 def load_transform(data: DataConfig, tokenizer: Tokenizer, shortest: int) -> Transform | None:
-    """Return the transform of `data.transform`; None if there is none. `data.transform` names a
-    function that makes it. The function is called with the tokenizer, the number of tokens of the
-    shortest training sequence, and `data.transform_options` as keywords."""
+    """Return the transform of a run; None if it has none. `data.transform` names a function that
+    makes it, from the tokenizer, the number of tokens of the shortest training sequence, and
+    `data.transform_options` as keywords."""
     if data.transform is None:
         return None
     make = _find(data.transform)
@@ -57,7 +57,12 @@ def load_transform(data: DataConfig, tokenizer: Tokenizer, shortest: int) -> Tra
 def apply(
     transform: Transform, tokens_L: np.ndarray, seeds: list[int], vocab_size: int
 ) -> Changed | None:
-    """Call a transform, and raise DataError if it returns a sequence that cannot be trained on."""
+    """Return the changed sequence, or None if the transform leaves it as it is. Raise DataError if
+    the changed sequence cannot be trained on.
+
+    seeds: The numbers that identify the sequence.
+    vocab_size: One more than the largest token ID.
+    """
     changed = transform(tokens_L, seeds)
     if changed is None:
         return None
@@ -75,8 +80,8 @@ def apply(
 
 
 def with_fingerprint(data: DataConfig) -> DataConfig:
-    """Return a copy with the SHA-256 of the transform's file, because a run with another transform
-    is another run."""
+    """Return a copy of the settings with the SHA-256 of the transform's file, because a run with
+    another transform is another run. Raise ConfigError if they have another SHA-256 already."""
     if data.transform is None or not is_in_file(data.transform):
         return data
     _find(data.transform)

@@ -5,8 +5,7 @@
 
 `forward` is the pass of training. inference.py calls the parts of a block for its own, faster pass.
 
-Dimension key: B batch, L length, K keys (more than L where earlier places are attended to), D
-width, H heads, R pairs of rotated coordinates of a head. In shapes of attention (BHLK) K is the
+Dimension key: B batch, L length, D width, H heads, R pairs of rotated coordinates of a head, K
 width of a head.
 """
 
@@ -32,11 +31,12 @@ from olmo_sparsity.models.rope import RotaryTables
 
 
 class LastAttention(NamedTuple):
-    """What the attention of the last place of each row is computed from, in one layer."""
+    """The inputs of attention in one layer, for the last token of each row: its weights follow from
+    them."""
 
     query_BHK: Tensor
     keys_BHLK: Tensor
-    """The keys of all places, rotated; for grouped heads fewer than queries."""
+    """The keys of all tokens, rotated. With grouped heads, they have fewer heads than queries."""
 
     bias: Tensor | None
 
@@ -103,7 +103,13 @@ class PositionedBlock(OLMoSequentialBlock):
         bias: Tensor | None,
         documents: Documents | None = None,
     ) -> Tensor:
-        """Return the block's output, for inputs and tables of the same places."""
+        """Return the output of the block.
+
+        x: Its input, x_BLD.
+        tables: Cosines and sines of the tokens' angles; None without RoPE.
+        bias: Added to attention scores; None for causal attention.
+        documents: Where documents begin, if attention is restricted to them.
+        """
         norm_after = self.config.norm_after  # as in OLMo 2: a norm of outputs, not of inputs
         q, k, v = self._project(x if norm_after else self.attn_norm(x), tables)
         if bias is not None:
@@ -153,8 +159,9 @@ class PositionedBlock(OLMoSequentialBlock):
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout_p: float = 0.0
     ) -> Tensor:
-        """Return attention of the last L places to K places. Without a bias it is causal, or, where
-        L is 1, over all places. With one, the bias alone decides what is hidden."""
+        """Return attention from queries to keys, of which there may be more: the queries are the
+        last tokens. Without a bias it is causal. With one, the bias alone decides what is hidden.
+        Several queries with more keys must come with a bias."""
         if self.config.scales_queries:
             q = self.scale_queries(q, count_keys(q.shape[2], k.shape[2], q.device))
         if self.attention_record is not None:
@@ -165,15 +172,16 @@ class PositionedBlock(OLMoSequentialBlock):
         return attend(q, k, v, bias, is_causal, dropout_p, q.shape[1] != k.shape[1])
 
     def scale_queries(self, q_BHLK: Tensor, counts_BL: Tensor) -> Tensor:
-        """Return the queries times their factors (`query_factors`). `counts_BL`: how many keys each
-        query sees; B is 1 if all rows have the same counts."""
+        """Return the queries, multiplied by their factors (`query_factors`). `counts_BL`: how many
+        keys each query sees. B is 1 if all rows have the same counts."""
         factors_BHL = self.query_factors(counts_BL)
         return q_BHLK * factors_BHL[..., None].to(q_BHLK.dtype)
 
     def query_factors(self, counts_BL: Tensor) -> Tensor:
-        """Return factors_BHL, in fp32, by which queries are multiplied that see these numbers of
-        keys. They grow with the log of the number, so that attention to more keys stays as sharp:
-        s · ln(n) with a learned s for each head, or ln(n + 1) / ln(length) for all (H is 1)."""
+        """Return factors_BHL, in fp32, by which queries are multiplied. They grow with the
+        logarithm of the number n of keys that a query sees, so that attention to more keys stays as
+        sharp: s · ln(n) with a learned s for each head, or ln(n + 1) / ln(length) for all heads (H
+        is 1)."""
         if self.query_scale is not None:
             return self.query_scale.float()[:, None] * counts_BL.log()[:, None]
         scale_length = self.config.query_scale_length

@@ -1,10 +1,10 @@
 """Attend to distant tokens whose keys and values many rows share, without a copy for each row.
 
-`attend_to_distant` computes attention to the shared states and to a row's own places separately,
+`attend_to_distant` computes attention to the shared states and to a row's own tokens separately,
 and joins the two. `can_share_distant` says where that is possible and worth it: it tries the
 kernels of the hardware once.
 
-Dimension key: B rows, L queries, K local places, F distant places, H heads.
+Dimension key: B rows, L queries, K local tokens, F distant tokens, H heads.
 """
 
 from __future__ import annotations
@@ -29,15 +29,18 @@ def attend_to_distant(
     scale: float | None = None,
     local_bias: Tensor | None = None,
 ) -> Tensor:
-    """Return attention of L queries to distant and to local places, as of one softmax over both,
-    without gradients.
+    """Return attention of L queries to distant and to local tokens, with one softmax over both. It
+    has no gradients.
 
-    Let a_d and a_l be the attention to either part alone, and z_d and z_l the log-sum-exp of its
-    scores. Then the result is (1 − share) · a_l + share · a_d with share = sigmoid(z_d − z_l). So
-    distant keys and values that rows share (as views) are not copied for each of them.
+    Let a_d and a_l be the attention to distant tokens alone and to local ones alone, and z_d and
+    z_l the log-sum-exp of their scores. Then the result is
+
+        (1 − f) · a_l + f · a_d,   f = sigmoid(z_d − z_l).
+
+    So distant keys and values that rows share (as views) are not copied for each of them.
 
     q               (B, H, L, width of a head)
-    k, v            (B, heads of keys, K, width): local places
+    k, v            (B, heads of keys, K, width): local tokens
     distant_k, distant_v    (B, heads of keys, F, width)
     distant_bias    (B, F), or (B, L, F) where queries differ; None: all are visible
     scale           the factor of scores; None: width ** −0.5
@@ -72,15 +75,16 @@ def attend_to_distant(
         grouped_bias = distant_bias[:, None, None]
     distant, distant_sum = _attend_with_sum(grouped, distant_k, distant_v, grouped_bias, scale)
 
-    distant_share = (distant_sum - local_sum).sigmoid()[..., None]
-    mixed = torch.lerp(local.to(distant_share), distant.to(distant_share), distant_share)
+    fraction = (distant_sum - local_sum).sigmoid()[..., None]  # of attention, to distant tokens
+    mixed = torch.lerp(local.to(fraction), distant.to(fraction), fraction)
     return mixed.to(local.dtype).unflatten(2, (-1, num_queries)).flatten(1, 2)
 
 
 def _attend_with_sum(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return attention, and the log-sum-exp of each query's scores."""
+    """Return attention without a causal mask, and the log-sum-exp of each query's scores. `bias`
+    alone hides keys."""
     if bias is not None:
         num_keys = bias.shape[-1]
         # Half the lowest number: the kernel of CUDA multiplies scores by log2(e), and a query that
@@ -99,8 +103,8 @@ def _attend_with_sum(
 def can_share_distant(
     device: torch.device, dtype: torch.dtype, head_width: int, num_distant: int, length: int
 ) -> bool:
-    """Return whether `attend_to_distant` can and should serve a model with weights of this dtype.
-    Where there are fewer distant places than local ones, copying their states costs less."""
+    """Return whether `attend_to_distant` is right for a model with weights of this dtype, and worth
+    it. With fewer distant tokens than local ones, copying their states costs less."""
     return (
         num_distant > length
         and not torch.is_grad_enabled()
@@ -125,8 +129,9 @@ def _computes_right_numbers(device: torch.device, dtype: torch.dtype, head_width
 
 
 def distant_error(device: torch.device, dtype: torch.dtype, head_width: int) -> float:
-    """Return the largest difference between `attend_to_distant` and attention to all places,
-    divided by what rounding allows. A kernel that does not take these sizes raises RuntimeError."""
+    """Return the largest difference between `attend_to_distant` and plain attention to all tokens,
+    divided by the difference that rounding may cause: up to 1 is right. A kernel that does not take
+    these sizes raises RuntimeError."""
     # Sizes of several blocks of any kernel, and no multiples of a block.
     num_queries = 40
     num_distant = 300
@@ -136,14 +141,14 @@ def distant_error(device: torch.device, dtype: torch.dtype, head_width: int) -> 
     k_1HLK, v_1HLK = numbers.to(dtype).transpose(2, 3)
     q_1HLK = v_1HLK[:, :, -num_queries:].repeat_interleave(2, dim=1)  # grouped heads
 
-    # Four rows: they see all distant places, the second half, the first half, and none.
+    # Four rows: they see all distant tokens, the second half, the first half, and none.
     lowest = torch.finfo(torch.float).min
     bias_BF = torch.zeros(4, num_distant, dtype=torch.float)
     bias_BF[1, : num_distant // 2] = lowest
     bias_BF[2, num_distant // 2 :] = lowest
     bias_BF[3] = lowest
 
-    # The expected result: one softmax over all places, in double precision, by plain products.
+    # The expected result: one softmax over all tokens, in double precision, by plain products.
     distant_bias = bias_BF[:, None, None].expand(-1, -1, num_queries, -1)
     local_bias = causal_bias(num_queries, bias_BF.device).expand(4, -1, -1, -1)
     k_1HLK_double = k_1HLK.double().repeat_interleave(2, dim=1)

@@ -1,13 +1,15 @@
 """Hold the keys and values of distant tokens in all layers, and select some of them.
 
-The states are computed once for a text. A window that attends to k of its places then costs as much
+The states are computed once for a text. A window that attends to k of its tokens then costs as much
 as its own tokens, however long the text is:
 
     states = model.distant_states(tokens_BL, positions_BL)   # of the whole text
-    k_places = states.choose(places_BF)                      # other places for each row
-    model.hidden(window_BL, window_positions_BL, distant=k_places, num_last=1)
+    chosen = states.choose(places_BF)                        # k other tokens for each row
+    model.hidden(window_BL, window_positions_BL, distant=chosen, num_last=1)
 
-Dimension key: B rows, F distant places, L places of a window, H heads of keys, K width of a head, D
+A *place* is the index of a token in the text. Its position ID may be larger, as IDs may have gaps.
+
+Dimension key: B rows, F distant tokens, L tokens of a window, H heads of keys, K width of a head, D
 width of the model.
 """
 
@@ -25,7 +27,7 @@ from olmo_sparsity.models.attention import causal_bias
 
 @dataclass(frozen=True)
 class DistantStates:
-    """The keys and values of distant tokens: the same text in every row, or one row for all."""
+    """The keys and values of distant tokens. B is 1 if all rows attend to the same tokens."""
 
     positions_BF: Tensor
     """Position IDs of these tokens."""
@@ -34,21 +36,26 @@ class DistantStates:
     """k_BFHK, rotated, and v_BFHK of each layer."""
 
     bias_BF: Tensor | None = None
-    """Added to the attention scores of these places, by row; None adds nothing."""
+    """Added to the attention scores of these tokens, by row. None adds nothing."""
 
     hidden_BFD: Tensor | None = None
-    """Hidden states of these places after the last norm, from which their next tokens are
+    """The hidden states of these tokens after the last norm, from which their next tokens are
     predicted. None if they were not kept."""
 
     @staticmethod
     def behind_prefix(batches: Sequence[DistantStates], num_prefix: int) -> DistantStates:
-        """Join rows, each of which is the same prefix and one more place, into one text. The result
-        has states without their context: each was computed behind the prefix alone."""
+        """Join rows, each of which is the same prefix and one more token, into one text. The result
+        has the states of tokens without their context: each was computed after the prefix alone.
 
-        def join(parts: list[Tensor]) -> Tensor:
-            prefix = parts[0][:1, :num_prefix]
-            last_places = [part[None, :, -1] for part in parts]  # rows become places
-            return torch.cat([prefix, *last_places], 1)
+            p p a       joined: p p a b c
+            p p b
+            p p c
+        """
+
+        def join(tensors: list[Tensor]) -> Tensor:
+            prefix = tensors[0][:1, :num_prefix]
+            last_tokens = [tensor[None, :, -1] for tensor in tensors]  # rows become tokens
+            return torch.cat([prefix, *last_tokens], 1)
 
         layers = [
             (join([k for k, _ in layer]), join([v for _, v in layer]))
@@ -57,9 +64,9 @@ class DistantStates:
         return DistantStates(join([batch.positions_BF for batch in batches]), layers)
 
     def with_hidden_after(self, before: DistantStates | None, hidden_BLD: Tensor) -> DistantStates:
-        """Return these states with hidden states of all places. The first ones come from `before`,
-        and `hidden_BLD` has those of the places after it. If `before` kept none, neither does the
-        result, which must have them of all places or of none."""
+        """Return these states with the hidden states of all their tokens: those that `before` has
+        of the first tokens, and then `hidden_BLD`. If `before` kept none, the result has none, as
+        it must have those of all tokens or of none."""
         if before is None:
             return replace(self, hidden_BFD=hidden_BLD)
         if before.hidden_BFD is None:
@@ -75,7 +82,7 @@ class DistantStates:
         return self.layers[0][0].shape[2]
 
     def expand(self, num_rows: int, bias_BF: Tensor | None = None) -> DistantStates:
-        """Return the same states in every row, as views, with the bias of each row."""
+        """Return the same states in every row, as views. `bias_BF`: the bias of each row."""
 
         def repeat(x_1F: Tensor) -> Tensor:
             return x_1F.expand(num_rows, *x_1F.shape[1:])
@@ -84,9 +91,9 @@ class DistantStates:
         return DistantStates(repeat(self.positions_BF), layers, bias_BF)
 
     def window_bias(self, length: int) -> Tensor | None:
-        """Return bias_B1LK of the queries of a window of `length` places. Its keys are these
-        places, with `bias_BF`, and then the window, with a causal mask. None means that each query
-        sees all distant places, and attention is causal."""
+        """Return bias_B1LK for the queries of a window of `length` tokens. Its keys are the distant
+        tokens, with `bias_BF`, and then the window, with a causal mask. None means that each query
+        sees all distant tokens, and attention is causal."""
         if self.bias_BF is None:
             return None
         distant_B1LF = self.bias_BF[:, None, None].expand(-1, -1, length, -1)
@@ -94,18 +101,18 @@ class DistantStates:
         return torch.cat((distant_B1LF, causal_B1LL), dim=-1)
 
     def first(self, num_places: int) -> DistantStates:
-        """Return the states of the first places, as views."""
+        """Return the states of the first tokens, as views."""
         assert self.bias_BF is None
         layers = [(k[:, :num_places], v[:, :num_places]) for k, v in self.layers]
         hidden_BFD = None if self.hidden_BFD is None else self.hidden_BFD[:, :num_places]
         return DistantStates(self.positions_BF[:, :num_places], layers, hidden_BFD=hidden_BFD)
 
     def choose(self, places_BF: Tensor) -> DistantStates:
-        """Return the states of some places for each row, by their indices in the text, which must
-        be the same for all rows."""
+        """Return the states of some tokens for each row. `places_BF`: their indices in the text,
+        which must be one text for all rows."""
         assert self.bias_BF is None
         if places_BF.shape == (1, self.num_places):
-            return self  # all places: attention does not depend on their order
+            return self  # all tokens: attention does not depend on their order
 
         def pick(x_1F: Tensor) -> Tensor:
             index = places_BF.to(x_1F.device).flatten()
@@ -116,8 +123,8 @@ class DistantStates:
 
 
 def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Return arrays of integers as tensors on a device, in one copy, for which the host does not
-    wait."""
+    """Return arrays of integers as tensors on a device. All are sent in one copy, for which the
+    host does not wait."""
     numbers = torch.from_numpy(np.concatenate([a.ravel() for a in arrays]).astype(np.int64))
     if device.type == "cuda":
         numbers = numbers.pin_memory().to(device, non_blocking=True)

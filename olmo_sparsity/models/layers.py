@@ -1,6 +1,6 @@
 """The arithmetic of an OLMo layer: rotation by given angles, RMSNorm, ALiBi, scaled queries.
 
-Dimension key: B batch, L length, K keys (more than L where earlier places are attended to), D
+Dimension key: B batch, L length, K keys (more than L where earlier tokens are attended to), D
 width, H heads, R pairs of rotated coordinates of a head.
 """
 
@@ -105,8 +105,8 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def count_keys(num_queries: int, num_keys: int, device: torch.device) -> Tensor:
-    """Return counts_1L: how many of `num_keys` places, itself included, each of the last
-    `num_queries` places sees under causal attention."""
+    """Return counts_1L: how many keys each query sees under causal attention, its own included. The
+    queries are the last `num_queries` of the `num_keys` tokens: 2 of 5 see 4 and 5 keys."""
     return torch.arange(num_keys - num_queries + 1, num_keys + 1, device=device)[None]
 
 
@@ -119,8 +119,8 @@ def first_query_scale(length: int) -> float:
 
 
 def alibi_bias(positions_BK: Tensor, config: ModelConfig, num_queries: int) -> Tensor:
-    """Return bias_BHLK of the last `num_queries` places: minus upstream's slope of each head times
-    the distance between position IDs. It hides later places, whatever their position IDs."""
+    """Return bias_BHLK of ALiBi for the last `num_queries` tokens: minus the slope of each head
+    times the distance between position IDs. It hides later tokens, whatever their position IDs."""
     num_keys = positions_BK.shape[1]
     heads = torch.arange(1, config.n_heads + 1, device=positions_BK.device, dtype=torch.float)
     slopes_H = 2.0 ** (-heads * config.alibi_bias_max / config.n_heads)

@@ -1,7 +1,13 @@
 """Compute per-token losses without the logits of a whole batch, which are by far the largest tensor
-of a small model: rows are unembedded in chunks, and a chunk's gradient is computed at once.
+of a small model. Tokens are unembedded in chunks, and the gradient of a chunk is computed at once:
 
-Dimension key: B batch, L length (K keys), N = B·L rows, C rows of a chunk, D width, H heads, V
+    hidden_ND ─ chunk of C rows ─> logits_CV ─> nll_C, added to the loss
+                                            └─> grad_CV ─> grad_hidden_ND[chunk], grad_weight_VD
+
+`token_losses` returns the loss of each token for evaluation, `mean_loss` the loss of a training
+step. The interface of all models, `LanguageModel`, is here, too.
+
+Dimension key: B batch, L length (K keys), N = B·L tokens, C tokens of a chunk, D width, H heads, V
 vocabulary.
 """
 
@@ -22,10 +28,13 @@ from olmo_sparsity.text.vocabulary import IGNORED
 
 
 def rows_per_chunk(vocab_size: int, device: torch.device, compiled: bool = False) -> int:
-    """Return how many rows to unembed at once. On CPU a chunk's fp32 logits should stay in cache (4
-    MiB was fastest of 2 … 64); a GPU needs larger chunks. With too few rows, summing the weight
-    gradient would dominate. `compiled`: by `compile_losses`, which keeps logits and gradient only;
-    in bf16 8,192 rows of 50,304 take 1.5 GiB."""
+    """Return how many tokens to unembed at once. On CPU the fp32 logits of a chunk should stay in
+    cache (4 MiB was fastest of 2 … 64); a GPU needs larger chunks. With too few tokens, summing the
+    gradient of the weights would take most of the time.
+
+    compiled: Whether `compile_losses` computes a chunk, which keeps its logits and gradient only:
+        in bf16, 8,192 tokens with a vocabulary of 50,304 take 1.5 GiB.
+    """
     if device.type == "cuda" and compiled:
         return 2 ** int(math.log2(max(128, 2**29 // vocab_size)))  # whole tiles of a product
     chunk_bytes = (4 if device.type == "cpu" else 256) * 2**20
@@ -33,7 +42,7 @@ def rows_per_chunk(vocab_size: int, device: torch.device, compiled: bool = False
 
 
 class LanguageModel(Protocol):
-    """The common interface of PositionedOLMo and HuggingFaceLM."""
+    """The interface that PositionedOLMo and HuggingFaceLM have in common."""
 
     @property
     def vocab_size(self) -> int:
@@ -45,8 +54,8 @@ class LanguageModel(Protocol):
 
     @property
     def reach(self) -> int | None:
-        """Return the number of position IDs from which on no layer sees places before; None: some
-        layers see all."""
+        """Return the largest distance of position IDs over which some layer sees a token. None: a
+        layer sees all earlier tokens."""
 
     @property
     def embedding(self) -> nn.Embedding: ...
@@ -69,11 +78,15 @@ class LanguageModel(Protocol):
         distant: DistantStates | None = None,
         num_last: int | None = None,
     ) -> Tensor:
-        """Return hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, K) is added
-        to the attention scores of L places over K, and replaces the causal mask. `documents`:
-        places attend to their own document only. `added_BLD` is added to the token embeddings.
-        Places also attend to `distant`, states of earlier places. `num_last`: return only this
-        many places, the last ones."""
+        """Return hidden_BLD after the last norm.
+
+        attention_bias: (B or 1, 1 or H, L, K), added to attention scores in place of the causal
+            mask.
+        documents: Where documents begin. Tokens attend to their own document only.
+        added_BLD: Added to the embeddings of the tokens.
+        distant: States of earlier tokens, to which all tokens attend, too.
+        num_last: Return the hidden states of the last tokens only, so many of them.
+        """
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """Return logits (…, V) of hidden states (…, D)."""
@@ -85,23 +98,25 @@ class LanguageModel(Protocol):
         places_at_once: int | None = None,
         earlier: DistantStates | None = None,
     ) -> DistantStates:
-        """Return keys, values and last states of all places, each seeing those before it.
-        `places_at_once`: how many places are computed together (default: all). `earlier`: states of
-        what precedes these places, which become part of the result."""
+        """Return keys, values and hidden states of all tokens, each of which sees those before it.
+
+        places_at_once: How many tokens are computed together. None: all of them.
+        earlier: States of the text before these tokens, which become part of the result.
+        """
 
     def shares_distant(self, num_distant: int, length: int) -> bool:
-        """Return whether rows of `length` places attend to `num_distant` distant places without
-        copies of them."""
+        """Return whether rows of `length` tokens attend to `num_distant` distant tokens without
+        copies of their states."""
 
     def last_attention(
         self, tokens_BL: Tensor, positions_BL: Tensor, distant: DistantStates
     ) -> Tensor:
-        """Return weights_BHK: attention from the last place to the places of `distant` and of the
-        row, by the heads of all layers."""
+        """Return weights_BHK: how much the last token attends to each token of `distant` and of the
+        row, in all heads of all layers."""
 
     def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
         """Return whether a backward pass through this many tokens computes activations again.
-        `num_keys`: to how many places each of them attends, if attention scores are kept."""
+        `num_keys`: how many keys each token attends to, if attention scores are kept, else 0."""
 
 
 @torch.no_grad()
@@ -112,10 +127,11 @@ def token_losses(
     labels_BL: Tensor,
     documents: Documents | None = None,
 ) -> Tensor:
-    """Return nll_BL in nats, fp32; 0 where the label is IGNORED."""
+    """Return nll_BL, the loss of each token's label in nats, fp32. It is 0 where the label is
+    IGNORED."""
     hidden_ND = model.hidden(tokens_BL, positions_BL, documents=documents).flatten(0, 1)
     chunk = rows_per_chunk(model.vocab_size, hidden_ND.device)
-    # Ignored places are computed, too: to leave them out, the host would wait for their number.
+    # Ignored tokens are computed, too: to leave them out, the host would wait for their number.
     label_chunks = labels_BL.flatten().split(chunk)
     nll = []
     for hidden_CD, labels_C in zip(hidden_ND.split(chunk), label_chunks, strict=True):
@@ -128,9 +144,11 @@ def token_losses(
 def repetition_losses(
     losses: Callable[[Tensor, Tensor, Tensor], Tensor], passages_BL: Tensor
 ) -> Tensor:
-    """Return nll_B2: the mean loss on each passage and on its repetition in the same context.
-    `losses` gives nll_BL of (tokens_BL, positions_BL, labels_BL). The first token of a passage is
-    left out, as it has no context the first time."""
+    """Return nll_B2: the mean loss of each passage, and of its repetition directly after it. The
+    first token of a passage is left out, as it has no context the first time.
+
+    losses: Function (tokens_BL, positions_BL, labels_BL) that returns nll_BL.
+    """
     length = passages_BL.shape[1]
     tokens_BL = passages_BL.repeat(1, 2)
     labels_BL = tokens_BL.roll(-1, 1)
@@ -141,9 +159,9 @@ def repetition_losses(
 
 
 def place_edges(length: int) -> list[int]:
-    """Return the edges of four ranges of places, each of which ends where the next, twice as long,
-    begins: 0, 128, 256, 512, 1024 of 1,024. A model that uses its context loses least in the
-    last."""
+    """Return the edges of four ranges of a sequence, by which losses are averaged: 0, 128, 256, 512
+    and 1024 for a length of 1,024. A model that uses its context has the smallest loss in the last
+    range."""
     return [0, length // 8, length // 4, length // 2, length]
 
 
@@ -152,8 +170,8 @@ OfChunk = Callable[[Tensor, Tensor, Tensor | None, Tensor, float, float], tuple[
 
 
 def compile_losses() -> OfChunk:
-    """Return `_losses_of_chunk` as one compiled graph for any number of rows: the last chunk has
-    fewer."""
+    """Return `_losses_of_chunk` as one compiled graph for any number of tokens, as the last chunk
+    has fewer."""
     compiled = torch.compile(_losses_of_chunk, dynamic=False)
 
     def of_chunk(
@@ -179,8 +197,8 @@ def _losses_of_chunk(
     scale: float,
     z_loss: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return nll_C, and the gradient by the scaled logits of its sum and of the z-loss; both are 0
-    where the label is IGNORED.
+    """Return nll_C, and grad_CV: the gradient, by the scaled logits, of the sum of nll_C and of the
+    z-loss. Both are 0 where the label is IGNORED.
 
     Written for the compiler: nothing is in place, so that it makes one kernel. Powers of 2 are one
     instruction of a GPU, and a label that is scattered afterwards is not compared with each column:
@@ -208,8 +226,8 @@ def _losses_of_chunk(
 
 
 def _factor_of_z_loss(log_sum: Tensor, z_loss: float) -> Tensor:
-    """Return what multiplies softmax in the gradient: z · log_sum² has the gradient
-    2 · z · log_sum · softmax, which adds to the softmax of the cross-entropy."""
+    """Return the factor of softmax in the gradient. The z-loss, z · log_sum², has the gradient
+    2 · z · log_sum · softmax, which is added to the softmax of the cross-entropy."""
     return 1 + 2 * z_loss * log_sum
 
 
@@ -223,12 +241,14 @@ def mean_loss(
     compiled: OfChunk | None = None,
     z_loss: float = 0.0,
 ) -> Tensor:
-    """Return Σ nll / num_labels, differentiable. `num_labels` counts all labels of the optimizer
-    step, so that the sum over micro-batches and processes is the mean. `compiled`: of
-    `compile_losses`.
+    """Return Σ nll / num_labels of a batch, which is differentiable.
 
-    `z_loss`: the gradient is that of Σ (nll + z_loss · logsumexp(logits)²) / num_labels. What is
-    returned stays the mean nll, so that runs with and without z-loss compare."""
+    num_labels: The number of labels of the optimizer step, so that the sum over its micro-batches
+        and processes is the mean.
+    compiled: What `compile_losses` returns, if the model is compiled.
+    z_loss: The gradient is that of Σ (nll + z_loss · logsumexp(logits)²) / num_labels. The result
+        stays the mean nll, so that runs with and without z-loss can be compared.
+    """
     hidden_ND = model.hidden(tokens_BL, positions_BL, documents=documents).flatten(0, 1)
     weight_VD, bias_V = model.unembedding
     loss_sum = LossSum(1.0 / num_labels, model.logit_scale, z_loss, compiled)
@@ -250,7 +270,8 @@ class LossSum:
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Sum of weight · nll over rows; its gradients are computed in the forward pass."""
+    """The sum of weight · nll over tokens. Its gradients are computed in the forward pass, chunk by
+    chunk, so that no logits need be kept."""
 
     @staticmethod
     def forward(

@@ -3,13 +3,13 @@
     positions_BL = torch.tensor([[0, 1, 2, 40, 41, 42]])    # a gap of 37 position IDs
     logits_BLV = model(tokens_BL, positions_BL)
 
-Upstream, positions enter in two places: the rotary embedding of each layer counts them from 0, and
-`OLMo.forward` builds the bias of ALiBi from 0. Both are replaced here: `rotary_tables` (rope.py)
-and `alibi_bias` (layers.py) take position IDs. Layers, initialisation and names of parameters are
-upstream's, so weights can be exchanged.
+Upstream, the code of OLMo that this package installs, uses positions twice: the rotary embedding of
+each layer counts them from 0, and so does the bias of ALiBi. Both are replaced here:
+`rotary_tables` (rope.py) and `alibi_bias` (layers.py) take position IDs. Layers, initialisation and
+names of parameters are upstream's, so weights can be exchanged.
 
-Attention is causal by place, not by position ID, and sees across a gap. So a gap in the position
-IDs changes angles, and hides nothing.
+Attention is causal by the order of tokens, not by their position IDs, and sees across a gap. So a
+gap in the position IDs changes angles, and hides nothing.
 
 `hidden` and `unembed` are separate, so that a loss can unembed in chunks (losses.py).
 
@@ -42,9 +42,9 @@ from olmo_sparsity.models.rope import rotary_tables, rotated_width
 
 @contextmanager
 def _keeping_kernels() -> Iterator[None]:
-    """Leave PyTorch's choice of attention kernels as it was. Upstream's constructor switches
-    memory-efficient attention off for the whole process: the only fused kernel that takes a bias,
-    as ALiBi needs."""
+    """Afterwards, PyTorch's choice of attention kernels is what it was before. Upstream's
+    constructor switches memory-efficient attention off for the whole process: the only fused kernel
+    that takes a bias, as ALiBi needs."""
     cuda = torch.backends.cuda
     flash = cuda.flash_sdp_enabled()
     efficient = cuda.mem_efficient_sdp_enabled()
@@ -100,9 +100,9 @@ class PositionedOLMo(InferringOLMo):
         return self.config.d_model**-0.5 if self.config.scale_logits else 1.0
 
     def set_angles(self, config: ModelConfig) -> None:
-        """Take RoPE's base and scaling from `config` from now on, as stages of a run do. Weights
-        and all other settings stay."""
-        # Another object, as this one may be the config of the whole run.
+        """From now on, take RoPE's base and scaling from another config, that of a new stage of the
+        run. Weights and all other settings stay."""
+        # A copy, as the object may be the config of the whole run.
         self.config = replace(
             self.config, rope_theta=config.rope_theta, rope_scaling=config.rope_scaling
         )
@@ -165,8 +165,8 @@ class PositionedOLMo(InferringOLMo):
     def last_attention(
         self, tokens_BL: Tensor, positions_BL: Tensor, distant: DistantStates
     ) -> Tensor:
-        """Return weights_BHL: the attention of the last place to all L places, in all heads of all
-        layers (H)."""
+        """Return weights_BHL: how much the last token attends to each of the distant tokens and
+        those of the row (L together), in all heads of all layers (H)."""
         record: list[LastAttention] = []
         for block in self.blocks:
             block.attention_record = record
@@ -198,7 +198,7 @@ class PositionedOLMo(InferringOLMo):
 
 
 def check_supported(config: ModelConfig) -> None:
-    """Raise ConfigError for a config of upstream's that this model does not compute."""
+    """Raise ConfigError for a setting of OLMo that this model does not compute."""
     if config.block_type != "sequential":
         raise ConfigError(f"model.block_type={config.block_type} is not supported; use sequential")
     if config.init_fn not in ("normal", "mitchell", "full_megatron"):

@@ -1,8 +1,8 @@
 """Read from a transformers config how many positions a model supports, and its attention windows.
 
-`position_limit` is the smallest of several limits: of position embeddings, of RoPE that changes
-with the length, of scaled attention, and of windows that count places. `windows_of` returns the
-windows that are computed here by position IDs, and limit nothing.
+`position_limit` returns the smallest of several limits: of position embeddings, of RoPE that
+changes with the length, of scaled attention, and of attention windows in which the model counts
+tokens. `windows_of` returns the windows that are computed here by position IDs, and limit nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.models.attention import AttentionWindow
 
 SHORTER = "lower long (--long), or pass long=all, which omits the end of longer documents"
-"""What to do with a text that is longer than a model supports."""
+"""The remedy for a text that is longer than a model supports, for messages."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,12 @@ class PositionLimit:
     """The reason, for messages: most often the name of a field of the config."""
 
     wrong_beyond: bool = False
-    """Whether the model computes wrong numbers beyond the limit, or was only not trained there."""
+    """Whether the model computes wrong numbers beyond the limit. Otherwise it was not trained
+    there, but can be used."""
 
     def check(self, num_positions: int, name: str, remedy: str = SHORTER) -> None:
-        """Raise if a text needs more positions than the model supports."""
+        """Raise ConfigError if a text needs more positions than the model supports. `name`,
+        `remedy`: the model, and what to do, for the message."""
         if num_positions > self.num_positions:
             kind = "right" if self.wrong_beyond else "prepared"
             raise ConfigError(
@@ -41,9 +43,13 @@ class PositionLimit:
 
 
 def windows_of(config: Any) -> dict[str, AttentionWindow | None]:
-    """Return the window of each kind of layer that a config names, with None for layers that see
-    everything. If all layers are alike, their kind is "". If no layer has a window, the result is
-    empty."""
+    """Return the window of each kind of layer that a config names; None for a kind that sees all
+    earlier tokens. If all layers are alike, their kind is "". The result is empty if no layer has a
+    window.
+
+        Mistral     {"": AttentionWindow(4096)}
+        Gemma 3     {"sliding_attention": AttentionWindow(512), "full_attention": None}
+    """
     text = config.get_text_config()
     sliding_size = getattr(text, "sliding_window", None)
     if not getattr(text, "use_sliding_window", True):
@@ -58,7 +64,7 @@ def windows_of(config: Any) -> dict[str, AttentionWindow | None]:
 
 
 _WINDOW_SIZES = ("sliding_window", "attention_chunk_size", "window_size", "keep_window_size")
-"""Fields of configs for the size of a window. The first two are computed here by position IDs."""
+"""Fields of configs with the size of a window. Windows of the first two are computed here."""
 
 _WINDOWED_LAYERS = {"sliding_attention", "chunked_attention", "local"}
 """Kinds of layers that have a window."""
@@ -88,8 +94,8 @@ def position_limit(
 
 def _position_limits(text: Any) -> list[PositionLimit]:
     """Return the limits of a table of position embeddings, or of RoPE. LongRoPE and dynamic RoPE
-    have other angles for rows beyond some length. Rows of one text would not be comparable then, so
-    this length is a limit."""
+    take other angles for rows beyond some length. This length is a limit, as rows of one text could
+    not be compared beyond it."""
     trained = getattr(text, "max_position_embeddings", None)
     rope = getattr(text, "rope_parameters", None) or {}
     ropes = [rope] if "rope_type" in rope else list(rope.values())  # one for each type of layer
@@ -109,8 +115,8 @@ def _position_limits(text: Any) -> list[PositionLimit]:
 
 
 def _attention_limits(text: Any) -> list[PositionLimit]:
-    """Return the limit of Llama 4, which scales attention from some place on. It counts places,
-    where a row with a gap has position IDs."""
+    """Return the limit of Llama 4, which scales attention from some token on. It counts tokens,
+    which is wrong for a row whose position IDs have a gap."""
     floor = getattr(text, "floor_scale", None)
     if not floor or not getattr(text, "attn_temperature_tuning", False):
         return []
@@ -118,8 +124,8 @@ def _attention_limits(text: Any) -> list[PositionLimit]:
 
 
 def _window_limits(text: Any) -> list[PositionLimit]:
-    """Return the sizes of attention windows that count places: beyond them, a gap in position IDs
-    would hide other places than it should."""
+    """Return the sizes of attention windows in which the model counts tokens. In longer rows a gap
+    in position IDs would hide other tokens than it should."""
     kinds = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None)
     has_windowed_layers = not kinds or bool(_WINDOWED_LAYERS & set(kinds))
     if not has_windowed_layers or not getattr(text, "use_sliding_window", True):

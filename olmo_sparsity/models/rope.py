@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from olmo_sparsity.config.model import ModelConfig
 
 RotaryTables = tuple[Tensor, Tensor]
-"""cos_BLR and sin_BLR of the angles of each place, one for each pair of coordinates."""
+"""cos_BLR and sin_BLR of the angles of each token, one for each pair of coordinates."""
 
 
 def rotary_tables(positions_BL: Tensor, config: ModelConfig) -> RotaryTables:
@@ -91,13 +91,11 @@ def rotary_frequencies(config: ModelConfig, device: torch.device) -> Tensor:
     if kind == "linear":
         return frequencies_R / scaling["factor"]
     if kind == "yarn":
-        kept_share_R = _share_that_yarn_keeps(scaling, config.rope_theta, width, device)
-        return (
-            1.0 / (scaling["factor"] * powers_R) * (1 - kept_share_R) + frequencies_R * kept_share_R
-        )
+        kept_R = _fraction_that_yarn_keeps(scaling, config.rope_theta, width, device)
+        return 1.0 / (scaling["factor"] * powers_R) * (1 - kept_R) + frequencies_R * kept_R
     if kind == "llama3":
-        kept_share_R = _share_that_llama3_keeps(scaling, frequencies_R)
-        return (1 - kept_share_R) * frequencies_R / scaling["factor"] + kept_share_R * frequencies_R
+        kept_R = _fraction_that_llama3_keeps(scaling, frequencies_R)
+        return (1 - kept_R) * frequencies_R / scaling["factor"] + kept_R * frequencies_R
     return frequencies_R  # unscaled, or "ntk", which only has another theta
 
 
@@ -130,12 +128,12 @@ def _yarn_temperature(length_factor: float, mscale: float = 1.0) -> float:
     return 0.1 * mscale * math.log(length_factor) + 1.0
 
 
-def _share_that_yarn_keeps(
+def _fraction_that_yarn_keeps(
     scaling: Mapping[str, Any], theta: float, width: int, device: torch.device
 ) -> Tensor:
-    """Return kept_share_R, the share of each frequency that is kept: 1 where a pair makes more than
-    `beta_fast` turns within the original length, 0 where it makes fewer than `beta_slow`. Between
-    the two, the share falls linearly with the number of the pair."""
+    """Return kept_R, the weight of each unscaled frequency, between 0 and 1. It is 1 for a pair
+    that makes more than `beta_fast` turns within the original length, and 0 for one that makes
+    fewer than `beta_slow`. Between the two it falls linearly with the number of the pair."""
 
     def pair_of(num_turns: float) -> float:
         """Return the (fractional) number of the pair that makes so many turns."""
@@ -151,10 +149,10 @@ def _share_that_yarn_keeps(
     return 1 - ((pairs_R - last_kept) / num_between).clamp(0, 1)
 
 
-def _share_that_llama3_keeps(scaling: Mapping[str, Any], frequencies_R: Tensor) -> Tensor:
-    """Return kept_share_R, the share of each frequency that is kept: 1 where a pair makes more than
-    `high_freq_factor` turns within the original length, 0 below `low_freq_factor`, and linear in
-    the number of turns between the two."""
+def _fraction_that_llama3_keeps(scaling: Mapping[str, Any], frequencies_R: Tensor) -> Tensor:
+    """Return kept_R, the weight of each unscaled frequency, between 0 and 1. It is 1 for a pair
+    that makes more than `high_freq_factor` turns within the original length, 0 for one that makes
+    fewer than `low_freq_factor`, and linear in the number of turns between the two."""
     turns_R = scaling["original_max_position_embeddings"] / (2 * math.pi / frequencies_R)
     few = scaling["low_freq_factor"]
     many = scaling["high_freq_factor"]

@@ -75,9 +75,9 @@ os.register_at_fork(before=_note_threads, after_in_child=_continue_without_threa
 
 @contextmanager
 def in_use(*models: Any) -> Iterator[None]:
-    """Inside, this thread alone uses models; other threads that enter wait. These models are in
-    evaluation mode, and afterwards in the mode they had. A model that has changed since its last
-    use is tried again."""
+    """Inside, this thread alone uses models; other threads that enter wait. The given models are in
+    evaluation mode, and afterwards in the mode that they had. A model that has changed since its
+    last use is tried again."""
     with _lock, ExitStack() as stack:
         for model in models:
             if isinstance(model, nn.Module) and not any(model is user for user in _users):
@@ -125,8 +125,8 @@ def _one_in_use(model: nn.Module) -> Iterator[None]:
 
 
 def state_of(model: Any) -> State | None:
-    """Return the identity that the model had at its last use; None if it is not a model of PyTorch
-    (such as a server)."""
+    """Return the identity that a model had at its last use. Return None if it is not a model of
+    PyTorch, but such as a server."""
     if not isinstance(model, nn.Module):
         return None
     inner = _inner(model)
@@ -136,15 +136,15 @@ def state_of(model: Any) -> State | None:
 
 
 def forget(model: nn.Module) -> None:
-    """Make the next use of the model its first."""
+    """Forget the identity of a model, so that its next use counts as its first."""
     _states.pop(_inner(model), None)
 
 
 def check_unchanged(model: Any, state: State | None, since: str) -> None:
-    """Raise if the model has changed. Called with the model in use.
+    """Raise DataError if a model has changed since an earlier call. Called with the model in use.
 
-    state: Its identity at that time.
-    since: The name of the call that read it, which the message asks to repeat.
+    state: Its identity at that call.
+    since: The name of that call, which the message asks to repeat.
     """
     current_state = state_of(model)
     if state is None or current_state is None:
@@ -204,9 +204,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def in_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a forward hook that acts in this thread only, and not on what other threads compute
-    with the model. On a GPU a backward pass, which may compute layers again, runs in a thread of
-    PyTorch's; the hook acts there, too."""
+    """Return a forward hook that acts in this thread only, and does not change what other threads
+    compute with the model. It also acts in backward passes, which may compute layers again: on a
+    GPU these run in a thread of PyTorch."""
     this_thread = threading.get_ident()
 
     def only_here(*called: Any) -> Any:
