@@ -8,7 +8,12 @@
 - `norms`: our norms of a layer, and the names of the family's.
 
 `family_of` finds the row of a config of ours. The functions below the table translate configs and
-names of weights by it, in both directions (exchange.py).
+names of weights by it, in both directions (exchange.py). In names, `ours` and `theirs` are our and
+the family's names of the same thing:
+
+    d_model=64, norm_after=True            Olmo2ForCausalLM with hidden_size=64
+    transformer.blocks.0.att_proj.weight   the rows of model.layers.0.self_attn.q_proj.weight, then
+                                           those of its k_proj and of its v_proj
 """
 
 from __future__ import annotations
@@ -35,14 +40,14 @@ class Family:
     """A family of transformers, in terms of our config and weights."""
 
     class_name: str
-    """Name of the family's class in transformers."""
+    """The name of the family's class in transformers."""
 
     fixed: dict[str, Any]
-    """Our fields with one value. Those that distinguish families come first, so that `family_of`
-    names the most telling difference."""
+    """The values of our fields that have one value in the family. Fields that distinguish families
+    come first, so that `family_of` names the most telling difference."""
 
     settings: dict[str, str]
-    """Our fields that vary, and the names of these settings in the family's config."""
+    """The names in the family's config of our fields that vary."""
 
     required: dict[str, Any] = field(default_factory=dict)
     """Settings of the family that must have this value, or be absent: our models compute nothing
@@ -52,8 +57,9 @@ class Family:
     """Our norms of a layer, and the names of the family's."""
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of ours that have one value in this family, with it."""
-        if self.is_neox:  # which differs from the others in most of these
+        """Return the values of all fields of ours that have one value in this family."""
+        # GPT-NeoX has other values than the other families in most of the common fields.
+        if self.is_neox:
             return self.fixed
         common = {name: value for name, value in _ALL_HAVE.items() if name not in self.settings}
         return self.fixed | common
@@ -183,9 +189,11 @@ FAMILIES = {
 
 
 def family_of(computation: Mapping[str, Any]) -> Family:
-    """Return the family with the same computation. If there is none, raise ConfigError with the
-    first field in which the closest family differs. `computation`: from
-    `computation.computation_of`."""
+    """Return the family that computes the same as a model of ours. If there is none, raise
+    ConfigError with the first field in which the closest family differs.
+
+    computation: What `computation_of` (computation.py) returns for our model.
+    """
 
     def num_equal_fields(family: Family) -> int:
         """Return the number of fields before the first one in which a family differs."""
@@ -208,8 +216,8 @@ def family_of(computation: Mapping[str, Any]) -> Family:
 
 
 def _inexpressible_fields(family: Family) -> dict[str, Any]:
-    """Return the fields that a family does not name, with their defaults, which they must have. So
-    `export` rejects a new field until the table expresses it."""
+    """Return the default values of the fields that a family does not name. An exported model must
+    have them, so that `export` rejects a new field until the table expresses it."""
     named = set(family.settings) | set(family.fields()) | _EXPRESSED_BY_CODE
     return {
         item.name: item.default
@@ -220,7 +228,7 @@ def _inexpressible_fields(family: Family) -> dict[str, Any]:
 
 _EXPRESSED_BY_CODE = {
     *("mlp_ratio", "mlp_hidden_size", "vocab_size", "embedding_size", "architecture"),
-    # Without effect next to others, such as alibi=False.
+    # These have no effect next to values that every family has, such as alibi=False.
     *("alibi_bias_max", "n_kv_heads", "head_width", "attention_norm_per_head"),
     "attention_layer_norm_with_affine",
 }
@@ -279,12 +287,13 @@ _BLOCK = {
     "ff_proj": ("mlp.up_proj", "mlp.gate_proj"),
     "ff_out": ("mlp.down_proj",),
 }
-"""Our weights of a layer, and the family's. Several of the family's are the rows of one of ours, in
-this order."""
+"""For each weight of a layer of ours: the names of the family's weights that hold its rows, in this
+order."""
 
 
 def _theirs_of_ours(family: Family, config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """Return, for each weight of ours, the names of the family's weights that hold its rows."""
+    """Return for each weight of ours the names of the family's weights that hold its rows, in the
+    order of the rows."""
     names: dict[str, tuple[str, ...]] = {"transformer.wte.weight": ("model.embed_tokens.weight",)}
     for layer in range(config.n_layers):
         layer_names = {}
@@ -305,8 +314,8 @@ def _theirs_of_ours(family: Family, config: ModelConfig) -> dict[str, tuple[str,
 
 
 def _output_biases(family: Family, config: ModelConfig) -> list[str]:
-    """Return the names of biases that a family has with `attention_bias`, and our models have not:
-    those of the output projections."""
+    """Return the names of the biases of output projections. With `attention_bias` some families
+    have them, and our models do not."""
     if not config.qkv_bias or family.settings.get("qkv_bias") != "attention_bias":
         return []
     return [f"model.layers.{layer}.self_attn.o_proj.bias" for layer in range(config.n_layers)]
@@ -315,24 +324,25 @@ def _output_biases(family: Family, config: ModelConfig) -> list[str]:
 def to_hugging_face(
     weights: Mapping[str, Tensor], family: Family, config: ModelConfig
 ) -> dict[str, Tensor]:
-    """Return our weights under the names of a family, as views."""
+    """Return our weights under the names of a family, as views. Biases that our models do not have
+    are 0."""
     key_width = config.effective_n_kv_heads * config.effective_head_width
     query_width = config.n_heads * config.effective_head_width
     theirs: dict[str, Tensor] = {}
     for ours, names in _theirs_of_ours(family, config).items():
         weight = weights[ours]
         if ".att_proj." in ours:
-            parts = weight.split([query_width, key_width, key_width])
+            rows_of_theirs = weight.split([query_width, key_width, key_width])
         else:
-            parts = weight.split(len(weight) // len(names))
-        theirs |= zip(names, parts, strict=True)
+            rows_of_theirs = weight.split(len(weight) // len(names))
+        theirs |= zip(names, rows_of_theirs, strict=True)
     for name in _output_biases(family, config):
         theirs[name] = torch.zeros(config.d_model)
     return theirs
 
 
 class FromHuggingFace(Mapping[str, Tensor]):
-    """Our weights, in fp32. Each is joined from the family's weights when it is looked up."""
+    """Our weights, in fp32, made of a family's. Each is joined from these when it is looked up."""
 
     def __init__(self, theirs: Mapping[str, Tensor], family: Family, config: ModelConfig) -> None:
         self.theirs = theirs

@@ -42,7 +42,7 @@ _REMEDY = "write or download it again"
 
 
 def is_hugging_face(folder: Path) -> bool:
-    """Return whether a folder holds a model of transformers, or an adapter of one."""
+    """Return whether a folder holds a model of transformers, or a PEFT adapter."""
     return any((folder / name).is_file() for name in ("config.json", ADAPTER))
 
 
@@ -56,11 +56,13 @@ def base_of_adapter(folder: Path) -> str:
 
 
 def add_adapter(model: PreTrainedModel, folder: Path, weight_file: Path, device: str) -> PeftModel:
-    """Return the base model with the PEFT adapter of a folder. `weight_file`: the adapter's, after
-    `check_adapter_file`."""
+    """Return a base model with the PEFT adapter of a folder.
+
+    weight_file: The file with the adapter's weights, as `check_adapter_file` returns it.
+    """
     with naming_extras():
         from peft import PeftModel, get_peft_model_state_dict
-    with warnings.catch_warnings():  # _check_keys rejects what it warns of
+    with warnings.catch_warnings():  # `_check_keys` raises for what PEFT only warns of
         warnings.filterwarnings("ignore", "Found missing adapter keys")
         adapted = PeftModel.from_pretrained(model, folder, torch_device=device)
     with safe_open(weight_file, framework="pt") as file:
@@ -75,9 +77,11 @@ def add_adapter(model: PreTrainedModel, folder: Path, weight_file: Path, device:
 def read_hugging_face(
     folder: Path, dtype: torch.dtype | None, device: str, device_map: str | None
 ) -> PreTrainedModel:
-    """Return the model of a folder.
+    """Return the model of a Hugging Face folder. Raise DataError if its files lack weights, or have
+    others.
 
-    dtype: None for the checkpoint's, or fp32 on a CPU that cannot multiply in it.
+    dtype: The dtype of the weights. None: that of the checkpoint, or fp32 on a CPU that cannot
+        multiply in it.
     device_map: As in transformers, in place of `device`.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
