@@ -10,6 +10,6 @@
     report/          Figure 2 and HTML pages
     callbacks/       losses by place while another trainer trains
 
-A newcomer may read api.py, measurement/planning.py, measurement/recovery.py and
-selectors/influence.py, in this order. docs/development.md follows documents through `measure`.
+A newcomer may read api.py, measurement/plan.py, measurement/text_evaluation.py and
+selectors/add_one.py, in this order. docs/development.md follows documents through `measure`.
 """

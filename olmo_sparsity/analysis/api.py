@@ -60,12 +60,14 @@ class EntryPoint(NamedTuple):
 
 
 def _explain() -> EntryPoint:
+    """Return what answers a call of `explain`."""
     from olmo_sparsity.analysis.explain.request import ExplainRequest, count_cost, explain
 
     return EntryPoint(ExplainRequest, explain, count_cost)
 
 
 def _measure() -> EntryPoint:
+    """Return what answers a call of `measure`."""
     from olmo_sparsity.analysis.measurement.estimate import estimate
     from olmo_sparsity.analysis.measurement.measurement import measure, wait_for_results
     from olmo_sparsity.analysis.measurement.planning import plan
@@ -81,8 +83,8 @@ def _measure() -> EntryPoint:
 def _request_of_call(
     kind: type[Request], function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Return the checked request of a call: `function(*args, **kwargs)`. Old names of arguments are
-    replaced."""
+    """Return the checked request of the call `function(*args, **kwargs)`, with old names of
+    arguments replaced. `kind`: the class of the request."""
     bound = inspect.signature(function).bind(*args, **current_keys(kwargs))
     bound.apply_defaults()
     return kind.of(**bound.arguments)

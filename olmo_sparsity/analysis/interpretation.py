@@ -6,6 +6,12 @@
     isolated     the k tokens are shown without the others, at their position IDs
     replaced     unrelated text replaces the others, and nothing is masked
 
+Of the distant tokens "In 1921 Anna opened it" with k=1, "Anna" is shown like this:
+
+    contextual   [  ] [    ] Anna [      ] [  ]     with the states of "Anna" after "In 1921"
+    isolated     Anna                               as if nothing preceded it
+    replaced     so when Anna never was             a whole text, with other words around "Anna"
+
 `interpretation_of` is the only function that knows these names; all other code asks an
 `Interpretation` what it does. Imports nothing large, because `--help` reads it.
 """

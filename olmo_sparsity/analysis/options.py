@@ -86,7 +86,8 @@ def is_whole_number(value: Any) -> bool:
 
 
 def parse_share(text: str) -> float:
-    """Parse a share of tokens: `all` is 1.0, `top10%` is 0.1."""
+    """Return the fraction of tokens that the option `share` names: 1.0 for `all`, 0.1 for
+    `top10%`."""
     if text == "all":
         return 1.0
     try:
@@ -99,7 +100,7 @@ def parse_share(text: str) -> float:
 
 
 def parse_sample(text: str) -> float:
-    """Parse a share of blocks: `5%` is 0.05."""
+    """Return the fraction of blocks that the option `sample` names: 0.05 for `5%`."""
     try:
         return float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
     except ValueError:
@@ -107,7 +108,7 @@ def parse_sample(text: str) -> float:
 
 
 def parse_prefix(text: str) -> str:
-    r"""Read \n as a line break: a shell passes '\n' as two characters."""
+    r"""Return the prefix with each \n as a line break, which a shell passes as two characters."""
     return text.replace(r"\n", "\n")
 
 
@@ -282,10 +283,12 @@ class Settings:
         self._check_ks()
 
     def _check_sample(self) -> None:
+        """Raise ConfigError if the number of blocks is set twice."""
         if self.sample != 1 and self.blocks is not None:
             raise ConfigError("sample and blocks both set the number of blocks; pass one of them")
 
     def _check_ks(self) -> None:
+        """Raise ConfigError if a document's first target has fewer units than the largest k."""
         from olmo_sparsity.text.units import span_width
 
         for units in self.units:
@@ -364,7 +367,8 @@ class ExplainSettings:
 
 
 def build(schema: type[Schema], options: Mapping[str, Any]) -> Schema:
-    """Build an options class from the options among these that it has."""
+    """Build an options class from keywords. Keywords that it does not have are ignored, as they
+    belong to other groups."""
     # mypy does not know that `Schema` is a dataclass.
     names = set[str](kinds_of(schema))  # type: ignore[arg-type]
     return fill(schema, {name: value for name, value in options.items() if name in names})

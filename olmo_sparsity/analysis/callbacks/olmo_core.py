@@ -22,10 +22,11 @@ except ImportError as error:
 
 
 class OLMoCoreLosses(Callback):
-    """Record `loss_by_place/FIRST-END` every `interval` steps, of a copy of the model for
-    transformers. `text` and `settings` are those of `losses_by_place`."""
+    """Record `loss_by_place/FIRST-END` every `interval` steps. Losses are computed with a copy of
+    the model for transformers."""
 
     def __init__(self, interval: int, tokenizer: Any, text: Any, **settings: Any) -> None:
+        """`text` and `settings`: as in `losses_by_place`."""
         self.interval = interval
         self.tokenizer = tokenizer
         self.text = text
@@ -39,8 +40,8 @@ class OLMoCoreLosses(Callback):
         config = get_hf_config(module.model)
         config.max_position_embeddings = module.max_sequence_length
         # Weights may be spread over processes, so all of them take part, and each has a copy.
-        parts = module.model.state_dict()
-        weights = {name: get_full_tensor(part) for name, part in parts.items()}
+        shards = module.model.state_dict()
+        weights = {name: get_full_tensor(shard) for name, shard in shards.items()}
         copy = AutoModelForCausalLM.from_config(config)
         copy.load_state_dict(convert_state_to_hf(config, weights))
         losses = losses_by_place(copy, self.tokenizer, text=self.text, **self.settings)

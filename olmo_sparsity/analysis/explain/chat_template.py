@@ -1,6 +1,10 @@
 """Put prompts into the chat template of a model's tokenizer, and find what it adds around them.
 
-before | prompt | after | answer        the template writes `before` and `after`
+    <|user|> | Who opened it? | <|end|><|assistant|> | Anna Weiss
+     before       prompt             after              answer
+
+A template is a program that writes `before` and `after` for any prompt; `split_template` finds out
+what it writes. `chat_ids` encodes a prompt in it.
 """
 
 from __future__ import annotations

@@ -20,8 +20,15 @@ def generate(
     max_new_tokens: int,
     done: Callable[[list[int]], None] = lambda generated: None,
 ) -> list[int]:
-    """Generate tokens greedily, until the model's end-of-text token. `done` is called after each
-    token, with all so far."""
+    """Return the tokens that the model generates greedily after a text, up to its end-of-text
+    token.
+
+    Args:
+        model: The model.
+        tokens: Token IDs of the text.
+        max_new_tokens: The most tokens to generate; the user is told if the answer is cut.
+        done: Called after each token, with all tokens so far.
+    """
     if model.prompt_model is not None:
         answer: list[int] = model.prompt_model.generate(tokens, max_new_tokens)
         return answer
@@ -29,7 +36,8 @@ def generate(
     end_ids = _end_ids(model)
     device = model.device
     generated: list[int] = []
-    # States of all tokens so far, so that each step computes one token.
+    # States of all tokens so far, so that each step computes one token. The first step computes the
+    # whole text.
     states = None
     inputs = torch.tensor([tokens], device=device)
     for num_before in range(len(tokens), len(tokens) + max_new_tokens):

@@ -2,6 +2,11 @@
 
 text            → Prompt: its tokens; targets may be anywhere
 prompt, answer  → Prompt: the tokens of both, and the place of the answer, which is the target
+
+"Who opened it?" with the answer "Anna Weiss", of 4 and 2 tokens, in a chat template that closes
+the prompt with 3 tokens:
+
+    tokens  [Who opened it ? <end> <assistant> <break> Anna Weiss]     answer=(7, 9), num_closing=3
 """
 
 from __future__ import annotations

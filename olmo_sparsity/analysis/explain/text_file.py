@@ -11,8 +11,8 @@ from olmo_sparsity.text.records import LARGEST_DOCUMENT
 
 
 def read_text(path: str, inline: bool = False) -> str:
-    """Read a file, or standard input for `-`. `inline`: `path` is the text itself, unless it begins
-    with @, as in @FILE."""
+    """Return the text of a file, or of standard input for `-`. DataError if it is not text in
+    UTF-8. `inline`: `path` is the text itself, unless it begins with @, as in @FILE."""
     if inline and not path.startswith("@"):
         return path
     path = path.removeprefix("@") if inline else path

@@ -1,4 +1,8 @@
-"""Collect unrelated text for one explanation, and find copies of a text among others."""
+"""Collect unrelated text for one explanation, without copies of the explained text.
+
+`unrelated_documents` reads documents until they hold about 20 times as many tokens as the explained
+text. `passages` yields the runs of 32 tokens by which a copy is found.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,19 @@ from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.text.inputs import open_documents
 
 SAME_TEXT = 32
-"""Two texts that share so many tokens in a row count as copies of one text."""
+"""Two texts that share so many tokens in a row are taken for copies of one text."""
 
 
 def unrelated_documents(model: LoadedModel, unrelated: Any, document: Document) -> Documents:
-    """Join documents into one long text, from which unrelated texts are drawn. Documents that share
-    a passage with the explained text are left out, as they may be the same text."""
+    """Return one long document, joined of several, from which unrelated texts are drawn. Documents
+    that share a passage with the explained text are left out, as they may be the same text.
+    DataError if too little text is left.
+
+    Args:
+        model: The model, in whose tokens the text is read.
+        unrelated: Text in any form that `open_documents` reads.
+        document: The explained text.
+    """
     length = len(document.tokens)
     # Enough that several draws do not overlap.
     num_needed = max(20 * length, 20_000)

@@ -4,7 +4,15 @@
 
 Results of one run that differ in the length of the long window or in the step alone are points of
 one curve. Results that differ in anything else, such as the local window, get curves of their own,
-whose labels say what differs. figures.py draws the curves. Never imports torch.
+whose labels say what differs:
+
+    label  run        long  short  step     curve
+    RoPE   runs/rope   256    128  2000     RoPE, short=128
+    RoPE   runs/rope   512    128  2000     RoPE, short=128
+    RoPE   runs/rope   512     32  2000     RoPE, short=32
+    PoSE   runs/pose   256    128  2000     PoSE
+
+`curves_of` is the entry point; figures.py draws the curves. Never imports torch.
 """
 
 from __future__ import annotations
@@ -23,8 +31,8 @@ from olmo_sparsity.config.windows import long_window
 
 
 class Drawn(Protocol):
-    """What a figure reads of `Results`. It is a protocol, as `Results.plot` imports figures.py, and
-    imports go one way."""
+    """The properties of `Results` that a figure reads. It is a protocol, as `Results.plot` imports
+    figures.py, and imports go one way."""
 
     @property
     def summary(self) -> pd.DataFrame: ...
@@ -123,8 +131,12 @@ class _Point(NamedTuple):
 def _curves_of_alike(
     label: str, results: list[Drawn], transferred: list[pd.DataFrame]
 ) -> list[Curve]:
-    """Return one curve of results that are alike but for length and step. If two of them are of one
-    length and step, such as two seeds, return a curve for each."""
+    """Return the curve of results that differ in length and step alone. If two of them have the
+    same length and step, such as two seeds, return a curve for each result.
+
+    `transferred`: rows of measurements that evaluated units of another model. They are drawn beside
+    the first curve.
+    """
     points = [_Point(result, _rows_of(result)) for result in results]
     points = [point for point in points if len(point.rows)]
     if not points:
@@ -222,5 +234,5 @@ def _gap_of(point: _Point) -> dict[str, float]:
 
 
 def run_of(result: Drawn) -> str:
-    """Return the run that a checkpoint is of, or the model's name."""
+    """Return the run that the measured model is a checkpoint of, or else the model's name."""
     return str(result.meta.model["name"]).partition("/checkpoints/")[0]

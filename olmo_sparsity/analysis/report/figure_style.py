@@ -1,4 +1,4 @@
-"""Hold what all panels of Figure 2 share: inks, the points without a result, and axes.
+"""Define what all panels of Figure 2 share: inks, axes, and points without a result.
 
 Never imports torch.
 """
@@ -31,15 +31,19 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Missing:
-    """A point of the figure that has no result, and why."""
+    """A point of the figure that has no result, such as a model that was not trained yet."""
 
     label: str
+    """The label of its curve."""
+
     reason: str
+    """Why there is no result, for the legend."""
+
     length: float | None = None
-    """None: unknown; infinite: all earlier text."""
+    """Length of the long window. None: unknown; infinite: all earlier text."""
 
     step: int | None = None
-    """None: the last one."""
+    """Step of the checkpoint. None: the last one."""
 
     positions: str | None = None
     """The model's position scheme, which determines the colour."""
@@ -47,22 +51,28 @@ class Missing:
     @property
     def place(self) -> str:
         """Return length and step in words, as far as they are known."""
-        parts = []
+        words = []
         if self.length == float("inf"):
-            parts.append("all text")
+            words.append("all text")
         elif self.length is not None:
-            parts.append(f"{self.length:,.0f}")
+            words.append(f"{self.length:,.0f}")
         if self.step:
-            parts.append(f"step {self.step:,}")
-        return ", ".join(parts)
+            words.append(f"step {self.step:,}")
+        return ", ".join(words)
 
 
 _AXIS_LABELS = {"k": "k, number of distant units", "length": "long window, tokens", "step": "step"}
 
 
 def draw_axis(axes: Axes, name: str, values: Collection[float]) -> None:
-    """Label an axis of k, length or step. The first two are logarithmic, with a tick at each finite
-    value."""
+    """Label the horizontal axis. An axis of k or length is logarithmic, with a tick at each finite
+    value; an axis of steps is not.
+
+    Args:
+        axes: The panel.
+        name: k, length or step.
+        values: The values that are drawn.
+    """
     axes.set_xlabel(_AXIS_LABELS[name])
     if name == "step":
         return

@@ -104,8 +104,8 @@ def colors_of(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> dict[
 
 
 def draw_headline(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> Figure:
-    """Draw all panels: the gap by length and step; recovery and removal by k, own text against
-    placebo targets and unrelated text; and recovery by length or step where a run has several."""
+    """Draw all panels in one figure, with a legend below them. `missing`: points without a
+    result."""
     panels = panels_of(curves)
     num_panels = 1 + len(panels)  # the first is that of gaps
     num_columns = 2 if num_panels == 4 else 3
@@ -137,8 +137,8 @@ def draw_headline(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> F
 def _handles_of_missing(
     missing: Iterable[Missing], colors: Mapping[str, str], names: Mapping[str, str]
 ) -> list[Artist]:
-    """Return an entry of the legend for each label and reason, with the lengths and steps that have
-    no point."""
+    """Return an entry of the legend for each label and reason: a cross, the name, and the lengths
+    and steps without a result."""
     places: dict[tuple[str, str], list[str]] = {}
     for point in missing:
         places.setdefault((point.label, point.reason), []).append(point.place)

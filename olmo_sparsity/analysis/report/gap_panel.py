@@ -53,7 +53,7 @@ def _draw_missing(
         place = place_of_all if point.length == float("inf") else point.length
         axes.plot(
             [place],
-            [0.03],  # a share of the panel's height
+            [0.03],  # a fraction of the panel's height
             marker="x",
             color=colors[point.label],
             linestyle="none",
@@ -63,7 +63,7 @@ def _draw_missing(
 
 
 def _has_all_text(curves: Sequence[Curve], missing: Sequence[Missing]) -> bool:
-    """Return whether a point is of long="all"."""
+    """Return whether a point has no finite length, as with long="all"."""
     is_drawn = any((curve.gaps.length == float("inf")).any() for curve in curves)
     return is_drawn or any(point.length == float("inf") for point in missing)
 
@@ -117,7 +117,8 @@ def _draw_gaps_of_run(
 
 
 def _shade_beyond(axes: Axes, trained: set[int]) -> None:
-    """Mark the trained lengths, and shade what lies beyond if all models have the same."""
+    """Mark the lengths that models were trained on. If all have the same, shade the lengths beyond
+    it."""
     left, right = axes.get_xlim()
     for length in trained:
         if left < length < right:

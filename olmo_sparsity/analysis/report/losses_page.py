@@ -1,5 +1,8 @@
-"""Write `LossesByPlace` as one HTML page: curves by step, paired differences, and all losses. Never
-imports torch.
+"""Write the page of losses by place: curves by step, paired differences, and all losses.
+
+    LossesByPlace → `write_losses` → one HTML file, with the figure of `draw` in it
+
+Never imports torch.
 """
 
 from __future__ import annotations

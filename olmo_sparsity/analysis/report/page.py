@@ -5,7 +5,8 @@
 A template has slots, {{title}}, and optional parts, <!-- numbers --> … <!-- end -->. Everything
 from a document, model or meta.json is untrusted: Python writes it through `escape`, a script shows
 it as textContent, and the Content-Security-Policy allows only script and style of the hashes it
-names."""
+names.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def write_html(
     """
     check_suffix("path", path, ".html")
     code = _read(script) if script else ""
-    # A part of the document before its style, the style, and the rest.
+    # The template is cut at its style, to which more is added.
     head, template_style, body = re.split(r"(?<=<style>)|(?=</style>)", _HEAD + _read(template))
     style = _read("page.css") + template_style + style
 
@@ -82,7 +83,7 @@ def _read(name: str) -> str:
 
 
 def json_for_html(value: Any) -> str:
-    """Return JSON that can stand inside a script element."""
+    """Return a value as JSON that cannot end the script element it is written into."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     text = text.translate(DIRECTIONS)
     # "</script>" would end the element, and old parsers of scripts take U+2028 and U+2029 for line

@@ -1,7 +1,14 @@
-"""Draw panels (b) to (e) of Figure 2: shares of the gap that k units recover, or that is lost.
+"""Draw panels (b) to (e) of Figure 2: the share of the gap that k units recover, or that is lost
+without them.
 
-Each curve is drawn with its interval, and next to its controls: placebo targets, and the best units
-of an unrelated text. Never imports torch.
+    panel                 axis     value, with its interval    controls
+    (b)                   k        recovery                    placebo targets, unrelated text
+    (c)                   k        removal                     placebo targets
+    (d), (e) if needed    length   recovery                    placebo targets, unrelated text
+                          step     recovery                    placebo targets, unrelated text
+
+`panels_of` says which panels there are, `draw_curves` draws the curves, `draw_frame` titles and
+axes. Never imports torch.
 """
 
 from __future__ import annotations
@@ -77,8 +84,8 @@ _TITLES_BY_RUN = {
 
 
 def panels_of(curves: Sequence[Curve]) -> list[Panel]:
-    """Return the panels of shares: those by k, and one for each axis along which a run was measured
-    more than once."""
+    """Return the panels to draw: two by k, and one for each of length and step along which a run
+    was measured more than once."""
     panels = list(_PANELS_BY_K)
     # Panel (d) is the first of them, whichever axis it has.
     letters = iter("de")
@@ -143,12 +150,7 @@ def draw_curves(
                 _draw_curve(axes, panel, curve, units, style)
             _draw_transferred(grid[0], curve, units, color)
             name = f"{names[curve.label]}, {curve.selector}, {units}"
-            num_alike = sum(
-                other.label == curve.label
-                and other.selector == curve.selector
-                and units in set(other.rows.units)
-                for other in curves
-            )
+            num_alike = _num_curves_alike(curves, curve, units)
             if num_alike > 1:  # such as seeds, which are not averaged
                 name += f" ({num_alike} runs, a line each)"
             if not is_shared:
@@ -157,9 +159,19 @@ def draw_curves(
     return [*handles.values(), *_handles_of_controls(curves)]
 
 
+def _num_curves_alike(curves: Sequence[Curve], curve: Curve, units: str) -> int:
+    """Return how many curves share the label and selector of a curve, and have these units."""
+    return sum(
+        other.label == curve.label
+        and other.selector == curve.selector
+        and units in set(other.rows.units)
+        for other in curves
+    )
+
+
 def _describe_size(curve: Curve) -> str:
-    """Return the windows of a curve, its numbers of targets and documents, and what makes it
-    doubtful."""
+    """Return the windows of a curve, its numbers of targets and documents, and warnings, as one
+    line."""
     first = curve.rows.iloc[0]
     size = (
         f"windows {first.windows} tokens, n = {first.num_targets:,.0f} targets, "

@@ -21,8 +21,9 @@ from olmo_sparsity.models.distant_states import to_device
 def as_tensors(
     batch: Sequence[Row], device: torch.device, *arrays: Sequence[np.ndarray]
 ) -> list[Tensor]:
-    """Return tokens_BL and positions_BL of rows of equal length, then each of `arrays`, stacked.
-    Each of `arrays` has an array for each row. All are copied to the device together."""
+    """Return tokens_BL and positions_BL of rows of equal length, then a tensor for each of
+    `arrays`. All are copied to the device together. Each of `arrays` is a list with an array for
+    each row, all of one length, which are stacked."""
     places = [row.places for row in batch]
     tokens = [row.context.block.tokens[row.places] for row in batch]
     return to_device([np.stack(row_arrays) for row_arrays in (tokens, places, *arrays)], device)
