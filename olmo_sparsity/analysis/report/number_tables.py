@@ -37,8 +37,8 @@ from olmo_sparsity.analysis.results.view import (
 
 
 def summary_tables(results: Results) -> str:
-    """Return HTML of a table for each target set, the main one first, and of the table of
-    distances."""
+    """Return HTML of a table for each target set, and of the table of distances. Tables are folded,
+    but that of the main target set and that of distances."""
     menus = Menus.of(results)
     summary = results.summary
     rank = {name: number for number, name in enumerate([*menus.selectors, *menus.units])}
@@ -52,24 +52,30 @@ def summary_tables(results: Results) -> str:
     for target_set in in_order(SETS, summary.target_set):
         rows = summary[summary.target_set == target_set]
         rows = rows.sort_values(["selector", "units", "k"], key=rank_of)
-        caption = _caption(results, target_set, rows)
-        quoted_row = None
-        if target_set == main:
-            caption += " The row to quote is marked."
-            is_quoted = rows.index == quoted_row_of(results)
-            quoted_row = int(is_quoted.argmax()) if is_quoted.any() else None
-        columns: dict[str, Iterable] = {
-            "selector": rows.selector.map(spell),
-            "units": rows.units,
-            "k": rows.k,
-        }
-        for shown in page_columns():
-            columns[shown.display.heading] = _cells_of_page(rows, shown)
-        tables.append(html_table(caption, columns, target_set == main, quoted_row))
+        tables.append(_table_of_set(results, target_set, rows, is_main=target_set == main))
     distances = _distance_table(results)
     if distances:
         tables.append(distances)
     return "\n".join(tables) or "<p>Nothing was measured.</p>"
+
+
+def _table_of_set(results: Results, target_set: str, rows: pd.DataFrame, *, is_main: bool) -> str:
+    """Return HTML of the table of one target set. `rows`: its rows of the summary, as they are
+    shown. `is_main`: whether it is the main target set, which has the row to quote."""
+    caption = _caption(results, target_set, rows)
+    quoted_row = None
+    if is_main:
+        caption += " The row to quote is marked."
+        is_quoted = rows.index == quoted_row_of(results)
+        quoted_row = int(is_quoted.argmax()) if is_quoted.any() else None
+    columns: dict[str, Iterable] = {
+        "selector": rows.selector.map(spell),
+        "units": rows.units,
+        "k": rows.k,
+    }
+    for shown in page_columns():
+        columns[shown.display.heading] = _cells_of_page(rows, shown)
+    return html_table(caption, columns, is_main, quoted_row)
 
 
 def _caption(results: Results, target_set: str, rows: pd.DataFrame) -> str:

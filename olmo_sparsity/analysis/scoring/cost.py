@@ -88,7 +88,7 @@ class CountingScorer(Scorer):
         super().__init__(empty_model, torch.device("cpu"), distant_states=real.interpretation.name)
         self._generator = torch.Generator().manual_seed(0)
 
-    def nll_of(self, hidden_ND: Tensor, targets_N: np.ndarray) -> Tensor:
+    def nll_on_device(self, hidden_ND: Tensor, targets_N: np.ndarray) -> Tensor:
         return torch.rand(len(targets_N), generator=self._generator, dtype=torch.float)
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:

@@ -136,7 +136,9 @@ class ModelLogprobs:
                     num_targets = batch_targets_BW.shape[1]
                     inputs_BL = tokens_BL[list(batch)]
                     hidden_BWD = self.scorer.hidden_after(states, inputs_BL, num_targets)
-                    nll_N = self.scorer.nll_of(hidden_BWD.flatten(0, 1), batch_targets_BW.ravel())
+                    nll_N = self.scorer.nll_on_device(
+                        hidden_BWD.flatten(0, 1), batch_targets_BW.ravel()
+                    )
                     return -nll_N.view(batch_targets_BW.shape)
 
                 num_tokens = len(rows[indices[0]])

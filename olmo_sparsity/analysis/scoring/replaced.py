@@ -157,7 +157,7 @@ class ReplacingScorer(Scorer):
         groups = _group_by_prompt(list(unknown.values()))
         prompts = []
         for group in groups:
-            longest = group[0].tokens
+            longest = group[0].tokens  # of which the other texts are beginnings
             first = min(text.first for text in group)
             prompts.append(Prompt(longest[:first], longest[first:]))
         for group, prompt, log_p in zip(groups, prompts, self._log_p(prompts), strict=True):

@@ -190,9 +190,9 @@ class Scorer:
     def extended(self, states: DistantStates | None, tokens: np.ndarray) -> DistantStates:
         """Return the states of a text with `tokens` after it. `states`: those of the text. None:
         `tokens` are the whole text."""
-        first = 0 if states is None else states.num_places
+        num_before = 0 if states is None else states.num_places
         (tokens_1L,) = to_device([tokens[None]], self.device)
-        positions_1L = first + torch.arange(len(tokens), device=self.device)[None]
+        positions_1L = num_before + torch.arange(len(tokens), device=self.device)[None]
         self.token_forwards += len(tokens)
         with threads_for(self.num_parameters):
             return self.model.distant_states(tokens_1L, positions_1L, self.batch_tokens, states)
@@ -204,9 +204,9 @@ class Scorer:
         """Return hidden_BWD of the last `num_last` places of a batch of texts. Each consists of the
         text of `states`, which all share, and a row of `tokens_BL`. `states`: None if they share
         none."""
-        first = 0 if states is None else states.num_places
+        num_before = 0 if states is None else states.num_places
         (inputs_BL,) = to_device([tokens_BL], self.device)
-        positions_L = first + torch.arange(tokens_BL.shape[1], device=self.device)
+        positions_L = num_before + torch.arange(tokens_BL.shape[1], device=self.device)
         positions_BL = positions_L.expand_as(inputs_BL)
         self.token_forwards += tokens_BL.size
         distant = None if states is None else states.expand(len(tokens_BL))
@@ -226,7 +226,9 @@ class Scorer:
 
         def nll(hidden_BWD: Tensor, batch: Sequence[Row]) -> Tensor:
             targets_BW = np.stack([row.targets for row in batch])
-            return self.nll_of(hidden_BWD.flatten(0, 1), targets_BW.ravel()).view(targets_BW.shape)
+            return self.nll_on_device(hidden_BWD.flatten(0, 1), targets_BW.ravel()).view(
+                targets_BW.shape
+            )
 
         return self._evaluate(rows, nll, to_host)
 
@@ -253,17 +255,18 @@ class Scorer:
         `blocks_by_prefix`: prefix of a column, "" or "placebo_" → blocks, in which the targets have
         the distant tokens of the document or of the placebo. Other tokens are the same in both.
         """
+        # The local windows and the targets are the same in all groups of blocks.
         any_blocks = next(iter(blocks_by_prefix.values()))
         targets_T = np.concatenate([block.targets_W for block in any_blocks])
         short_rows = [Context(block).set_row(NOTHING) for block in any_blocks]
         short_TD = torch.cat(self.hidden(short_rows))
-        long_TD = {
+        long_hidden = {
             prefix: self._long_hidden(windows, blocks)
             for prefix, blocks in blocks_by_prefix.items()
         }
-        columns = {"loss_short": self.nll_of(short_TD, targets_T)}
-        for prefix, hidden_TD in long_TD.items():
-            columns[f"{prefix}loss_long"] = self.nll_of(hidden_TD, targets_T)
+        columns = {"loss_short": self.nll_on_device(short_TD, targets_T)}
+        for prefix, hidden_TD in long_hidden.items():
+            columns[f"{prefix}loss_long"] = self.nll_on_device(hidden_TD, targets_T)
         # All columns are copied at once, so that the host waits for a GPU once.
         return dict(zip(columns, to_host(list(columns.values())), strict=True))
 
@@ -274,11 +277,11 @@ class Scorer:
         # that one pass over the text serves them all. Windows with a limit begin later and later.
         from_start = [block for block in blocks if windows.has_all and block.first == 0]
         contexts = [Context(block) for block in blocks[len(from_start) :]]
-        hidden_TD: list[Tensor] = []
+        hidden_of_blocks: list[Tensor] = []
         if from_start:
             last_block = from_start[-1]
-            if all(_begins(block, last_block) for block in from_start):
-                hidden_TD = self._hidden_in_one_pass(from_start)
+            if all(_is_beginning(block, last_block) for block in from_start):
+                hidden_of_blocks = self._hidden_in_one_pass(from_start)
             else:
                 # An unrelated distant text: one pass over it, then the local windows of all blocks.
                 states = self.states(last_block.tokens[: _num_earlier(last_block)])
@@ -286,7 +289,8 @@ class Scorer:
                     Context(block, states.first(_num_earlier(block))) for block in from_start
                 ]
                 contexts = contexts_of_text + contexts
-        return torch.cat(hidden_TD + self.hidden([context.long_row() for context in contexts]))
+        hidden_of_blocks += self.hidden([context.long_row() for context in contexts])
+        return torch.cat(hidden_of_blocks)
 
     def _hidden_in_one_pass(self, blocks: list[Block]) -> list[Tensor]:
         """Return hidden_WD at the targets of blocks whose tokens are all beginnings of those of the
@@ -316,9 +320,9 @@ class Scorer:
     @torch.no_grad()
     def nll(self, hidden_ND: Tensor, targets_N: np.ndarray) -> np.ndarray:
         """Return −log p of a target for each hidden state, in nats."""
-        return self.nll_of(hidden_ND, targets_N).cpu().numpy()
+        return self.nll_on_device(hidden_ND, targets_N).cpu().numpy()
 
-    def nll_of(self, hidden_ND: Tensor, targets_N: np.ndarray) -> Tensor:
+    def nll_on_device(self, hidden_ND: Tensor, targets_N: np.ndarray) -> Tensor:
         """Return what `nll` returns, as a tensor on the device, so that the host need not wait for
         it."""
         (labels_N,) = to_device([targets_N], self.device)
@@ -411,6 +415,6 @@ def _num_earlier(block: Block) -> int:
     return block.num_prefix + block.num_distant
 
 
-def _begins(block: Block, longer: Block) -> bool:
+def _is_beginning(block: Block, longer: Block) -> bool:
     """Return whether the tokens of a block are the beginning of those of a longer one."""
     return np.array_equal(block.tokens, longer.tokens[: len(block.tokens)])
