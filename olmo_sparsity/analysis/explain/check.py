@@ -201,6 +201,7 @@ def compare_with_unrelated(
     unrelated_TD = unrelated_by_draw.loc[DOCUMENT]
     table = _table_of_targets(targets, own_T, unrelated_TD)
 
+    # Indexed by kind of distant context and target, so it holds the placebo's targets, too.
     excess_by_target = own - unrelated_by_draw.mean(axis=1)
     excess = float(excess_by_target.loc[DOCUMENT].mean())
     # A share of the gap means something only if there is a gap at each target.

@@ -68,6 +68,7 @@ class Explanation(ExplainedText):
         if self.prepared.scorer is None:
             raise ConfigError("check() needs the model, which was not kept; call explain again")
         with using(self.model):
+            # With other weights, own and unrelated losses would be of two models.
             self.prepared.check_model_unchanged()
             self.checked = compare_with_unrelated(
                 self.prepared, self.targets, self.unrelated, draws

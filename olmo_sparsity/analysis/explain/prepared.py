@@ -149,6 +149,7 @@ class Prepared:
             controls: Where unrelated texts come from; None: none are evaluated.
         """
         settings = self.settings
+        # Placebo targets may lie elsewhere, and have fewer units: all get the same ks.
         spans = list(chain(*targets.values()))
         largest_k = min(settings.k, self.max_num_units(spans))
         return recover(

@@ -83,6 +83,7 @@ def _describe(
     documents = plan.documents
     device = plan.scorer.device
     num_measured = len(shard.of(plan.measured))
+    # Some were left out when the text was read, others have no target with a full window.
     num_skipped = documents.num_too_short + len(documents) - len(plan.measured)
     per_target = cost.recovery_forwards / max(targets.num_evaluated, 1e-9)
     chosen = f"about {targets.num_evaluated:,.0f} evaluated"

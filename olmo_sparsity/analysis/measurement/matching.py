@@ -110,6 +110,7 @@ def match_targets(results: Results, documents: Documents, windows: Windows) -> M
     is_outside = ~is_cut & (is_early | is_split)
     is_kept = ~is_cut & ~is_outside
 
+    # A target in several sets has several rows, but is counted once.
     by_target = matched.assign(cut=is_cut, outside=is_outside)
     by_target = by_target.drop_duplicates(["document", "other_target"])
     kept = matched[is_kept]

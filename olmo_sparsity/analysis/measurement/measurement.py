@@ -116,6 +116,7 @@ class _Process:
                 say(str(error))
                 is_damaged = True
 
+        # One process of a launch checks the model, and prints what it found.
         checks = self._check_model() if is_first else {}
         if not self._evaluate():
             return None
@@ -148,6 +149,7 @@ class _Process:
     def _evaluate(self) -> bool:
         """Run both phases. Return whether this process finds all documents finished."""
         self._evaluate_documents_of_process()
+        # Only the first process of a launch waits for the others and writes the results.
         if self.launch.rank > 0:
             return False
         if self.launch.world_size > 1:
@@ -215,6 +217,6 @@ class _Process:
 
     def _choose_targets(self) -> None:
         """Choose the targets of the documents that have losses so far."""
-        self.parts.flush()
+        self.parts.flush()  # so that this process's own losses can be read
         targets = self.plan.targets(self.parts.read("losses"))
         self.targets = targets[targets.document.isin(self.parts.finished("losses"))]

@@ -100,6 +100,7 @@ class Parts:
 
         for phase in PHASES:
             self.finished(phase)
+        # Clocks that no change of the system's time moves.
         self._began = time.monotonic()
         self._flushed = self._began
 
@@ -181,6 +182,7 @@ class Parts:
         for part, contents in sorted(self._known[phase].items()):
             if contents is None:
                 continue
+            # A part has no file for a table without rows.
             if name in contents.rows:
                 table = read_rows(part, name)
                 is_repeated = np.isin(table["document"].to_numpy(), list(collected))

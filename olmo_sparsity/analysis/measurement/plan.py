@@ -158,6 +158,7 @@ class Plan:
         """Make a plan of checked settings. `selection`: another measurement, whose targets are
         evaluated, or names of targets. `transfers`: whether the units that the other measurement
         ranked are evaluated, too."""
+        # Before anything is computed: a model that takes fewer positions fails at once.
         windows = settings.windows
         longest = max(len(document.tokens) for document in documents)
         model.check_positions(windows.num_positions(longest))
@@ -336,6 +337,7 @@ class Plan:
         document_targets = targets_of_document(targets, document)
         unfinished = None if parts is None else parts.unfinished(number, document_targets)
         choices = None if self.fixed is None else self.fixed.choices
+        # Units that another model ranked need unrelated ones that it ranked, too, to be compared.
         has_controls = choices is None or choices.has_unrelated
         recovered = recover(
             self.scorer.of_document(document, self.controls),

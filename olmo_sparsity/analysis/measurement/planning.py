@@ -68,6 +68,7 @@ def plan(request: MeasureRequest) -> Plan:
     )
     model, documents = _read(request, others.choices)
     choices = others.choices
+    # Windows are counted in tokens, so they cannot be taken from a model with other tokens.
     has_other_tokenizer = choices is not None and is_other_tokenizer(choices, documents)
     settings = _settings_by_options(request, others, documents, has_other_tokenizer)
     settings = fit_to_limit(settings, model.max_positions)
@@ -75,6 +76,7 @@ def plan(request: MeasureRequest) -> Plan:
         documents = cut_to_targets(documents, settings.windows)
     prefix_ids = prefix_of(documents, model, request.loading.prefix)
 
+    # `--quick` draws blocks only if no targets are named, whose blocks are measured anyway.
     selection = _selection(request, others)
     if request.quick and selection is None and not documents.have_targets:
         settings = with_quick_blocks(settings, model.max_positions, len(prefix_ids))

@@ -182,6 +182,7 @@ class _DocumentEvaluation:
             distant_part: ReplacedText(self._own_distant_text(block, distant_part), spans)
             for distant_part, spans in spans_by_part.items()
         }
+        # Which texts replace the own ones depends on these, as `shuffled` takes their tokens.
         control_texts = self.controls.control_texts(self.document, block, own_texts, draw)
         for index, (distant, served_spans_by_part) in enumerate(control_texts):
             text_name = f"unrelated, draw {draw}, text {index}, {bounds}"

@@ -100,6 +100,7 @@ class RecoveryTables:
         finished texts."""
         if self._unfinished is None:
             return
+        # Rows are stored with whole texts only, so that a later start evaluates none half.
         self._unstored_texts.append(text_name)
         if self._unfinished.is_due:
             self._unfinished.store(self._unstored_texts, self._unstored_frames())

@@ -144,6 +144,8 @@ def losses_of(
             f"losses: they are of another {', '.join(differing)}; pass those of the same, "
             "or omit losses"
         )
+    # As `Plan.losses` returns them: without the column `document`, which is added when they are
+    # stored.
     by_document = other.losses.groupby("document", sort=False)
     return {int(number): rows.drop(columns="document") for number, rows in by_document}
 

@@ -107,12 +107,14 @@ def sum_up(
 
     split_parts = plan.documents.parts
     summary = summarize(losses, targets, recovery, split_parts)
+    # The cost of a target is the mean over all targets of all documents.
     costs = parts.read("costs").groupby(["units", "selector"]).sum(numeric_only=True)
     per_target = (costs.token_forwards / costs.num_targets).rename("token_forwards_per_target")
     summary = summary.merge(per_target.reset_index(), how="left", on=["units", "selector"])
     lds = mean_lds(targets, parts.read("lds"), split_parts)
     summary = summary.merge(lds, how="left", on=["target_set", "units", "selector"])
 
+    # Rows with this selector are not about a selector, but about the unrelated texts.
     meta = meta | {
         "reliability": lds[lds.selector == RELIABILITY].to_dict("records"),
         "intervals": STUDENT,

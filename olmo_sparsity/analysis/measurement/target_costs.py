@@ -116,6 +116,7 @@ def _count_examples(plan: Plan, places: dict[int, np.ndarray]) -> Iterator[_Exam
     numbers = sorted(places, key=lambda number: len(plan.documents[number].tokens))
     spread = np.linspace(0, len(numbers) - 1, TRIED_DOCUMENTS).round().astype(int)
     for number in [numbers[index] for index in np.unique(spread)]:
+        # Always the same targets, so that two dry runs count the same.
         drawn = stream(0, "trial", number).permutation(places[number])[:TRIED_TARGETS]
         # All of these targets and a third of them differ in the number of targets alone. That
         # separates what the tokens of a document cost from what its targets cost.

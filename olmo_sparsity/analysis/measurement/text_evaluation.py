@@ -140,6 +140,7 @@ class TextEvaluation:
                 rows_with_units.append(text.context.set_row(places, span))
                 num_tokens.append(len(places))
                 if not text.is_control:
+                    # The long window without the units is a set like others: all but these places.
                     other_places = np.setdiff1d(all_distant, places)
                     rows_without_units.append(text.context.set_row(other_places, span))
         return _Ranking(
@@ -163,6 +164,7 @@ class TextEvaluation:
             # measurement draws the same.
             place = (self.document_number, block.start)
             generator = stream(self.seed, "selector", *place, labels.draw, text.control)
+            # Ranked once for the largest k: the units for a smaller k are the first of these.
             question = Question(text.context, units, spans, max(self.ks), generator)
             choice = find_selector(labels.selector)(self.scorer, question)
         else:

@@ -206,6 +206,7 @@ def _differing_conditions(result: Drawn, others: Sequence[Drawn]) -> list[str]:
 def _rows_of(result: Drawn) -> pd.DataFrame:
     """Return the rows of the summary that are drawn: of the main target set and the first selector.
     The columns windows, length and step are added."""
+    # Of several selectors, a figure shows the first of the summary.
     target_set = main_set(result.targets.target_set)
     rows = result.summary[result.summary.target_set == target_set]
     if not len(rows):

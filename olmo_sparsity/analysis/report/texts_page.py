@@ -38,6 +38,8 @@ def write_page(
     results = _without_placebo(results)
     menus = Menus.of(results)
     titles = dict(zip(results.documents.document, results.documents.name, strict=True))
+    # The data of each document is in a script element of its own, so that the page parses only the
+    # documents that a reader opens.
     scripts = []
     entries = []
     for document in documents:

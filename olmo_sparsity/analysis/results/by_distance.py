@@ -66,6 +66,8 @@ def split_by_distance(results: Results, row: Any) -> pd.DataFrame:
     rows = pair(results.losses, targets, recovery, results.parts)
     random_units = _ranked_units(results, row, units=row["units"], selector=RANDOM)
 
+    # Bins from the nearest to the farthest unit, of both selectors, so that both fit into one
+    # table.
     power_N = pd.concat([units.power, random_units.power])
     powers = range(int(power_N.min()), int(power_N.max()) + 1)
     # Document and placebo targets are resampled together, as their difference is computed.

@@ -60,6 +60,7 @@ def conclude(results: Results) -> str:
     rows = _rows_to_quote(results)
     row = rows.iloc[0]
 
+    # Recovery is a fraction of the gap, so without a gap there is nothing to say it of.
     if pd.isna(row.gap) or row.gap <= 0:
         return (
             f"{meta.model['name']}: all distant tokens together do not lower the loss of these "
@@ -73,6 +74,7 @@ def conclude(results: Results) -> str:
             f"{text}; no verdict: at {row.share_all:.0%} of the targets these are all distant "
             "tokens, so recovery is 1 by construction; pass smaller units or k."
         )
+    # Without an interval, any difference may be chance.
     too_few = describe_few(row, shows_net)
     if too_few:
         return f"{text}; no verdict: {too_few}."
@@ -86,6 +88,7 @@ def conclude(results: Results) -> str:
         return f"{text}; no verdict: too small gaps for an interval."
     effect = _describe_effect(row, headline)
     doubts = _describe_doubts(row, meta)
+    # A few documents have an interval, but too narrow a one to rest a verdict on.
     warnings = warnings_of_few(row, shows_net)
     if warnings:
         return f"{text}; {effect}. No verdict: {', and '.join([*warnings, *doubts])}."

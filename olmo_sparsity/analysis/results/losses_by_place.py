@@ -147,6 +147,7 @@ class LossesByPlace:
             steps[model].add(step)
         pairs = []
         for other_model in other_models:
+            # At one step, a difference is not one of how long the models were trained.
             shared_steps = steps[base_model] & steps[other_model]
             other_step = max(shared_steps or steps[other_model])
             base_step = max(shared_steps or steps[base_model])

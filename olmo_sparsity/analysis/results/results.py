@@ -109,6 +109,7 @@ def compare(first: ResultsOrFolder, second: ResultsOrFolder) -> pd.DataFrame:
     over all tokens that both measured; they are the same in each row."""
     first = _read_if_folder("first", first)
     second = _read_if_folder("second", second)
+    # Net excess, which is compared, subtracts the placebo's excess.
     for results in (first, second):
         if "placebo" not in set(results.targets.distant_part):
             remedy = "measure it with the default --control and without --targets"
@@ -131,6 +132,8 @@ def transfer(first: ResultsOrFolder, second: ResultsOrFolder) -> pd.DataFrame:
         if "choices" not in results.meta.targets:
             name = results.meta.model.get("name")
             raise DataError(f"{name} evaluated its own choices; pass the other's with --choices")
+    # Each must have evaluated what the other chose: a third model's choices would be something
+    # else.
     for evaluated, other in ((first, second), (second, first)):
         chooser = evaluated.meta.targets.get("chosen_by", other.meta.model)
         if chooser.get("fingerprint") != other.meta.model.get("fingerprint"):

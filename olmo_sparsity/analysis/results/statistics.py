@@ -153,7 +153,7 @@ def group_targets(rows: pd.DataFrame) -> dict[tuple, TargetRows]:
     that has document targets."""
     document_rows = rows[rows.distant_part == DOCUMENT]
     placebo_rows = rows[rows.distant_part == PLACEBO]
-    no_rows = placebo_rows[:0]
+    no_rows = placebo_rows[:0]  # for groups without a placebo: empty, but with the same columns
     placebo_groups = dict(list(placebo_rows.groupby(GROUPS)))
     return {
         group_values: TargetRows(group, placebo_groups.get(group_values, no_rows))
@@ -180,6 +180,8 @@ def quantities_with_intervals(target_rows: TargetRows) -> dict[str, float]:
     excess. Return each value under its name, and the ends of its interval under the name with
     `_low` and `_high`."""
     document_rows, placebo_rows = target_rows
+    # A resample draws as many documents as are listed, so the list matters: numbers at document
+    # targets need the documents of these alone, differences to the placebo those of both kinds.
     ratios = ratios_of_sums(bootstrap_sums(document_rows, documents_of(document_rows)))
     differences = placebo_and_net(target_rows, documents_of(document_rows, placebo_rows))
     placebo_recovery = {"placebo_recovery": _placebo_recovery(placebo_rows)}
@@ -190,6 +192,7 @@ def ratios_of_sums(sums: TargetSums) -> dict[str, Bootstrapped]:
     """Compute the columns that are ratios of sums over targets: name → value. Columns that are not,
     such as a median, belong in `quantities_with_intervals`."""
     gap = known_gap(sums.gap, sums.weight)
+    # Both numbers come from the same resamples, so their difference has a paired interval.
     excess_nats = sums.own_reduction - sums.unrelated_reduction
     return {
         "recovery": sums.own_reduction / gap,
@@ -217,6 +220,8 @@ def placebo_and_net(target_rows: TargetRows, documents: pd.Index) -> dict[str, B
     `documents`: the documents of both kinds of targets, as one resample must draw the same for
     both."""
     document_rows, placebo_rows = target_rows
+    # Placebo targets have other gaps than document targets, and excess may depend on the gap. So
+    # `net_equal` compares them with document targets of about their gaps.
     weights_T = weights_of_equal_gaps(document_rows.gap, placebo_rows.gap)
     weighted_rows = document_rows.assign(**document_rows[SUMMED].mul(weights_T, axis=0))
     at_document = ratios_of_sums(bootstrap_sums(document_rows, documents))
@@ -291,7 +296,7 @@ def _sums_by_document(rows: pd.DataFrame, documents: pd.Index) -> np.ndarray:
     """Return sums_DV: each column of `SUMMED`, summed over the targets of each document. A sum is 0
     for a document without targets, and NaN if it has targets, but no value of them is known."""
     # `DataFrame.groupby` would take ten times as long.
-    document_T = documents.get_indexer(rows.whole_document)
+    document_T = documents.get_indexer(rows.whole_document)  # the row of sums_DV of each target
     sums = []
     for name in SUMMED:
         values_T = rows[name].to_numpy(float)

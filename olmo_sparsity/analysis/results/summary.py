@@ -58,6 +58,7 @@ def describe(results: Results) -> str:
     summary = summary_in_order_of_units(results)
     name = main_set(summary.target_set)
     lines = [*_describe_conditions(results), describe_losses(results)]
+    # A measurement may have losses, but no target with a large gap.
     if name is None:
         return "\n".join(lines)
 
@@ -67,6 +68,7 @@ def describe(results: Results) -> str:
     lines += _format_distances(results)
     lines += _format_groups(results, main_rows.iloc[0])
     lines += _format_other_sets(results, summary, name)
+    # Their net excess is stored, but neither shown nor meaningful; see `doubts.has_net`.
     sets_without_net = set(summary.target_set[summary.net.notna()]) - set(SETS_BY_OUTCOME)
     if sets_without_net:
         lines.append(

@@ -132,6 +132,7 @@ def join_documents(rows_of_documents: Mapping[int, Columns]) -> pd.DataFrame:
 def to_table(name: str, columns: Columns, origin: str) -> pa.Table:
     """Convert columns to a table of Arrow, with the schema of the table `name`. DataError if a
     number is not finite that must be. `origin`: how an error names the rows."""
+    # Rows come from code of ours, so wrong columns are a bug, and not a user's error.
     schema = SCHEMAS[name]
     assert columns.keys() == set(schema.names), f"{origin}: {set(schema.names) ^ columns.keys()}"
     lengths = {column: len(values) for column, values in columns.items()}

@@ -40,6 +40,7 @@ def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
         f"{title}: {num_of(first.num_targets, 'target')} in "
         f"{num_of(first.num_documents, 'document')}, mean gap {first.gap:.2f} nats{placebo}"
     ]
+    # The mean of ratios exists only if every target has a gap.
     if pd.notna(first.mean_ratio):
         lines.append(
             f"  {first.selector}, k = {first.k}: mean of ratios {first.mean_ratio:.2f}, "

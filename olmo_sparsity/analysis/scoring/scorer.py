@@ -226,15 +226,16 @@ class Scorer:
 
         def nll(hidden_BWD: Tensor, batch: Sequence[Row]) -> Tensor:
             targets_BW = np.stack([row.targets for row in batch])
-            return self.nll_on_device(hidden_BWD.flatten(0, 1), targets_BW.ravel()).view(
-                targets_BW.shape
-            )
+            nll_N = self.nll_on_device(hidden_BWD.flatten(0, 1), targets_BW.ravel())
+            return nll_N.view(targets_BW.shape)
 
         return self._evaluate(rows, nll, to_host)
 
     def sums(self, rows: Sequence[Row]) -> np.ndarray:
         """Return the sum of each row's losses. The targets of all rows are unembedded together,
         however many forwards they took."""
+        # Rows have different numbers of targets, so all targets are put one after another, and
+        # summed from each row's first one to that of the next.
         hidden = self.hidden(rows)
         loss_N = self.nll(torch.cat(hidden), np.concatenate([row.targets for row in rows]))
         num_targets = [len(hidden_WD) for hidden_WD in hidden]

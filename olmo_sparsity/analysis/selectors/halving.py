@@ -81,6 +81,7 @@ def halving(scorer: Scorer, question: Question) -> Choice:
     groups = [first for _ in range(num_targets)]
     score_TU = np.zeros((num_targets, len(units)))
     is_single_TU = np.zeros(score_TU.shape, dtype=bool)
+    # Targets that have no group left have an empty list, and cost one row a step.
     while any(groups):
         sets = [[units.run(*group) for group in target_groups] for target_groups in groups]
         reductions = loss_reductions(scorer, question, sets)

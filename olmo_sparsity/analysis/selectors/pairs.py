@@ -71,6 +71,7 @@ def pairs(scorer: Scorer, question: Question) -> Choice:
     """
     if len(question.units) == 1:
         return add_one(scorer, question)
+    # Nearly closed gates of thousands of tokens would together outweigh one that is open.
     gate = min(GATE, WEIGHT_OF_CLOSED / question.context.block.num_distant)
     reductions = _evaluate_pairs(scorer, question, gate)
 
