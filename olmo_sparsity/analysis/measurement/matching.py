@@ -154,23 +154,38 @@ def match_choices(results: Results, documents: Documents, settings: Settings) ->
         "units_cut_otherwise": int((~is_unit).sum()),
         "units_not_distant": int((is_unit & ~is_distant).sum()),
     }
-    # Units that are not distant here leave gaps in the ranks.
-    rows = rows[is_distant].astype({"distant_first": int, "distant_end": int})
-    rows = rows.sort_values([*RANKING_KEYS, "rank"])
-    rows = rows.assign(rank=rows.groupby(RANKING_KEYS).cumcount() + 1)
+    rows = _ranked_anew(rows[is_distant])
     rows = rows[rows["rank"] <= num_needed]
 
-    # A target is kept if all its rankings, one for each kind of units and selector, have as many
-    # units as are needed. Ranks are consecutive, so a full ranking is one that has the last rank.
-    num_full_rankings = rows[rows["rank"] == num_needed].groupby(KEYS).size()
     num_rankings = len(settings.units) * len(settings.selectors)
-    kept_keys = num_full_rankings.index[num_full_rankings == num_rankings]
+    kept_keys = _keys_with_full_rankings(rows, num_needed, num_rankings)
     targets = matched_targets.targets
     targets = targets[pd.MultiIndex.from_frame(targets[KEYS]).isin(kept_keys)]
     rows = rows[pd.MultiIndex.from_frame(rows[KEYS]).isin(kept_keys)]
     counts["targets_with_few_units"] = counts["targets"] - len(kept_keys)
     counts["targets"] = len(kept_keys)
     return Matched(targets, rows, counts)
+
+
+def _ranked_anew(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return ranked units with ranks 1, 2, 3, … in their order. Units that were left out had left
+    gaps in the ranks."""
+    rows = rows.astype({"distant_first": int, "distant_end": int})
+    rows = rows.sort_values([*RANKING_KEYS, "rank"])
+    return rows.assign(rank=rows.groupby(RANKING_KEYS).cumcount() + 1)
+
+
+def _keys_with_full_rankings(rows: pd.DataFrame, num_units: int, num_rankings: int) -> pd.Index:
+    """Return the `KEYS` of the targets that have enough units in all their rankings.
+
+    Args:
+        rows: Ranked units, with consecutive ranks.
+        num_units: The number of units that a ranking needs.
+        num_rankings: The number of rankings of a target: one for each kind of units and selector.
+    """
+    # Ranks are consecutive, so a full ranking is one that has the last rank.
+    num_full_rankings = rows[rows["rank"] == num_units].groupby(KEYS).size()
+    return num_full_rankings.index[num_full_rankings == num_rankings]
 
 
 def _match_units(
