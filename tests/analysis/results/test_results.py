@@ -343,6 +343,14 @@ def test_a_comparison_names_what_differs_and_refuses_replaced_beside_masked_text
         compare(results, replace(results, meta=replaced))
 
 
+def test_texts_of_equal_length_are_not_taken_for_one_text(results: Results) -> None:
+    meta = replace(results.meta, data={"fingerprint": "another text"})
+    as_long = replace(results, tokens=results.tokens.assign(text="a"))
+    other = replace(results, tokens=results.tokens.assign(text="b"), meta=meta)
+    with pytest.raises(DataError, match="are of other texts"):
+        compare(as_long, other)
+
+
 def test_measurements_in_other_tokens_of_one_text_are_refused_with_a_way_out(
     results: Results,
 ) -> None:
