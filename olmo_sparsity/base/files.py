@@ -15,6 +15,7 @@ Imports no torch, and pyarrow only inside functions.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -26,7 +27,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from olmo_sparsity.base.conform import parse_json
 from olmo_sparsity.base.errors import ConfigError, DataError, UserError, one_line
@@ -82,10 +83,11 @@ def naming_written_file(path: Path, partial: Path | None = None) -> Iterator[Non
         is_another_file = filename and not str(filename).startswith(str(partial or path))
         if number is None or is_another_file:
             raise
-        failure = UserError(
-            f"{path} cannot be written: {os.strerror(number)}; free space (or raise a limit), or "
-            "write to another place"
-        )
+        if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE):
+            remedy = "free space (or raise a limit), or write to another place"
+        else:
+            remedy = "write to another place"
+        failure = UserError(f"{path} cannot be written: {os.strerror(number)}; {remedy}")
         failure.errno = number
         raise failure from None
 
@@ -249,6 +251,28 @@ def check_bounded(path: Path, max_bytes: int) -> None:
     if status.st_size > max_bytes:
         reason = f"it has {status.st_size:,} bytes, above the {max_bytes:,} that are read"
         raise OSError(errno.EFBIG, reason, str(path))
+
+
+def open_standard_input() -> BinaryIO:
+    """Return standard input as bytes; raise DataError if the shell has closed it."""
+    try:
+        # The command gives the number of a closed stream to /dev/null, for writing.
+        is_closed = fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY
+    except OSError:
+        is_closed = True
+    if is_closed:
+        raise DataError("standard input is closed; pass a file, or redirect one to it with <")
+    return open(0, "rb", closefd=False)
+
+
+def check_read_often(name: str, path: str) -> None:
+    """Raise ConfigError for standard input and pipes, which can be read once: opened again, a pipe
+    is empty, or waits for ever. `name` is the option of a file that is read several times."""
+    is_pipe = path == "-" or (os.path.exists(path) and not os.path.isfile(path))
+    if is_pipe and not os.path.isdir(path):
+        raise ConfigError(
+            f"{name}={path} is read several times, and a pipe only once; write it to a file"
+        )
 
 
 def sha256_of(path: Path) -> str:

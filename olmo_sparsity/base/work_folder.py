@@ -73,6 +73,11 @@ class WorkFolder:
         check_no_tilde(self.setting, str(self.path))
         check_encodable(str(self.path), self.setting)  # Parquet's library needs UTF-8
         self.check_no_other_work()
+        if self.path.is_symlink() and not self.path.exists():
+            raise ConfigError(
+                f"{self.setting}={self.path} is a link to {self.path.readlink()}, which is not "
+                "there; create that folder, or remove the link"
+            )
         for folder in (self.path, *(self.path / name for name in inner_folders)):
             try:
                 folder.mkdir(parents=True, exist_ok=True)

@@ -59,6 +59,7 @@ def entry(arguments: list[str] | None = None) -> NoReturn:
         traceback.print_exc()
         code = ending.EXIT_DEFECT
     code = ending.close_streams(code)
+    ending.leave_signals()
     if os.environ.get("WORLD_SIZE", "1") != "1":
         # DeepSpeed keeps process groups alive, and with them gloo's threads. If one of them frees a
         # tensor during Python's shutdown, the process aborts, and the launcher fails the job.

@@ -58,6 +58,13 @@ def interrupt_on_signals() -> None:
         signal.signal(number, interrupt)
 
 
+def leave_signals() -> None:
+    """Let signals end the process as the system does: the command is over, and an exception during
+    Python's shutdown would be printed with its traceback."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def exit_code_of(error: BaseException, *, again: str | None, code: int = EXIT_STOPPED) -> int:
     """Print a line for an error that is not a defect of ours, and return the exit code. Raise a
     defect again.
@@ -129,10 +136,11 @@ class ResultStream:
             self.has_reader = False
             raise
         except OSError as error:
-            reason = "it is closed" if error.errno == errno.EBADF else error.strerror
-            raise UserError(
-                f"standard output cannot be written: {reason}; free space, or write it to a file"
-            ) from None
+            if error.errno == errno.EBADF:
+                reason = "it is closed; redirect it to a file with >"
+            else:
+                reason = f"{error.strerror}; free space, or redirect it to another file"
+            raise UserError(f"standard output cannot be written: {reason}") from None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -62,6 +62,10 @@ def export(checkpoint: Path, out: Path, dtype: str = "fp32") -> str:
         raise ConfigError(f"'{checkpoint}' is a Hugging Face folder already; use it directly")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"'{out}' exists; name a folder that does not, or empty it")
+    if not (folder / WEIGHTS).is_file():
+        raise ConfigError(
+            f"'{checkpoint}' is neither a run nor a checkpoint; pass one that `train` wrote"
+        )
     config = load_checkpoint_config(folder).model
     check_exportable(config)
     model = hugging_face_model(config, StoredWeights(folder / WEIGHTS), str(folder))

@@ -162,6 +162,8 @@ class Connection:
             try:
                 return self._send(path, body)
             except _NoReply as error:
+                if self._client.is_closed:  # the command ends, after an error in another thread
+                    raise ServerGone(f"{self.url} is asked no more") from None
                 self.may_be_another |= error.is_lost
                 # Patience counts from the first failure: the request itself may take long.
                 if deadline == math.inf:

@@ -34,6 +34,11 @@ def list_files(config: CorpusConfig) -> list[Path]:
     else:
         paths = sorted(map(Path, glob.glob(config.path, recursive=True)))
     paths = [path for path in paths if path.is_file()]
+    if not paths and path.exists():
+        raise DataError(
+            f"{config.path} is a pipe or a device, and text is read several times; write it to a "
+            "file, or pass - and give it as standard input"
+        )
     if not paths:
         raise DataError(
             f"{config.path} matches no file; check the path, and that its disk is mounted"

@@ -28,6 +28,7 @@ from typing import Any, BinaryIO, cast
 
 from olmo_sparsity.base.conform import DuplicateKey, unique
 from olmo_sparsity.base.errors import ConfigError, DataError, one_line
+from olmo_sparsity.base.files import open_standard_input
 from olmo_sparsity.config.text import CorpusConfig
 from olmo_sparsity.text.records import (
     LARGEST_DOCUMENT,
@@ -278,7 +279,7 @@ def _read_lines(path: Path) -> Iterator[bytes]:
 def _open(path: Path) -> BinaryIO:
     """Open a file for reading, decompressed."""
     if path == STDIN:
-        return open(0, "rb", closefd=False)
+        return open_standard_input()
     if path.name.lower().endswith(".gz"):
         return cast(BinaryIO, gzip.open(path, "rb"))
     if path.name.lower().endswith(".zst"):

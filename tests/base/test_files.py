@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,20 @@ def test_a_file_that_is_read_is_not_replaced(tmp_path: Path, word: str) -> None:
         check_not_read("--html", str(tmp_path / "link.html"), ["demo", word.format(note)])
     check_not_read("--html", str(tmp_path / "page.html"), [word.format(note)])
     check_not_read("--html", None, [word.format(note)])
+
+
+PREPARING = "from olmo_sparsity.command.ending import prepare_streams; prepare_streams()"
+
+
+@pytest.mark.parametrize("preparing", ["", PREPARING])
+def test_closed_standard_input_is_named(preparing: str) -> None:
+    program = (
+        f"{preparing}\n"
+        "from olmo_sparsity.base.errors import DataError\n"
+        "from olmo_sparsity.base.files import open_standard_input\n"
+        "try: open_standard_input()\n"
+        "except DataError as error: print(error)\n"
+    )
+    line = [*("bash", "-c"), f'{sys.executable} -c "$0" <&-', program]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.stdout.startswith("standard input is closed; pass a file")

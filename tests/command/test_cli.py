@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -143,6 +144,35 @@ def test_a_blank_name_of_a_file_or_folder_is_named(
         main([*words, blank])
     shown = words[-1] if words[-1].startswith("--") else "(SOURCE|RESULTS|SECOND|--source)"
     assert re.search(f"{shown} is blank", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["attribute", "demo", "--questions", "-", "--dry-run"], "--questions=- is read several"),
+        (["attribute", "demo", "--questions", "pipe", "--dry-run"], "--questions=pipe is read sev"),
+        (["measure", "demo", "--text", "pipe", "--out", "x"], "pipe is a pipe or a device"),
+        (["export", "folder", "x"], "'folder' is neither a run nor a checkpoint"),
+        (["measure", "demo", "--text", "texts", "--out", "link"], "out=link is a link to nowhere"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_what_is_no_plain_file_or_folder_is_named(
+    words: list[str],
+    expected: str,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")  # opening it would wait for ever
+    Path("folder").mkdir()
+    Path("folder/manifest.json").write_text("{}")
+    Path("link").symlink_to("nowhere")
+    Path("texts").mkdir()
+    for number in range(4):
+        Path(f"texts/{number}.txt").write_text(f"{number} Ada opened the bridge. " * 60)
+    assert expected in complaint(capsys, *words)
 
 
 def test_a_line_break_is_a_prefix_not_a_blank_option(capsys: pytest.CaptureFixture) -> None:

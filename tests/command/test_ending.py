@@ -189,6 +189,19 @@ def test_a_signal_before_the_command_begins_is_one_line() -> None:
     assert (done.returncode, done.stderr) == (130, "olmo-sparsity: stopped\n")
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_after_the_command_shows_no_traceback(name: str) -> None:
+    program = (
+        "import atexit, os, signal\n"
+        f"atexit.register(lambda: os.kill(os.getpid(), signal.{name}))\n"
+        "from olmo_sparsity.command.cli import entry\n"
+        "entry(['configs'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (-signal.Signals[name], "")
+    assert "c4_1b_pose" in done.stdout
+
+
 # --- errors ---------------------------------------------------------------------------------------
 
 

@@ -299,6 +299,22 @@ def test_a_reply_about_fewer_tokens_says_how_many(servers: list[FakeServer]) -> 
         opened(servers[0])
 
 
+def test_nothing_is_said_of_requests_that_a_command_leaves_when_it_ends(
+    servers: list[FakeServer], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers.append(FakeServer(TOKENIZER))
+    asked = connection.Connection(servers[0].url, timeout_s=1.0, patience_s=1.0)
+
+    def fail(path: str, body: Any) -> None:
+        asked._client.close()  # as when the interpreter ends
+        raise connection._NoReply("ReadError: Bad file descriptor", is_lost=True)
+
+    monkeypatch.setattr(asked, "_send", fail)
+    with pytest.raises(connection.ServerGone):
+        asked.request("/v1/models")
+    assert said == []
+
+
 def test_a_request_that_hangs_is_reported_once(
     servers: list[FakeServer], said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import BinaryIO
 
 from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.files import open_standard_input
 from olmo_sparsity.text.records import LARGEST_DOCUMENT
 
 
@@ -17,7 +19,7 @@ def read_text(path: str, inline: bool = False) -> str:
         return path
     path = path.removeprefix("@") if inline else path
     try:
-        with nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
+        with _open_bytes(path) as file:
             raw = file.read(LARGEST_DOCUMENT + 1)
         if len(raw) > LARGEST_DOCUMENT:
             raise DataError(f"{path} has more than {LARGEST_DOCUMENT:,} bytes; pass a part of it")
@@ -31,3 +33,10 @@ def read_text(path: str, inline: bool = False) -> str:
     if not text.strip():
         raise DataError(f"{path} is empty")
     return text
+
+
+def _open_bytes(path: str) -> AbstractContextManager[BinaryIO]:
+    """Open a file, or standard input for `-`, which stays open."""
+    if path != "-":
+        return Path(path).open("rb")
+    return nullcontext(open_standard_input() if sys.stdin is None else sys.stdin.buffer)
