@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from olmo_sparsity.base.manifest import write_manifest
 from olmo_sparsity.command.cli import EXIT_BAD_INPUT, main
 
 
@@ -167,7 +168,7 @@ def test_what_is_no_plain_file_or_folder_is_named(
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")  # opening it would wait for ever
     Path("folder").mkdir()
-    Path("folder/manifest.json").write_text("{}")
+    write_manifest(Path("folder"))
     Path("link").symlink_to("nowhere")
     Path("texts").mkdir()
     for number in range(4):
