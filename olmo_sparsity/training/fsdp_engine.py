@@ -81,9 +81,11 @@ class FSDPEngine(Engine):
         )
         self.losses.times_layers = True
         for layer in layers_of(self.model):
-            # The hooks of `fully_shard` wait for weights before they call it.
-            layer.forward = self.losses.clock.timing(layer.forward, self.device)
             fully_shard(layer, mesh=self.mesh, mp_policy=policy)
+            # The hooks of `fully_shard` wait for weights before they call `forward`. It is replaced
+            # afterwards only, because `fully_shard` gives the layer a class of its own, and layers
+            # of transformers keep all activations if their `forward` is not that of their class.
+            layer.forward = self.losses.clock.timing(layer.forward, self.device)
         # The rest is used before the first layer and after the last one: embeddings, last norm.
         fully_shard(self.losses, mesh=self.mesh, mp_policy=policy)
         for module in self.losses.modules():
