@@ -22,6 +22,7 @@ from olmo_sparsity.base.files import follow_umask, read_json, remove_partial, wr
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.checkpoint_files import (
+    INDEX,
     WEIGHTS,
     StoredWeights,
     check_fit,
@@ -62,7 +63,8 @@ def export(checkpoint: Path, out: Path, dtype: str = "fp32") -> str:
         raise ConfigError(f"'{checkpoint}' is a Hugging Face folder already; use it directly")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"'{out}' exists; name a folder that does not, or empty it")
-    if not (folder / WEIGHTS).is_file():
+    # Several processes save an index of their files.
+    if not any((folder / name).is_file() for name in (WEIGHTS, INDEX)):
         raise ConfigError(
             f"'{checkpoint}' is neither a run nor a checkpoint; pass one that `train` wrote"
         )

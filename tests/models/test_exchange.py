@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 import yaml
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from olmo_sparsity.base.errors import ConfigError
@@ -17,7 +18,7 @@ from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.text import PositionsConfig
 from olmo_sparsity.models.build import build_model
-from olmo_sparsity.models.checkpoint_files import fill
+from olmo_sparsity.models.checkpoint_files import WEIGHTS, fill, part_name, write_index
 from olmo_sparsity.models.computation import computation_of, describe_changes
 from olmo_sparsity.models.config_of_weights import config_of
 from olmo_sparsity.models.exchange import check_exportable, export, import_weights
@@ -112,6 +113,23 @@ def test_transformers_computes_the_same_from_an_export_and_a_run_begins_there(
     begun.load_state_dict(import_weights(str(tmp_path / "out"), config))
     for found in (again, begun):
         torch.testing.assert_close(found(tokens_BL, GAPPED), model(tokens_BL, GAPPED), **near)
+
+
+def test_a_checkpoint_of_two_processes_is_exported(tmp_path: Path) -> None:
+    """Each process saves weights into a file of its own, next to an index of all."""
+    write_checkpoint(tmp_path / "step", **OLMO_1)
+    export(tmp_path / "step", tmp_path / "whole")
+    weights = load_file(tmp_path / "step" / WEIGHTS)
+    (tmp_path / "step" / WEIGHTS).unlink()
+    part_of = {name: number % 2 for number, name in enumerate(weights)}
+    for part in range(2):
+        own = {name: weight for name, weight in weights.items() if part_of[name] == part}
+        save_file(own, tmp_path / "step" / part_name(part, 2), {"format": "pt"})
+    write_index(tmp_path / "step", part_of, 2)
+    export(tmp_path / "step", tmp_path / "of_parts")
+    exported = [load_file(tmp_path / name / WEIGHTS) for name in ("whole", "of_parts")]
+    assert exported[0].keys() == exported[1].keys()
+    assert all(torch.equal(exported[0][name], exported[1][name]) for name in exported[0])
 
 
 def test_the_tokenizer_travels_and_an_export_overwrites_nothing(tmp_path: Path) -> None:
