@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.manifest import MANIFEST, write_manifest
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.text import PositionsConfig
@@ -126,6 +127,8 @@ def test_a_checkpoint_of_two_processes_is_exported(tmp_path: Path) -> None:
         own = {name: weight for name, weight in weights.items() if part_of[name] == part}
         save_file(own, tmp_path / "step" / part_name(part, 2), {"format": "pt"})
     write_index(tmp_path / "step", part_of, 2)
+    (tmp_path / "step" / MANIFEST).unlink()
+    write_manifest(tmp_path / "step")
     export(tmp_path / "step", tmp_path / "of_parts")
     exported = [load_file(tmp_path / name / WEIGHTS) for name in ("whole", "of_parts")]
     assert exported[0].keys() == exported[1].keys()
