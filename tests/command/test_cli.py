@@ -68,6 +68,9 @@ def test_mistakes_in_a_run(
     assert expected in complaint(capsys, "train", config_path, *words)
 
 
+NOTE = ("--source", "README.md", "--question", "q", "--answer", "a")
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -82,6 +85,18 @@ def test_mistakes_in_a_run(
         (["explain", "demo", "--text", "x.jsonl", "--field", "a"], "--text=x.jsonl with --field"),
         (["explain", "demo", "--prompt", "x", "--field", "a"], "--field=a is of --text FILE:N"),
         (["measure", "demo", "--out", "y", "--speed", "h100"], "--speed=h100 is of --dry-run"),
+        (
+            ["attribute", "demo", *NOTE, "--dry-run", "--html", "x.html"],
+            "--html: cannot be combined with --dry-run, which has no results",
+        ),
+        (
+            ["attribute", "demo", *NOTE, "--dry-run", "--json"],
+            "--json: cannot be combined with --dry-run, which has no results",
+        ),
+        (
+            ["attribute", "demo", *NOTE, "--max-new-tokens", "5"],
+            "--max-new-tokens: is of an answer that the model writes",
+        ),
         (["measure", "demo", "--out=~/y"], "--out=~/y: ~ is not replaced here"),
         (["explain", "demo", "--text", "README.md", "--html=~/y.html"], "--html=~/y.html: ~ is"),
     ],
