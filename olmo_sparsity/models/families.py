@@ -196,17 +196,21 @@ def family_of(computation: Mapping[str, Any]) -> Family:
     """
 
     def num_equal_fields(family: Family) -> int:
-        """Return the number of fields before the first one in which a family differs."""
-        required = family.fields()
-        for num_equal, (name, value) in enumerate(required.items()):
+        """Return the number of fields before the first one in which a family differs, and one more
+        than all of its fields if none does. So of two families in which none differs, that with
+        more fields is closer: it is the more special one."""
+        expected = family.fields()
+        for num_equal, (name, value) in enumerate(expected.items()):
             if computation[name] != value:
                 return num_equal
-        return len(required) + 1
+        return len(expected) + 1
 
+    # A family that fixes the architecture runs as a model of transformers here (build.py), and
+    # needs no translation.
     families = [family for family in FAMILIES.values() if "architecture" not in family.fixed]
     closest = max(families, key=num_equal_fields)
-    required = _inexpressible_fields(closest) | closest.fields()
-    for name, value in required.items():
+    expected = _inexpressible_fields(closest) | closest.fields()
+    for name, value in expected.items():
         if computation[name] != value:
             raise ConfigError(
                 f"model.{name}={computation[name]} cannot be exported: {closest.class_name} has "
