@@ -115,7 +115,8 @@ def _check_not_given(options: argparse.Namespace, needs: Needs) -> None:
 
 def _was_given(options: argparse.Namespace, name: str) -> bool:
     """Return whether an option has another value than without it."""
-    value = getattr(options, name)
+    # The options of a settings class are absent unless they were given.
+    value = getattr(options, name, None)
     return bool(value != DEFAULTS[name] if name in DEFAULTS else value)
 
 
