@@ -152,7 +152,7 @@ def prepare_streams() -> None:
     codecs.register_error("as JSON", _escape_unencodable)
     _occupy_closed_streams()
     for number, name in ((1, "stdout"), (2, "stderr")):
-        stream = getattr(sys, name) or open(number, "w", closefd=False)  # noqa: SIM115
+        stream = getattr(sys, name) or open(number, "w", closefd=False)  # noqa: SIM115 # open until the end
         stream.reconfigure(errors="as JSON")
         setattr(sys, name, ResultStream(stream) if name == "stdout" else stream)
 

@@ -50,8 +50,8 @@ def parse_yaml(text: str, at_depth: int = 0) -> Any:
 
 
 def _check_nesting(text: str, at_depth: int) -> None:
-    """Raise ValueError for values that are nested too deep, and for aliases of the value that they
-    are in, or too many of them. Only events are read, so nothing large is built before."""
+    """Raise ValueError for a text that is nested too deep, has too many aliases, or an alias inside
+    the value that it stands for. Only events are read, so nothing large is built before."""
     # The anchor (&name) of each collection around the current event; None if it has no anchor.
     open_anchors: list[str | None] = [None] * at_depth
     num_aliases = 0
@@ -62,12 +62,12 @@ def _check_nesting(text: str, at_depth: int) -> None:
             open_anchors.pop()
         elif isinstance(event, yaml.AliasEvent):
             num_aliases += 1
-            if event.anchor in open_anchors or num_aliases > MAX_ALIASES:
-                raise ValueError(
-                    f"an alias (*name) is part of itself, or there are more than {MAX_ALIASES}"
-                )
-        if len(open_anchors) > MAX_DEPTH or at_depth > MAX_DEPTH:
-            raise ValueError("it is nested too deep")
+            if event.anchor in open_anchors:
+                raise ValueError(f"the alias *{event.anchor} is part of itself")
+            if num_aliases > MAX_ALIASES:
+                raise ValueError(f"it has more than {MAX_ALIASES} aliases (*name)")
+        if len(open_anchors) > MAX_DEPTH:
+            raise ValueError(f"it is nested too deep: more than {MAX_DEPTH} levels")
 
 
 class _Loader(_SafeLoader):

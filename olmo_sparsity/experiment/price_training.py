@@ -110,7 +110,7 @@ def describe_texts(trainings: Iterable[TrainingPrice]) -> list[str]:
     num_bytes_of_texts = 0
     for folder, readers in by_folder.items():
         if open_prepared(readers[0].config) is None:
-            # What the model reads that reads most of it. More may be prepared, and takes more.
+            # As much text as the model reads that reads most. If more is prepared, it takes more.
             num_bytes = max(training.disk.text for training in readers)
             reason = readers[0].lines["text"]
             state = f"{reason}. How often it is read is not checked; {num_bytes / 1e9:.1f} GB if"

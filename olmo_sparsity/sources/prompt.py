@@ -37,11 +37,12 @@ class Piece:
     """Tokens of the separator, which stay in place when a decoy replaces the text."""
 
     source: int | None = None
-    """The number of the source, or of the judged section of one. None: it stays in view."""
+    """The index of the source, or of the section of one, that is judged here. None: the text stays
+    in view."""
 
     whole_source: int | None = None
-    """The number of the source that contains this section. Equal to `source` where sources are
-    judged as wholes."""
+    """The number of the source that contains this section, which all sections of one source share.
+    Equal to `source` where sources are judged as wholes."""
 
 
 @dataclass(frozen=True)

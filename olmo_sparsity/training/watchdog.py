@@ -49,6 +49,19 @@ class LateProcesses(NamedTuple):
     """Names them, and says whose stacks there are."""
 
 
+class Task(NamedTuple):
+    """What this process does now. It is one object, because the main thread may go on to another
+    task while the watching thread reads it."""
+
+    name: str
+    setting: str
+    """The setting of `engine` that limits it."""
+
+    limit_s: float
+    deadline: float
+    """The time, by `time.monotonic`, at which it must have ended."""
+
+
 class Watchdog:
     """Watches the tasks of this process. With several processes, a thread ends it at a time-out."""
 
@@ -78,31 +91,29 @@ class Watchdog:
     def expect(self, task: str, setting: str) -> None:
         """Expect this process to finish a task, whose limit is this setting of `engine`. The next
         call, or `stop`, ends the task."""
-        self.task = task
-        self.setting = setting
-        self.limit_s = getattr(self.limits, setting)
-        self.deadline = time.monotonic() + self.limit_s
+        limit_s = getattr(self.limits, setting)
+        self.task = Task(task, setting, limit_s, time.monotonic() + limit_s)
 
     def stop(self) -> None:
         """Stop watching."""
-        self.deadline = float("inf")
+        self.task = self.task._replace(deadline=float("inf"))
         faulthandler.cancel_dump_traceback_later()
 
     def _watch(self) -> None:
         """End the process if its task takes too long. Runs in a thread."""
-        while self.deadline < float("inf"):
+        while self.task.deadline < float("inf"):
             # If this thread is blocked, too, one without Python prints stacks and ends the process.
             faulthandler.dump_traceback_later(self.limits.work_timeout_s + 60, exit=True)
             time.sleep(min(1.0, self.limits.step_timeout_s / 4))
-            if time.monotonic() > self.deadline:
-                self._end()
+            task = self.task
+            if time.monotonic() > task.deadline:
+                self._end(task)
 
-    def _end(self) -> None:
-        """Report the time-out, and end this process."""
-        task = self.task  # the main thread may go on meanwhile
-        late = f"olmo-sparsity: {task} took more than engine.{self.setting}={self.limit_s}"
+    def _end(self, task: Task) -> None:
+        """Report that a task took too long, and end this process."""
+        late = f"olmo-sparsity: {task.name} took more than engine.{task.setting}={task.limit_s}"
         try:
-            reporting = threading.Thread(target=self._report, args=(task, late), daemon=True)
+            reporting = threading.Thread(target=self._report, args=(task.name, late), daemon=True)
             reporting.start()
             reporting.join(DISK_PATIENCE_S)
             if reporting.is_alive() and self.processes.is_first:
@@ -146,8 +157,8 @@ class Watchdog:
         behind = [rank for rank, number in num_begun.items() if number == fewest]
         if len(behind) == len(num_begun):
             return LateProcesses([], "all processes wait in the same collective, all stacks")
-        # Processes that share weights with a late one may be behind others, too, for which it is
-        # not their turn to wait yet. They have begun one collective more than the late one.
+        # A process that shares weights with a late one waits for it, so it may be behind the rest,
+        # too. But it has begun one collective more than the late one: the one in which it waits.
         names = self._name(behind)
         return LateProcesses(behind, f"{names} did not get to where the others wait, all stacks")
 

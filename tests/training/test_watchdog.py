@@ -35,7 +35,8 @@ def test_a_disk_that_hangs_does_not_keep_a_process_from_ending(
     disk_is_back = threading.Event()
     monkeypatch.setattr(Watchdog, "_write_stacks", lambda self, task: disk_is_back.wait())
     monkeypatch.setattr(watchdog, "DISK_PATIENCE_S", 0.1)
-    Watchdog(tmp_path, EngineConfig(), Processes())._end()
+    ended = Watchdog(tmp_path, EngineConfig(), Processes())
+    ended._end(ended.task)
     disk_is_back.set()
     assert exit_codes == [EXIT_LOST_PROCESS]
     assert "takes no stacks; the same command goes on" in capsys.readouterr().err
@@ -46,7 +47,7 @@ def test_the_folder_is_unlocked_before_the_process_ends(
 ) -> None:
     unlocked: list[bool] = []
     ended = Watchdog(tmp_path, EngineConfig(), Processes(), lambda: unlocked.append(True))
-    ended._end()
+    ended._end(ended.task)
     assert (unlocked, exit_codes) == ([True], [EXIT_LOST_PROCESS])
     assert list(tmp_path.glob("stacks/*/process00000.txt"))
     assert "the start took more than engine.work_timeout_s=" in capsys.readouterr().err

@@ -26,7 +26,7 @@ def generate(
     Args:
         model: The model.
         tokens: Token IDs of the text.
-        max_new_tokens: The most tokens to generate; the user is told if the answer is cut.
+        max_new_tokens: The most tokens to generate. A line says if they cut the answer.
         done: Called after each token, with all tokens so far.
     """
     if model.prompt_model is not None:

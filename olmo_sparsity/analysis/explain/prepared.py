@@ -173,7 +173,7 @@ class Prepared:
         the explanation, and not to compute it again."""
         model = self.model.without_weights()
         # Only a stored explanation lacks these two, so their types do not allow None.
-        return replace(self, model=model, scorer=None, state=None)  # type: ignore[arg-type]
+        return replace(self, model=model, scorer=None, state=None)  # type: ignore[arg-type] # see above
 
 
 def _windows_of(

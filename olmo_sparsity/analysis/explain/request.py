@@ -40,7 +40,7 @@ from olmo_sparsity.models.use import in_use
 from olmo_sparsity.text.units import Spans
 
 DECODE = "decode token IDs first, with tokenizer.decode(ids)"
-"""What an error advises a user to do who passed token IDs in place of text."""
+"""The advice of an error to a user who passed token IDs in place of text."""
 
 
 @dataclass(frozen=True, kw_only=True)

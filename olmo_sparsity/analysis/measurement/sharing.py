@@ -90,6 +90,6 @@ def wait_for_documents(
             # The last one, as a process that has just begun measures the first.
             measure_document(missing[-1])
             parts.flush()
-            # This is no progress of others: patience has ended, and the next one is measured at
-            # once.
+            # Count the document as missing no longer, so that it does not look like progress of
+            # another process: then the next missing document is measured without waiting again.
             num_missing = len(missing) - 1

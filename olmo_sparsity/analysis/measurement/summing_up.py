@@ -60,7 +60,7 @@ def _targets_of_finished(plan: Plan, parts: Parts, out: Path) -> tuple[pd.DataFr
     unfinished = without_losses | (set(targets.document) - finished)
     if finished:
         targets = targets[targets.document.isin(finished)]
-    # If there is no target at all, that is the better message.
+    # This comes first, because it is the better message where there is no target at all.
     check_any_target(plan, targets, parts)
     if not finished:
         raise nothing_evaluated

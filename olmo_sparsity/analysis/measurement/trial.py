@@ -50,7 +50,7 @@ PASSAGE_LENGTH = 64
 
 @dataclass(frozen=True)
 class Trial:
-    """What a few seconds of computing show about a model and a text."""
+    """Measurements of a few seconds: how a model computes, and how its losses on a text behave."""
 
     induction: dict[str, Any]
     """The result of the induction check on a few passages."""

@@ -37,7 +37,7 @@ class Missing:
     """The label of its curve."""
 
     reason: str
-    """Why there is no result, for the legend."""
+    """The reason why there is no result, which the legend shows."""
 
     length: float | None = None
     """Length of the long window. None: unknown; infinite: all earlier text."""

@@ -115,8 +115,8 @@ LENGTH_OF_BAR = 40
 """Length of the longest bar of the table of distances, in characters."""
 
 COLUMNS_OF_BARS = ("net", "excess", "recovery")
-"""Columns that bars may show. Net excess says most about distances; the others stand in for it
-where it is not known."""
+"""Columns that bars may show. Net excess says most about distances. Where it is not known, the bars
+show one of the others."""
 
 
 def _distance_table(results: Results) -> str:
