@@ -153,11 +153,25 @@ def is_partial(path: Path) -> bool:
 
 def remove_partial(folder: Path) -> None:
     """Remove the partial files of killed processes, but not of running ones."""
-    for path in filter(is_partial, folder.iterdir()):
+    partial_paths = list(filter(is_partial, folder.iterdir()))
+    if not partial_paths:
+        return
+    now = _time_on_disk(folder)
+    for path in partial_paths:
         # In a folder that is being written, only the latest file may be young.
-        youngest = min(age_s(file) for file in (path, *path.rglob("*")))
-        if youngest > ABANDONED_S:
+        latest = max(_change_time(inner, now) for inner in (path, *paths_inside(path)))
+        if now - latest > ABANDONED_S:
             _remove(path)
+
+
+def paths_inside(folder: Path) -> Iterator[Path]:
+    """Yield all files and folders inside a folder, at any depth, but those that another process
+    removes or renames meanwhile."""
+    # Path.rglob raises FileNotFoundError for them: a process of a measurement died when another one
+    # finished a part of it.
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            yield Path(parent, name)
 
 
 def _remove(path: Path) -> None:
@@ -169,16 +183,25 @@ def _remove(path: Path) -> None:
 
 
 def age_s(path: Path) -> float:
-    """Return how many seconds ago a file was changed; 0 if it is gone. The time is that of the
-    disk, as the clocks of machines may differ."""
+    """Return how many seconds ago a file was changed; 0 if it is gone."""
+    now = _time_on_disk(path.parent)
+    return now - _change_time(path, now)
+
+
+def _change_time(path: Path, if_gone: float) -> float:
+    """Return when a file or folder was changed; `if_gone` if another process has removed it."""
     try:
-        now = _stat_of_new(path).st_mtime
-    except OSError:  # read-only
-        now = time.time()
-    try:
-        return now - path.stat().st_mtime
+        return path.stat().st_mtime
     except FileNotFoundError:
-        return 0.0
+        return if_gone
+
+
+def _time_on_disk(folder: Path) -> float:
+    """Return the time by the clock of the disk that holds a folder. It may be another machine's."""
+    try:
+        return _stat_of_new(folder / "clock").st_mtime
+    except OSError:  # read-only
+        return time.time()
 
 
 def _stat_of_new(path: Path) -> os.stat_result:

@@ -27,6 +27,7 @@ from olmo_sparsity.base.files import (
     check_no_tilde,
     is_partial,
     path_of,
+    paths_inside,
     read_json,
     remove_partial,
     sha256_of,
@@ -131,7 +132,7 @@ def _may_precede(path: Path) -> bool:
     """Return whether a file or folder may be in a folder without an identity: a lock, a log, empty
     folders, or a file that a killed process was writing."""
     if path.is_dir():
-        return is_partial(path) or all(inner.is_dir() for inner in path.rglob("*"))
+        return is_partial(path) or all(inner.is_dir() for inner in paths_inside(path))
     is_lock = path.name in (LOCK, CLAIM)
     return is_lock or is_partial(path) or path.suffix in SUFFIXES_OF_LOGS
 

@@ -15,6 +15,7 @@ from olmo_sparsity.base.files import (
     path_of,
     read_bounded,
     read_json,
+    remove_partial,
     write_atomically,
     writing,
 )
@@ -107,3 +108,30 @@ def test_closed_standard_input_is_named(preparing: str) -> None:
     line = [*("bash", "-c"), f'{sys.executable} -c "$0" <&-', program]
     done = subprocess.run(line, capture_output=True, text=True)
     assert done.stdout.startswith("standard input is closed; pass a file")
+
+
+def test_leftovers_are_looked_for_while_another_process_writes(tmp_path: Path) -> None:
+    """Its partial folders get their final names meanwhile."""
+    program = (
+        "import shutil, sys\n"
+        "from pathlib import Path\n"
+        "from olmo_sparsity.base.files import writing\n"
+        "part = Path(sys.argv[1], 'part')\n"
+        "print('begun', flush=True)\n"
+        "while True:\n"
+        "    with writing(part) as partial:\n"
+        "        (partial / 'inner').mkdir(parents=True)\n"
+        "    names = [path.name for path in part.rglob('*')]\n"
+        "    assert names == ['inner'], names\n"
+        "    shutil.rmtree(part)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+        try:
+            assert writer.stdout is not None
+            writer.stdout.readline()
+            for _ in range(3000):
+                remove_partial(tmp_path)
+            assert writer.poll() is None, "it lost nothing, and nothing was added"
+        finally:
+            writer.kill()
