@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.models.losses import LanguageModel
+from olmo_sparsity.models.language_model import LanguageModel
 
 _CACHED_TOKENS = 10_000
 """Tokens of a forward pass on a CPU: with more, the activations of a small model leave the cache,

@@ -11,7 +11,7 @@ names of parameters are upstream's, so weights can be exchanged.
 Attention is causal by the order of tokens, not by their position IDs, and sees across a gap. So a
 gap in the position IDs changes angles, and hides nothing.
 
-`hidden` and `unembed` are separate, so that a loss can unembed in chunks (losses.py).
+`hidden` and `unembed` are separate, so that a loss can unembed in chunks (training_loss.py).
 
 Dimension key: B batch, L length or keys, D width, H heads, K width of a head, V vocabulary.
 """
@@ -56,8 +56,8 @@ def _keeping_kernels() -> Iterator[None]:
 
 
 class PositionedOLMo(InferringOLMo):
-    """Upstream's OLMo as a `LanguageModel` (losses.py): `model(tokens_BL, positions_BL)` returns
-    logits_BLV, which are `unembed` of `hidden`."""
+    """Upstream's OLMo as a `LanguageModel` (language_model.py): `model(tokens_BL, positions_BL)`
+    returns logits_BLV, which are `unembed` of `hidden`."""
 
     checkpoint_every = 1
     """With activation checkpointing, every n-th layer is computed again in the backward pass."""

@@ -34,7 +34,8 @@ from olmo_sparsity.config.sections import OptimizerConfig, Precision, TrainingCo
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.models.document_attention import find_documents, keep_out_of_graphs
 from olmo_sparsity.models.huggingface import HuggingFaceLM
-from olmo_sparsity.models.losses import compile_losses, mean_loss, token_losses
+from olmo_sparsity.models.losses import token_losses
+from olmo_sparsity.models.training_loss import compile_losses, mean_loss
 from olmo_sparsity.text.vocabulary import IGNORED
 from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.moments import (

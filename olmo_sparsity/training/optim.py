@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from olmo_sparsity.config.sections import OptimizerConfig
-from olmo_sparsity.models.losses import LanguageModel
+from olmo_sparsity.models.language_model import LanguageModel
 from olmo_sparsity.training.moments import KEYS, MUON_KEYS
 
 Batch = TypeVar("Batch")

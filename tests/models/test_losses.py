@@ -9,8 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from olmo_sparsity.models import losses
-from olmo_sparsity.models.losses import mean_loss, token_losses
+from olmo_sparsity.models import losses, training_loss
+from olmo_sparsity.models.losses import token_losses
+from olmo_sparsity.models.training_loss import (
+    ChunkFunction,
+    LossSum,
+    compilable_chunk_losses,
+    mean_loss,
+)
 from olmo_sparsity.text.vocabulary import IGNORED
 from tests.support.models import GAPPED, draw_tokens, tiny_olmo
 
@@ -27,7 +33,8 @@ LOSS_CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(params=[5, 1000], ids=["many chunks", "one chunk"])
 def chunked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "rows_per_chunk", lambda *_: request.param)
+    for module in (losses, training_loss):
+        monkeypatch.setattr(module, "rows_per_chunk", lambda *_: request.param)
 
 
 def draw_labels(tokens_BL: Tensor) -> Tensor:
@@ -43,11 +50,11 @@ def plain_loss(model: nn.Module, tokens: Tensor, labels: Tensor, num_labels: int
 
 
 @pytest.mark.usefixtures("chunked")
-@pytest.mark.parametrize("compiled", [None, losses._losses_of_chunk], ids=["", "to be compiled"])
+@pytest.mark.parametrize("compiled", [None, compilable_chunk_losses], ids=["", "to be compiled"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("changes", LOSS_CASES.values(), ids=LOSS_CASES)
 def test_mean_loss_and_its_gradients_equal_cross_entropy(
-    changes: dict[str, Any], precision: str, compiled: losses.OfChunk | None
+    changes: dict[str, Any], precision: str, compiled: ChunkFunction | None
 ) -> None:
     model, tokens_BL = tiny_olmo(**changes), draw_tokens()
     labels_BL = draw_labels(tokens_BL)
@@ -75,10 +82,10 @@ def test_mean_loss_and_its_gradients_equal_cross_entropy(
 
 
 @pytest.mark.usefixtures("chunked")
-@pytest.mark.parametrize("compiled", [None, losses._losses_of_chunk], ids=["", "to be compiled"])
+@pytest.mark.parametrize("compiled", [None, compilable_chunk_losses], ids=["", "to be compiled"])
 @pytest.mark.parametrize("changes", LOSS_CASES.values(), ids=LOSS_CASES)
 def test_z_loss_changes_the_gradient_and_not_the_loss(
-    changes: dict[str, Any], compiled: losses.OfChunk | None
+    changes: dict[str, Any], compiled: ChunkFunction | None
 ) -> None:
     """Against autograd of the formula, on all logits at once."""
     model = tiny_olmo(**changes)
@@ -110,7 +117,7 @@ def test_a_chunk_is_as_exact_as_its_dtype(dtype: torch.dtype, tolerance: float) 
     expected_C = -log_p_CV.gather(1, labels_C[:, None])[:, 0]
     expected_CV = log_p_CV.exp() - F.one_hot(labels_C, 500)
     one = torch.eye(500, dtype=dtype)  # the logits are exact
-    nll_C, grad_CV = losses._losses_of_chunk(logits_CV, one, None, labels_C, 1.0, 0.0)
+    nll_C, grad_CV = compilable_chunk_losses(logits_CV, one, None, labels_C, 1.0, 0.0)
     assert (nll_C - expected_C).norm() <= 2e-7 * expected_C.norm()
     assert (grad_CV - expected_CV).norm() <= tolerance * expected_CV.norm()
 
@@ -140,11 +147,11 @@ def test_many_chunks_are_as_exact_as_one_with_weights_in_bf16(
     labels_N = torch.randint(0, 64, (400,))
 
     def gradient(dtype: torch.dtype, chunk: int) -> Tensor:
-        monkeypatch.setattr(losses, "rows_per_chunk", lambda *_: chunk)
+        monkeypatch.setattr(training_loss, "rows_per_chunk", lambda *_: chunk)
         weight = weight_VD.clone().to(dtype).requires_grad_()
-        loss_sum = losses.LossSum(weight=1 / 400)
+        loss_sum = LossSum(factor=1 / 400)
         inputs = hidden_ND.to(dtype), weight, None, labels_N, loss_sum
-        losses._ChunkedLoss.apply(*inputs).backward()
+        training_loss._ChunkedLoss.apply(*inputs).backward()
         assert weight.grad is not None
         assert weight.grad.dtype == dtype
         return weight.grad.float()

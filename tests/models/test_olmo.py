@@ -13,7 +13,7 @@ from torch import Tensor
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.attention import causal_bias
-from olmo_sparsity.models.losses import mean_loss
+from olmo_sparsity.models.training_loss import mean_loss
 from tests.support.models import COUNTED, GAPPED, draw_tokens, tiny_olmo
 
 UPSTREAM_KNOWS: dict[str, dict[str, Any]] = {

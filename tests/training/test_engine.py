@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.batches import Batch
-from olmo_sparsity.models import losses
+from olmo_sparsity.models import training_loss
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.text.vocabulary import IGNORED
 from olmo_sparsity.training.distributed import Processes
@@ -230,7 +230,7 @@ def test_a_compiled_step_is_two_graphs(
     compiler = partial(torch.compile, backend=graphs, fullgraph=True)
     monkeypatch.setattr(torch, "compile", compiler)
     monkeypatch.setattr("olmo_sparsity.training.engine.COMPILED_BY_BLOCK", 3)
-    monkeypatch.setattr(losses, "rows_per_chunk", lambda *_: 200)  # the last one has 112
+    monkeypatch.setattr(training_loss, "rows_per_chunk", lambda *_: 200)  # the last one has 112
     monkeypatch.setattr(RMSNorm, "forward", RMSLayerNorm.forward)  # as it is on a GPU
     config = make_config(
         training__batch_size=2,
@@ -259,7 +259,7 @@ def test_a_compiled_step_is_two_graphs(
 def test_compiled_equals_eager_and_goes_on_to_the_bit(
     make_config: MakeConfig, batch: Batch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(losses, "rows_per_chunk", lambda *_: 40)  # the last one has 16
+    monkeypatch.setattr(training_loss, "rows_per_chunk", lambda *_: 40)  # the last one has 16
     generated: list[str] = []
     monkeypatch.setattr("torch._inductor.graph.GraphLowering.save_output_code", generated.append)
     changes = {"training__batch_size": 6, "model__n_layers": 1}

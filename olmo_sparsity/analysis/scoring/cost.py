@@ -21,7 +21,7 @@ from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.progress import format_duration
 from olmo_sparsity.models.distant_states import DistantStates
-from olmo_sparsity.models.losses import LanguageModel
+from olmo_sparsity.models.language_model import LanguageModel
 
 GPU_FLOPS = 4e14
 """FLOPs a second of the GPU that a printed time assumes. Assumed, not measured."""

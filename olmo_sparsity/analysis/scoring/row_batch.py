@@ -24,7 +24,7 @@ from torch import Tensor
 from olmo_sparsity.analysis.scoring.rows import Row
 from olmo_sparsity.analysis.scoring.tensors import as_tensors
 from olmo_sparsity.models.distant_states import DistantStates
-from olmo_sparsity.models.losses import LanguageModel
+from olmo_sparsity.models.language_model import LanguageModel
 from olmo_sparsity.text.units import NOTHING
 
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 
 from olmo_sparsity.analysis.scoring.rows import Context, Row
-from olmo_sparsity.models.losses import LanguageModel
+from olmo_sparsity.models.language_model import LanguageModel
 
 FEW_PAIRS = 2**15
 """On a CPU, rows that attend to different numbers of distant places share a forward if they have at

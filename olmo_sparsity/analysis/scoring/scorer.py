@@ -43,7 +43,8 @@ from olmo_sparsity.base.renamed import accepts_old_names
 from olmo_sparsity.models.attention import fast_kernels
 from olmo_sparsity.models.distant_states import DistantStates, to_device
 from olmo_sparsity.models.identity import State
-from olmo_sparsity.models.losses import LanguageModel, rows_per_chunk
+from olmo_sparsity.models.language_model import LanguageModel
+from olmo_sparsity.models.losses import rows_per_chunk
 from olmo_sparsity.models.prompts import PromptModel
 from olmo_sparsity.models.use import in_use, state_of
 from olmo_sparsity.text.controls import Controls
