@@ -43,8 +43,8 @@ from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.command.memory import keep_freed_memory
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.config.run import load_config
+from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.shards import open_shards
-from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.exchange import hugging_face_model
 from olmo_sparsity.models.load import load_model

@@ -65,8 +65,8 @@ def measure_bare(part: str, tokenizer_name: str, scratch: str) -> Callable[[], o
 def measure_prepare(part: str, tokenizer_name: str, scratch: str) -> Callable[[], object]:
     """Return a function that prepares the files, and returns the number of tokens."""
     from olmo_sparsity.config.text import CorpusConfig, DataConfig, TokenizerConfig
+    from olmo_sparsity.data.prepare import prepare
     from olmo_sparsity.data.shard_manifest import SPLITS
-    from olmo_sparsity.data.tokens import prepare
 
     data = DataConfig(
         folder=f"{scratch}/prepared",

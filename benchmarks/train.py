@@ -40,8 +40,8 @@ from torch import multiprocessing, nn
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.batches import Batch, TrainingBatches
+from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.shards import open_shards
-from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.exchange import hugging_face_model
 from olmo_sparsity.models.transformers_folder import count_parameters

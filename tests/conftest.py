@@ -151,7 +151,7 @@ def no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from olmo_sparsity.config.run import config_from_dict
-    from olmo_sparsity.data.tokens import prepare
+    from olmo_sparsity.data.prepare import prepare
 
     folder = tmp_path_factory.mktemp("data")
     prepare(config_from_dict({"data": data_section(folder)}).data)

@@ -178,7 +178,7 @@ def test_tests_import_no_tests() -> None:
     [
         ("olmo_sparsity", "numpy olmo pandas torch"),
         ("olmo_sparsity.__main__ as m; m.entry(['--help'])", "numpy olmo pandas torch"),
-        ("olmo_sparsity.experiment.jobs, olmo_sparsity.data.tokens", "datasets olmo pandas torch"),
+        ("olmo_sparsity.experiment.jobs, olmo_sparsity.data.prepare", "datasets olmo pandas torch"),
         (
             "olmo_sparsity.analysis.explain.request, "
             "olmo_sparsity.analysis.measurement.measurement",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -119,11 +119,15 @@ def read_entries(folder: Path) -> dict[str, FileEntry] | str:
 def find_damaged_file(
     folder: Path,
     entries: Mapping[str, FileEntry],
-    is_hashed: Callable[[str], bool] = lambda name: True,
+    names_to_hash: Collection[str] | None = None,
 ) -> str | None:
     """Return a description of the first file that is missing or differs from its entry; None if all
-    are intact. `is_hashed`: returns whether the content of a file with this name is compared, too,
-    and not only its size."""
+    are intact.
+
+    names_to_hash: The files whose content is compared, too, and not only their size. None: all.
+    """
+    if names_to_hash is None:
+        names_to_hash = entries.keys()
 
     def problem_of(name: str) -> str | None:
         """Return a description of the damage of a file; None if it is intact."""
@@ -138,7 +142,7 @@ def find_damaged_file(
                     f"{name} has {size:,} bytes, {MANIFEST} says {entry.bytes:,}: "
                     "truncated or overwritten"
                 )
-            if is_hashed(name) and sha256_of(path) != entry.sha256:
+            if name in names_to_hash and sha256_of(path) != entry.sha256:
                 return f"{name} does not have the SHA-256 that {MANIFEST} gives"
         except OSError as error:
             check_readable_now(path, error)

@@ -46,10 +46,10 @@ def run_configs(options: argparse.Namespace) -> int:
 def run_prepare(options: argparse.Namespace) -> int:
     """Turn a corpus into token shards; return the exit code."""
     from olmo_sparsity.config.run import load_config
-    from olmo_sparsity.data import tokens
+    from olmo_sparsity.data.prepare import prepare
 
     shard = parse_shard(options.shard, by_launch=False)
-    tokens.prepare(load_config(options.config, options.overrides).data, shard)
+    prepare(load_config(options.config, options.overrides).data, shard)
     return 0
 
 

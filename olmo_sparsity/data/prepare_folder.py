@@ -25,8 +25,15 @@ from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.base.work_folder import WorkFolder, check_unchanged
 from olmo_sparsity.config.schema import applies
-from olmo_sparsity.data import encode_shards
-from olmo_sparsity.data.shard_manifest import SPLITS, Manifest, check_files, open_tokenizer
+from olmo_sparsity.data import document_batches
+from olmo_sparsity.data.encode_shards import write_shards
+from olmo_sparsity.data.shard_manifest import (
+    SPLITS,
+    Manifest,
+    check_contents,
+    check_sizes,
+    open_tokenizer,
+)
 from olmo_sparsity.data.split_checks import check_both_splits
 from olmo_sparsity.data.tokenizer import (
     find_eos_id,
@@ -70,7 +77,7 @@ def fill_folder(
         if needs_both_splits and not manifest.files:
             check_both_splits(data)
         tokenizer = _obtain_tokenizer(data, folder, manifest, progress, common_tokenizer)
-        encode_shards.write_shards(data, folder, manifest, tokenizer, progress, needs_both_splits)
+        write_shards(data, folder, manifest, tokenizer, progress, needs_both_splits)
         progress.note(f"{folder}: {_describe(manifest)}")
     return manifest
 
@@ -113,9 +120,12 @@ def _begin_or_resume(
     if changed and not manifest.files:
         return _begin(data, folder, settings)  # it has no shards to lose
     check_unchanged(f"data.folder={folder}", changed)
-    check_files(folder, manifest, manifest.files if manifest.complete else ())
     if manifest.complete:
+        # Nothing else will be written, so this is the time to find damage that is there already.
+        check_contents(folder, manifest, manifest.files)
         open_tokenizer(folder, manifest)
+    else:
+        check_sizes(folder, manifest)
     return manifest
 
 
@@ -138,7 +148,7 @@ def decisive_settings(data: DataConfig) -> dict[str, Any]:
         "corpus": corpus,
         "tokenizer": asdict(data.tokenizer),
         "heldout_share": data.heldout_share,
-        "shard_characters": encode_shards.SHARD_CHARACTERS,
+        "shard_characters": document_batches.SHARD_CHARACTERS,
     }
 
 

@@ -5,8 +5,8 @@
      "complete": true, "totals": …}
 
 A shard exists once the manifest lists it. `Manifest.load` reads and checks a manifest,
-`check_files` compares the files of the folder with it, and `open_tokenizer` reads the tokenizer,
-whose hash it has. shards.py describes the files.
+`check_sizes` and `check_contents` compare the files of the folder with it, and `open_tokenizer`
+reads the tokenizer, whose hash it has. shards.py describes the files.
 """
 
 from __future__ import annotations
@@ -139,17 +139,27 @@ def remedy_of(folder: Path) -> str:
     return f"delete {folder} and run `olmo-sparsity prepare` again"
 
 
-def check_files(folder: Path, manifest: Manifest, hashed: Collection[ShardFile] = ()) -> None:
-    """Raise DataError unless all files have the sizes that the manifest lists. Files in `hashed`
-    must have its SHA-256, too, which takes as long as reading them."""
-    token_size = np.dtype(manifest.dtype).itemsize
+def check_sizes(folder: Path, manifest: Manifest) -> None:
+    """Raise DataError unless all files have the sizes that the manifest lists, which takes no time:
+    nothing is read."""
+    _check_files(folder, manifest, names_to_hash=set())
+
+
+def check_contents(folder: Path, manifest: Manifest, files: Collection[ShardFile]) -> None:
+    """Raise DataError unless `files` have the SHA-256 that the manifest lists, which takes as long
+    as reading them, and all files have their sizes."""
     names_to_hash: set[str] = set()
-    for file in hashed:
+    for file in files:
         names_to_hash |= set(file.names)
+    _check_files(folder, manifest, names_to_hash)
+
+
+def _check_files(folder: Path, manifest: Manifest, names_to_hash: set[str]) -> None:
+    token_size = np.dtype(manifest.dtype).itemsize
     listed: dict[str, FileEntry] = {}
     for file in manifest.files:
         listed |= file.contents(token_size)
-    problem = find_damaged_file(folder, listed, names_to_hash.__contains__)
+    problem = find_damaged_file(folder, listed, names_to_hash)
     if problem is not None:
         raise DataError(f"{folder}/{problem}; {remedy_of(folder)}")
 

@@ -1,7 +1,7 @@
 """Write the files of one split of one token shard, all of them or none.
 
-encode_shards.py decides where a shard ends and adds its files to the manifest; shards.py reads
-them.
+document_batches.py decides where a shard ends, encode_shards.py adds its files to the manifest, and
+shards.py reads them.
 """
 
 from __future__ import annotations

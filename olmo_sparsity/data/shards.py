@@ -36,7 +36,8 @@ from olmo_sparsity.data.shard_manifest import (
     SPLITS,
     Manifest,
     ShardFile,
-    check_files,
+    check_contents,
+    check_sizes,
     open_tokenizer,
     remedy_of,
 )
@@ -182,7 +183,7 @@ def open_shards(
         raise DataError(f"{folder} is prepared in part; run `olmo-sparsity prepare` to finish it")
 
     files = [file for file in manifest.files if file.split == split]
-    check_files(folder, manifest)
+    check_sizes(folder, manifest)
     # Noted before any file is hashed, so that one that changes meanwhile is noticed when it is
     # read.
     states = states_of(folder, (file.tokens for file in files))
@@ -259,7 +260,7 @@ def _verify_once(
             states |= current_states
             hashes |= {name: entry.sha256 for name, entry in entries.items()}
     if to_hash:
-        check_files(folder, manifest, to_hash)
+        check_contents(folder, manifest, to_hash)
         remember(folder, share, states, hashes, verified)
     return to_hash
 

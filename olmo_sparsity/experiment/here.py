@@ -146,7 +146,7 @@ def _prepare_texts(experiment: Experiment, jobs: Mapping[str, Job]) -> bool:
 
 
 def _is_prepared(data: DataConfig) -> bool:
-    from olmo_sparsity.data.tokens import is_prepared  # imports what [train] installs
+    from olmo_sparsity.data.prepare import is_prepared  # imports what [train] installs
 
     return is_prepared(data)
 

@@ -169,7 +169,7 @@ def _check_trainings(trainings: Sequence[TrainingJob]) -> None:
     another text than the config's, or is too short. No job prepares a text, as nodes often have no
     internet."""
     # They import what [train] installs.
-    from olmo_sparsity.data.tokens import check_same_settings, is_prepared
+    from olmo_sparsity.data.prepare import check_same_settings, is_prepared
     from olmo_sparsity.training.dry_run import check_run
 
     for job in trainings:

@@ -14,7 +14,7 @@ the same side, in any order and on any machine, and no document need be remember
 occur twice *within* one side stay, as finding them in a stream would need unbounded memory. Only
 the two small inputs that are installed, `embedded` and `python`, drop them.
 
-Place in the flow: first. `data/tokens.py` turns the documents into token shards, `inputs` into the
+Place in the flow: first. `data/prepare.py` turns the documents into token shards, `inputs` into the
 documents of a measurement.
 """
 

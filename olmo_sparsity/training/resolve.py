@@ -12,8 +12,8 @@ from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.config.rules import check_model
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.order import choose_order
+from olmo_sparsity.data.prepare import check_same_settings
 from olmo_sparsity.data.shards import TokenShards
-from olmo_sparsity.data.tokens import check_same_settings
 from olmo_sparsity.data.transform import with_fingerprint
 from olmo_sparsity.training.corpus_weights import earlier_weights
 from olmo_sparsity.training.engine import choose_precision

@@ -21,8 +21,8 @@ from olmo_sparsity.config.text import DataConfig
 from olmo_sparsity.data.batches import BatchPlan, TrainingBatches
 from olmo_sparsity.data.mixture import SeveralCorpora, Weights
 from olmo_sparsity.data.order import epoch_order
+from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.shards import TokenShards, open_shards
-from olmo_sparsity.data.tokens import prepare
 
 
 def several(sizes: dict[str, int], *weights: Weights, batch_size: int = 8) -> SeveralCorpora:

@@ -13,12 +13,12 @@ from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import sha256_of
 from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.config.sections import DataConfig
-from olmo_sparsity.data import encode_shards
+from olmo_sparsity.data import document_batches
 from olmo_sparsity.data.batches import Sequences
+from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.shard_manifest import Manifest
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import train_tokenizer
-from olmo_sparsity.data.tokens import prepare
 from tests.conftest import data_section
 
 OTHER = train_tokenizer(iter(["other words than before, other words"]), 300)
@@ -123,7 +123,7 @@ def several_files(
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> TokenShards:
     """A split of several files."""
-    monkeypatch.setattr(encode_shards, "SHARD_CHARACTERS", 100_000)
+    monkeypatch.setattr(document_batches, "SHARD_CHARACTERS", 100_000)
     data = config_from_dict({"data": data_section(tmp_path)}).data
     prepare(data)
     shards = open_shards(data, request.param)

@@ -13,8 +13,8 @@ from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.config.sections import DataConfig, PositionsConfig
 from olmo_sparsity.data import batches as batches_module
 from olmo_sparsity.data.batches import BatchPlan, Sequences, TrainingBatches
+from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.shards import open_shards
-from olmo_sparsity.data.tokens import prepare
 
 
 @pytest.fixture

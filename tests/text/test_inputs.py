@@ -15,8 +15,8 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from olmo_sparsity.base.errors import ConfigError, DataError, UserError
 from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.shards import TokenShards, open_shards
-from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.text import tokenized
 from olmo_sparsity.text.corpus import CorpusConfig, is_heldout, read_documents

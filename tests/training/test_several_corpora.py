@@ -12,8 +12,8 @@ import torch
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.run import config_from_dict, load_saved_config
 from olmo_sparsity.config.sections import EarlierWeights, RunConfig
+from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.shards import open_shards
-from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.dry_run import dry_run

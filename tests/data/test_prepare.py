@@ -21,12 +21,12 @@ from olmo_sparsity.base.errors import ConfigError, DataError, UserError
 from olmo_sparsity.base.locks import LOCK, locked
 from olmo_sparsity.config.sections import DataConfig
 from olmo_sparsity.config.text import CorpusConfig, TokenizerConfig
-from olmo_sparsity.data import encode_shards, prepare_together, tokenizer
+from olmo_sparsity.data import document_batches, prepare_together, tokenizer
 from olmo_sparsity.data.batches import Sequences
+from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.shard_manifest import Manifest
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.data.tokenizer import train_tokenizer
-from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.text.corpus import is_heldout, read_records
 from olmo_sparsity.text.records import TextRecord
 
@@ -34,8 +34,8 @@ from olmo_sparsity.text.records import TextRecord
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dozen shards out of a few kilobytes."""
-    monkeypatch.setattr(encode_shards, "SHARD_CHARACTERS", 1500)
-    monkeypatch.setattr(encode_shards, "BATCH_CHARACTERS", 700)
+    monkeypatch.setattr(document_batches, "SHARD_CHARACTERS", 1500)
+    monkeypatch.setattr(document_batches, "BATCH_CHARACTERS", 700)
     monkeypatch.setattr(tokenizer, "PIECE_CHARACTERS", 100)
 
 
@@ -214,7 +214,7 @@ def test_stopped_at_any_step_and_resumed_gives_the_same_bytes(
 ) -> None:
     """A process that dies does so between two system calls; each of those that change the folder
     (open for writing, rename) is once the first that does not happen."""
-    monkeypatch.setattr(encode_shards, "SHARD_CHARACTERS", 7000)
+    monkeypatch.setattr(document_batches, "SHARD_CHARACTERS", 7000)
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # Slow, and only for power cuts.
     with stopping_after(None) as steps:
         assert prepare(data).num_shards > 2
