@@ -135,7 +135,8 @@ def load_model(
         loader = next(loader for loader in run_loaders() if loader.find(folder))
         trained = loader.load(folder, name, dtype, device)
         loaded = describe_model(**vars(trained))
-    return check_room_for_tokens(loaded)
+    check_room_for_tokens(loaded)
+    return loaded
 
 
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -194,15 +195,15 @@ def wrap_model(
     is_wrapped = isinstance(model, HuggingFaceLM | PromptModel)
     inner = model.model if is_wrapped else model
     transformers_tokenizer = None if isinstance(tokenizer, Tokenizer) else tokenizer
-    return check_room_for_tokens(
-        describe_model(
-            model,
-            tokenizer=None if tokenizer is None else as_tokenizer(tokenizer),
-            name=name or getattr(inner.config, "_name_or_path", "") or type(inner).__name__,
-            weights_sha256=None,
-            find_transformers_tokenizer=lambda: transformers_tokenizer,
-        )
+    loaded = describe_model(
+        model,
+        tokenizer=None if tokenizer is None else as_tokenizer(tokenizer),
+        name=name or getattr(inner.config, "_name_or_path", "") or type(inner).__name__,
+        weights_sha256=None,
+        find_transformers_tokenizer=lambda: transformers_tokenizer,
     )
+    check_room_for_tokens(loaded)
+    return loaded
 
 
 def _unwrapped(model: Any) -> Any:

@@ -1,7 +1,13 @@
 """Hold a trained model that is ready to be used: with its tokenizer, its limits and its identity.
 
 `load_model` and `wrap_model` (load.py) return a `LoadedModel`, which `measure`, `explain` and
-`attribute` take. Inside `using(model)` one thread uses it.
+`attribute` take. Inside `using(model)` one thread uses it:
+
+    model = load_model("smollm2")
+    (ids,) = model.encode(["The train leaves at nine."])
+    with using(model):                      # reads what has changed since the last use
+        model.check_positions(len(ids))     # raises ConfigError if the text is too long
+        folder.identify(identity_of(model) | settings)
 """
 
 from __future__ import annotations
@@ -30,9 +36,13 @@ from olmo_sparsity.models.pretrained_tokenizer import (
 )
 from olmo_sparsity.models.prompts import PromptModel
 from olmo_sparsity.models.transformers_folder import count_parameters
-from olmo_sparsity.models.use import in_use, state_of
+from olmo_sparsity.models.use import in_use, last_identity
 from olmo_sparsity.text.runs import TrainingText
 from olmo_sparsity.text.vocabulary import tokenizer_fingerprint
+
+
+def _find_no_tokenizer() -> None:
+    """Return None: a model without a tokenizer of transformers."""
 
 
 @dataclass(repr=False)
@@ -64,11 +74,13 @@ class LoadedModel:
     text: TrainingText | None = None
     """The text of the run that the model comes from; None for a model of others."""
 
-    find_transformers_tokenizer: Callable[[], Any | None] = field(default=type(None))
-    """Returns the tokenizer as an object of transformers. It is called once, when it is needed."""
+    find_transformers_tokenizer: Callable[[], Any | None] = _find_no_tokenizer
+    """Returns the tokenizer as an object of transformers, or None. It is called once, when it is
+    needed, as reading it imports transformers."""
 
     def __post_init__(self) -> None:
-        self._state = state_of(self.model)
+        # A later identity that differs says that the user has changed the model in memory.
+        self._first_identity = last_identity(self.model)
 
     def __repr__(self) -> str:
         family = type(getattr(self.model, "model", self.model)).__name__
@@ -86,14 +98,10 @@ class LoadedModel:
         prefix: auto (the tokens that the tokenizer puts before the text, usually none or one), bos,
             none, or any text.
         """
-        if prefix == "none" or (prefix == "auto" and self.tokenizer is None):
+        if prefix == "none":
             return []
         if prefix == "auto":
-            tokenizer = self.transformers_tokenizer
-            if tokenizer is None:
-                tokenizer = self.tokenizer
-            # The beginning of the text is enough, and encoding all of it would take long.
-            return tokens_before(tokenizer, text[:1000])
+            return self._automatic_prefix(text)
         if prefix == "bos":
             bos = getattr(self.transformers_tokenizer, "bos_token_id", None)
             if bos is None:
@@ -107,6 +115,17 @@ class LoadedModel:
                 "none"
             )
         return self.encode([prefix])[0]
+
+    def _automatic_prefix(self, text: str) -> list[int]:
+        """Return the tokens that the tokenizer puts before a text; none without a tokenizer."""
+        tokenizer = self.transformers_tokenizer
+        if tokenizer is None:
+            tokenizer = self.tokenizer
+        if tokenizer is None:
+            return []
+        # What comes before a text does not depend on its end, and encoding all of it would take
+        # long.
+        return tokens_before(tokenizer, text[:1000])
 
     def encode(
         self, texts: list[str], control_tokens: bool = True, follow: bool = False
@@ -122,25 +141,34 @@ class LoadedModel:
         ids_of_texts = self._encode(tokenizer, texts)
         if control_tokens:
             return ids_of_texts
-        # Few texts spell a control token, and only these are encoded again.
+
+        # Few texts spell a control token. Only these are encoded again, by a copy of the tokenizer,
+        # which takes long to make.
         special = special_tokens(self.tokenizer)
-        numbers_to_repeat = [
+        numbers_with_special = [
             number
             for number, ids in enumerate(ids_of_texts)
             if spelled_in(texts[number], ids, special)
         ]
-        if not numbers_to_repeat:
-            return ids_of_texts
-        tokenizer = without_control_tokens(tokenizer)
-        ids_as_text = self._encode(tokenizer, [texts[number] for number in numbers_to_repeat])
-        for number, ids in zip(numbers_to_repeat, ids_as_text, strict=True):
-            names = spelled_in(texts[number], ids, special)
+        if numbers_with_special:
+            texts_with_special = [texts[number] for number in numbers_with_special]
+            encoded_again = self._encode_as_characters(tokenizer, texts_with_special)
+            for number, ids in zip(numbers_with_special, encoded_again, strict=True):
+                ids_of_texts[number] = ids
+        return ids_of_texts
+
+    def _encode_as_characters(self, tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+        """Return the token IDs of texts, with names of control tokens as ordinary characters. Raise
+        DataError if the tokenizer makes control tokens of them anyway."""
+        special = special_tokens(tokenizer)
+        ids_of_texts = self._encode(without_control_tokens(tokenizer), texts)
+        for text, ids in zip(texts, ids_of_texts, strict=True):
+            names = spelled_in(text, ids, special)
             if names:
                 raise DataError(
                     f"the tokenizer cannot encode {names[0]} as text; remove it, or pass "
                     "control_tokens=True (--control-tokens)"
                 )
-            ids_of_texts[number] = ids
         return ids_of_texts
 
     @cached_property
@@ -169,29 +197,33 @@ class LoadedModel:
     @property
     def fingerprint(self) -> str:
         """Return a hash that identifies the model as it is now: that of its files, or, if it was
-        changed since they were read, that of its state in memory (identity.py)."""
-        if self._state is None:
+        changed since they were read, that of its identity in memory (identity.py)."""
+        if self._first_identity is None:  # not a model of PyTorch, but such as a server
             return self.weights_sha256 or ""
         with using(self):
-            state = state_of(self.model)
-            assert state is not None
-            # A class may have been patched before the files were read, so that it has not changed.
-            is_of_files = state == self._state and not state.replaced
+            identity = last_identity(self.model)
+            assert identity is not None
+            # A method that was replaced before the files were read is not a change since then. But
+            # the model computes other numbers than its files say.
+            is_of_files = identity == self._first_identity and not identity.replaced
             if self.weights_sha256 is not None and is_of_files:
                 return self.weights_sha256
-            return state.sha256
+            return identity.sha256
 
     def without_weights(self) -> LoadedModel:
         """Return a copy that has a name, a tokenizer and limits, but no weights. It can be stored
         or sent to another process."""
-        nothing: Any = {"model": None, "find_transformers_tokenizer": type(None)}
-        return replace(self, **nothing)
+        return replace(self, model=None, find_transformers_tokenizer=_find_no_tokenizer)
 
-    def notice_changes(self) -> None:
-        """If the model has changed, update the fields that depend on it, such as its number of
-        parameters. Called with the model in use."""
-        if self._state is not None and state_of(self.model) is not self._state:
-            vars(self).update(_measured(self.model))
+    def update_if_changed(self) -> None:
+        """If the user has changed the model, such as by merging an adapter, read the fields that
+        depend on it again. Called with the model in use."""
+        if self._first_identity is None or last_identity(self.model) is self._first_identity:
+            return
+        facts = _read_facts(self.model)
+        self.num_parameters = facts.num_parameters
+        self.limit = facts.limit
+        self.batch_noise = facts.batch_noise
 
     @property
     def max_positions(self) -> int | None:
@@ -231,15 +263,16 @@ def identity_of(model: LoadedModel) -> dict[str, str | None]:
     Results are stored with it, `folder.identify(identity_of(model) | settings)`, and continued only
     by a model with the same identity."""
     config: Any = getattr(model.model, "config", None)
-    theirs = model.transformers_tokenizer
-    template = getattr(theirs, "chat_template", None)
-    special = getattr(theirs, "special_tokens_map", None)
+    # The tokenizer of `tokenizers` has neither a chat template nor the roles of special tokens.
+    tokenizer = model.transformers_tokenizer
+    template = getattr(tokenizer, "chat_template", None)
+    special = getattr(tokenizer, "special_tokens_map", None)
     return {
         "model": model.fingerprint,
         "config": _sha256(vars(config)) if is_dataclass(config) else None,
         "dtype": model.dtype,
         "tokenizer": None if model.tokenizer is None else tokenizer_fingerprint(model.tokenizer),
-        "chat_template": None if theirs is None else _sha256([template, special]),
+        "chat_template": None if tokenizer is None else _sha256([template, special]),
     }
 
 
@@ -254,44 +287,48 @@ def using(*models: LoadedModel | None) -> Iterator[None]:
     used = [model for model in models if model is not None]
     with in_use(*(model.model for model in used)):
         for model in used:
-            model.notice_changes()
+            model.update_if_changed()
         yield
 
 
 def describe_model(model: Any, **fields: Any) -> LoadedModel:
-    """Return a `LoadedModel`. Its limits and sizes are read from the model itself, and `fields` are
-    the others."""
-    return LoadedModel(model=model, **_measured(model), **fields)
+    """Return a `LoadedModel`. Its limit and its sizes are read from the model itself, and `fields`
+    are the others."""
+    return LoadedModel(model=model, **vars(_read_facts(model)), **fields)
 
 
-def _measured(model: Any) -> dict[str, Any]:
-    """Return the fields of a `LoadedModel` that depend on its model in memory."""
+@dataclass(frozen=True)
+class _Facts:
+    """The fields of a `LoadedModel` that depend on its model in memory."""
+
+    num_parameters: int
     limit: PositionLimit | None
-    inner: Any = getattr(model, "model", None)
-    if isinstance(model, HuggingFaceLM):  # transformers counts packed 4-bit weights correctly
-        limit = model.limit
-        num_parameters = inner.num_parameters()
-    elif isinstance(model, PromptModel):  # whole prompts of a model of transformers
-        limit = position_limit(inner.config)
-        num_parameters = inner.num_parameters()
-    else:
-        limit = PositionLimit(model.config.max_sequence_length, "max_sequence_length")
-        num_parameters = count_parameters(model)
-    noise = getattr(model, "batch_noise", 0.0)
-    return {"num_parameters": num_parameters, "limit": limit, "batch_noise": noise}
+    batch_noise: float
 
 
-def check_room_for_tokens(loaded: LoadedModel) -> LoadedModel:
-    """Return the model. Raise ConfigError if its tokenizer has IDs beyond the embedding. Only those
-    of added tokens may be there, such as that of an image in a model that reads only text; `encode`
-    rejects them."""
+def _read_facts(model: Any) -> _Facts:
+    """Return the facts of a model in memory, of this project or of transformers."""
+    batch_noise: float = getattr(model, "batch_noise", 0.0)
+    if isinstance(model, HuggingFaceLM):
+        # Not `count_parameters`, as transformers counts packed 4-bit weights correctly.
+        return _Facts(model.model.num_parameters(), model.limit, batch_noise)
+    if isinstance(model, PromptModel):  # `WholePrompts`, a model of transformers without states
+        inner: Any = getattr(model, "model", None)
+        return _Facts(inner.num_parameters(), position_limit(inner.config), batch_noise)
+    limit = PositionLimit(model.config.max_sequence_length, "max_sequence_length")
+    return _Facts(count_parameters(model), limit, batch_noise)
+
+
+def check_room_for_tokens(loaded: LoadedModel) -> None:
+    """Raise ConfigError if a model's tokenizer has IDs beyond the embedding. Only added tokens may
+    have them, such as that of an image in a model that reads only text; `encode` rejects these."""
     if loaded.tokenizer is None:
-        return loaded
-    vocabulary = loaded.tokenizer.get_vocab(with_added_tokens=False)
-    largest = max(vocabulary.values(), default=-1)  # not its size, as some vocabularies have gaps
-    if largest >= loaded.model.vocab_size:
+        return
+    ids = loaded.tokenizer.get_vocab(with_added_tokens=False).values()
+    # Not by their number, as some vocabularies have gaps.
+    largest = max(ids, default=None)
+    if largest is not None and largest >= loaded.model.vocab_size:
         raise ConfigError(
             f"tokenizer has IDs up to {largest}, the embedding {loaded.model.vocab_size} rows; "
             f"pass that of '{loaded.name}'"
         )
-    return loaded

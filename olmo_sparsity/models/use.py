@@ -24,7 +24,7 @@ from torch import nn
 
 from olmo_sparsity.base.errors import ConfigError, DataError, printable
 from olmo_sparsity.base.progress import say
-from olmo_sparsity.models.identity import State, check_hooks, read_state
+from olmo_sparsity.models.identity import ModelIdentity, check_hooks, read_identity
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,7 +33,7 @@ _lock = threading.RLock()
 _users: list[nn.Module] = []
 """The wrappers and models that the thread that holds the lock has in use."""
 
-_states: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
+_identities: WeakKeyDictionary[nn.Module, ModelIdentity] = WeakKeyDictionary()
 """The identity of each model at its last use. A key is the object that all wrappers of one model
 share (`_inner`)."""
 
@@ -113,7 +113,7 @@ def _one_in_use(model: nn.Module) -> Iterator[None]:
     try:
         with torch.inference_mode(False), gradients, evaluating(model):
             if is_first:
-                _update_state(inner)
+                _update_identity(inner)
             _fit_again_if_changed(model, inner)
             yield
     finally:
@@ -124,32 +124,32 @@ def _one_in_use(model: nn.Module) -> Iterator[None]:
                 weight.requires_grad_()
 
 
-def state_of(model: Any) -> State | None:
+def last_identity(model: Any) -> ModelIdentity | None:
     """Return the identity that a model had at its last use. Return None if it is not a model of
     PyTorch, but such as a server."""
     if not isinstance(model, nn.Module):
         return None
     inner = _inner(model)
-    if inner not in _states:
-        _states[inner] = read_state(inner)
-    return _states[inner]
+    if inner not in _identities:
+        _identities[inner] = read_identity(inner)
+    return _identities[inner]
 
 
 def forget(model: nn.Module) -> None:
     """Forget the identity of a model, so that its next use counts as its first."""
-    _states.pop(_inner(model), None)
+    _identities.pop(_inner(model), None)
 
 
-def check_unchanged(model: Any, state: State | None, since: str) -> None:
+def check_unchanged(model: Any, identity: ModelIdentity | None, since: str) -> None:
     """Raise DataError if a model has changed since an earlier call. Called with the model in use.
 
-    state: Its identity at that call.
+    identity: Its identity at that call.
     since: The name of that call, which the message asks to repeat.
     """
-    current_state = state_of(model)
-    if state is None or current_state is None:
+    current_identity = last_identity(model)
+    if identity is None or current_identity is None:
         return
-    differences = state.differences(current_state)
+    differences = identity.differences(current_identity)
     if differences:
         raise DataError(f"the model has changed since {since} ({differences}): {since} again")
 
@@ -163,31 +163,31 @@ def _inner(model: nn.Module) -> nn.Module:
     return model
 
 
-def _update_state(inner: nn.Module) -> None:
+def _update_identity(inner: nn.Module) -> None:
     """Read the identity of the model, and say so if it has changed since its last use."""
     check_hooks(inner)
-    known = _states.get(inner)
-    state = read_state(inner)
-    if known == state:
-        return  # the known object stays, as others compare states by identity
+    known = _identities.get(inner)
+    identity = read_identity(inner)
+    if known == identity:
+        return  # the known object stays, as others compare identities with `is`
     family = type(inner).__name__
     if known is not None:
-        difference = known.differences(state)
+        difference = known.differences(identity)
         say(f"{family} has changed since its last use ({difference}): used as it is now")
-    elif state.replaced:
-        first = min(state.replaced)
+    elif identity.replaced:
+        first = min(identity.replaced)
         say(f"{family}: {first} was replaced; results are stored as those of another model")
-    _states[inner] = state
+    _identities[inner] = identity
 
 
 def _fit_again_if_changed(model: nn.Module, inner: nn.Module) -> None:
-    """Let a wrapper try the model again if it was last tried in another state."""
+    """Let a wrapper try the model again if it was last tried with another identity."""
     fit: Any = getattr(model, "fit", None)
-    if fit is not None and model.fitted is not _states[inner]:
+    if fit is not None and model.tried_identity is not _identities[inner]:
         try:
             fit()
         except BaseException:
-            _states.pop(inner)  # otherwise the next use would take the model for one that fits
+            _identities.pop(inner)  # otherwise the next use would take the model for one that fits
             raise
 
 

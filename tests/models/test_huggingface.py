@@ -63,14 +63,14 @@ def test_states_of_a_long_text_are_computed_with_small_masks(
 ) -> None:
     model = wrap(find("Llama 1, 2, 3"))
     expected = model.distant_states(TOKENS[:1], COUNTED[:, :LENGTH])
-    lengths, run = list[int](), model._last_hidden
+    lengths, run = list[int](), model._run_body
 
     def counted(tokens_BL: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
         lengths.append(tokens_BL.shape[1])
         return run(tokens_BL, *given, **named)
 
     monkeypatch.setattr(huggingface, "MAX_MASK_ENTRIES", 3 * LENGTH)
-    monkeypatch.setattr(model, "_last_hidden", counted)
+    monkeypatch.setattr(model, "_run_body", counted)
     found = model.distant_states(TOKENS[:1], COUNTED[:, :LENGTH])
     assert max(lengths) == 3
     assert sum(lengths) == LENGTH

@@ -26,7 +26,7 @@ from olmo_sparsity import attribute, explain, load_model, measure
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.models import checksums, huggingface, replaced_code, use
 from olmo_sparsity.models.attention import OWN_ATTENTION
-from olmo_sparsity.models.identity import read_state
+from olmo_sparsity.models.identity import read_identity
 from olmo_sparsity.models.load import wrap_model
 from tests.support.explanations import SHORT, TEXT, WORDS, asked, make_model, make_tokenizer
 from tests.support.families import SUPPORTED, build, find
@@ -140,14 +140,14 @@ def edits(model: Any) -> dict[str, Callable[[], Any]]:
 @pytest.mark.parametrize("width", [509, 3])  # of the matrices whose sums identify tensors
 def test_each_edit_is_noticed(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checksums, "BLOCK", width)
-    first = read_state(make_model_with_adapter())
+    first = read_identity(make_model_with_adapter())
     for kind in edits(make_model_with_adapter()):
         model = make_model_with_adapter()
-        state = read_state(model)
-        assert state == read_state(model)
+        state = read_identity(model)
+        assert state == read_identity(model)
         assert state.sha256 == first.sha256
         edits(model)[kind]()
-        now = read_state(model)
+        now = read_identity(model)
         assert state.differences(now), kind
         assert now.sha256 != state.sha256, kind
 
@@ -165,7 +165,7 @@ def test_a_model_in_memory_is_read_once_a_call_and_tried_once(
 
         return counted
 
-    monkeypatch.setattr(use, "read_state", counting("read", use.read_state))
+    monkeypatch.setattr(use, "read_identity", counting("read", use.read_identity))
     monkeypatch.setattr(huggingface, "try_model", counting("tried", huggingface.try_model))
     first = long_loss(model)
     assert sorted(done) == ["read", "tried"]
@@ -382,10 +382,10 @@ def louder(mlp: Any, strength: float) -> None:
 
 
 def test_a_forward_that_was_replaced_on_a_module_is_another_model(model: Any) -> None:
-    plain = read_state(model)
+    plain = read_identity(model)
     louder(model.model.layers[0].mlp, 1.5)
-    assert read_state(model).differences(plain) == "the code of model.layers.0.mlp.forward"
-    assert read_state(model).sha256 != plain.sha256
+    assert read_identity(model).differences(plain) == "the code of model.layers.0.mlp.forward"
+    assert read_identity(model).sha256 != plain.sha256
 
 
 def test_a_replaced_forward_is_known_again_by_its_code_and_its_values() -> None:
@@ -393,15 +393,15 @@ def test_a_replaced_forward_is_known_again_by_its_code_and_its_values() -> None:
     for strength in (1.5, 1.5, 2.0):
         patched = make_model()
         louder(patched.model.layers[0].mlp, strength)
-        hashes.append(read_state(patched).sha256)
+        hashes.append(read_identity(patched).sha256)
     assert hashes[0] == hashes[1] != hashes[2]
 
 
 def test_a_forward_of_another_module_is_another_model(model: Any) -> None:
-    plain = read_state(model)
+    plain = read_identity(model)
     first, second = model.model.layers
     second.mlp.forward = first.mlp.forward
-    assert read_state(model).differences(plain) == "the code of model.layers.1.mlp.forward"
+    assert read_identity(model).differences(plain) == "the code of model.layers.1.mlp.forward"
 
 
 def test_a_value_that_no_process_can_compare_makes_another_model_of_each(
@@ -409,10 +409,10 @@ def test_a_value_that_no_process_can_compare_makes_another_model_of_each(
 ) -> None:
     strength = object()
     model.model.layers[0].mlp.forward = lambda hidden: strength
-    state = read_state(model)
-    assert read_state(model) == state
+    state = read_identity(model)
+    assert read_identity(model) == state
     monkeypatch.setattr(replaced_code, "_THIS_PROCESS", "another")
-    assert read_state(model).sha256 != state.sha256
+    assert read_identity(model).sha256 != state.sha256
 
 
 @pytest.mark.parametrize("keeps_name", [False, True])
@@ -443,10 +443,10 @@ def test_a_replaced_forward_is_said_once(model: Any, capsys: pytest.CaptureFixtu
 def test_what_trusted_packages_put_around_a_method_changes_no_identity(model: Any) -> None:
     from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
-    plain = read_state(model)
+    plain = read_identity(model)
     add_hook_to_module(model.model.layers[0].mlp, AlignDevicesHook())
     model.forward = torch.compile(model.forward, backend="eager")
-    assert read_state(model) == plain
+    assert read_identity(model) == plain
 
 
 # --- weights that cannot be used ------------------------------------------------------------------

@@ -28,9 +28,9 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.windows import LOCAL_OF_ONE_PREDICTION, default_local, long_window
-from olmo_sparsity.models.identity import State
+from olmo_sparsity.models.identity import ModelIdentity
 from olmo_sparsity.models.loaded import LoadedModel
-from olmo_sparsity.models.use import check_unchanged, state_of
+from olmo_sparsity.models.use import check_unchanged, last_identity
 from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.units import Spans
@@ -60,8 +60,8 @@ class Prepared:
     """The targets that the user named, or the answer of a prompt. None: the tokens with the largest
     gaps become targets."""
 
-    state: State | None = None
-    """The state of the model at that time, by which a change is noticed."""
+    model_identity: ModelIdentity | None = None
+    """The identity of the model at that time, by which a change is noticed."""
 
     @property
     def chosen_by_gap(self) -> bool:
@@ -99,7 +99,7 @@ class Prepared:
             windows=windows,
             settings=settings,
             spans=spans,
-            state=state_of(model.model),
+            model_identity=last_identity(model.model),
         )
 
     def blocks_to_select(self) -> list[Block]:
@@ -166,14 +166,14 @@ class Prepared:
 
     def check_model_unchanged(self) -> None:
         """Raise DataError if the model is not what it was when the explanation was prepared."""
-        check_unchanged(self.scorer.model, self.state, "explain")
+        check_unchanged(self.scorer.model, self.model_identity, "explain")
 
     def without_model(self) -> Prepared:
         """Return a copy without weights, which is stored with an explanation: it is enough to show
         the explanation, and not to compute it again."""
         model = self.model.without_weights()
         # Only a stored explanation lacks these two, so their types do not allow None.
-        return replace(self, model=model, scorer=None, state=None)  # type: ignore[arg-type] # see above
+        return replace(self, model=model, scorer=None, model_identity=None)  # type: ignore[arg-type] # see above
 
 
 def _windows_of(

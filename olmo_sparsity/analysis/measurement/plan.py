@@ -55,7 +55,7 @@ from olmo_sparsity.base.extend import fingerprint_of_files
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.streams import VERSION
 from olmo_sparsity.models.loaded import LoadedModel, identity_of, using
-from olmo_sparsity.models.use import check_unchanged, state_of
+from olmo_sparsity.models.use import check_unchanged, last_identity
 from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.text.units import span_width
@@ -139,11 +139,11 @@ class Plan:
 
     def __post_init__(self) -> None:
         with using(self.model):
-            self._state = state_of(self.model.model)
+            self._model_identity = last_identity(self.model.model)
 
     def check_model_unchanged(self) -> None:
         """Raise DataError if the model is not what it was when the plan was made."""
-        check_unchanged(self.model.model, self._state, "plan")
+        check_unchanged(self.model.model, self._model_identity, "plan")
 
     @staticmethod
     def of(

@@ -42,11 +42,11 @@ from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.renamed import accepts_old_names
 from olmo_sparsity.models.attention import fast_kernels
 from olmo_sparsity.models.distant_states import DistantStates, to_device
-from olmo_sparsity.models.identity import State
+from olmo_sparsity.models.identity import ModelIdentity
 from olmo_sparsity.models.language_model import LanguageModel
 from olmo_sparsity.models.losses import rows_per_chunk
 from olmo_sparsity.models.prompts import PromptModel
-from olmo_sparsity.models.use import in_use, state_of
+from olmo_sparsity.models.use import in_use, last_identity
 from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.units import NOTHING
@@ -62,8 +62,8 @@ class KnownText:
 
     tokens: np.ndarray
     states: DistantStates
-    model_state: State | None
-    """The state of the model that computed them. A change to the model makes them stale."""
+    model_identity: ModelIdentity | None
+    """The identity of the model that computed them. A change to the model makes them stale."""
 
 
 class Scorer:
@@ -161,9 +161,9 @@ class Scorer:
         computes nothing.
         """
         with in_use(self.model), fast_kernels(self.device):
-            state = state_of(self.model)
+            identity = last_identity(self.model)
             known = self._known_text
-            if known is not None and known.model_state is state:
+            if known is not None and known.model_identity is identity:
                 beginning = known.tokens[: len(tokens)]
                 if np.array_equal(beginning, tokens):
                     return known.states.first(len(tokens))
@@ -175,7 +175,7 @@ class Scorer:
             self.token_forwards += len(tokens)
             with threads_for(self.num_parameters):
                 states = self.model.distant_states(tokens_BL, positions_BL, self.batch_tokens)
-            self._known_text = KnownText(tokens, states, state)
+            self._known_text = KnownText(tokens, states, identity)
             return states
 
     @property
@@ -183,7 +183,7 @@ class Scorer:
         """Return the text that `states` computed last. Return None if there is none, if the model
         is not in use, or if it has changed since."""
         known = self._known_text
-        if known is None or known.model_state is not state_of(self.model):
+        if known is None or known.model_identity is not last_identity(self.model):
             return None
         return known
 
