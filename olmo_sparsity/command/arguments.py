@@ -115,6 +115,11 @@ def _add_experiment(sub: Parser) -> None:
     modes = sub.add_mutually_exclusive_group()
     modes.add_argument("--list", action="store_true", help="list the state of each job")
     modes.add_argument(
+        "--cancel",
+        action="store_true",
+        help="cancel its jobs of SLURM, those that wait first; trainings save before they end",
+    )
+    modes.add_argument(
         "--dry-run",
         action="store_true",
         help="what each job and all of them cost, before anything is trained",

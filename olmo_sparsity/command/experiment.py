@@ -4,6 +4,7 @@
     experiment FILE --only=JOB    one job, in this process
     experiment FILE --slurm=…     submit all jobs, and return
     experiment FILE --list        how each job stands
+    experiment FILE --cancel      cancel what was submitted
     experiment FILE --dry-run     what each job costs
 
 Place in the flow: below cli.py, on top of the package `experiment`.
@@ -53,6 +54,10 @@ def run_experiment(options: argparse.Namespace) -> int:
 
         print(format_states(jobs_of(experiment), queued(experiment)))
         return 0
+    if options.cancel:
+        from olmo_sparsity.experiment.slurm import cancel
+
+        return cancel(experiment)
     if options.slurm is not None:
         from olmo_sparsity.experiment.slurm import Flags, submit
 

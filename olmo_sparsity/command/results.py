@@ -16,6 +16,8 @@ from olmo_sparsity.base.progress import say
 if TYPE_CHECKING:
     import pandas as pd
 
+    from olmo_sparsity.experiment.file import Experiment
+
 
 def run_figure(options: argparse.Namespace) -> int:
     """Draw the losses of runs, or Figure 2 of an experiment or of measurements; return the exit
@@ -122,8 +124,10 @@ def _compare_experiment(folder: str, transfers: bool) -> list[pd.DataFrame]:
             f"--transfer with the experiment {folder}: pass two folders of {folder}/measured that "
             "end in -transfer"
         )
+    comparisons = comparisons_of(experiment)
+    _print_savings_of_longer_windows(experiment)
     tables: list[pd.DataFrame] = []
-    for comparison in comparisons_of(experiment):
+    for comparison in comparisons:
         tables_of_seeds = []
         for pair in comparison.pairs:
             title = comparison.title_of(experiment, pair)
@@ -143,6 +147,30 @@ def _compare_experiment(folder: str, transfers: bool) -> list[pd.DataFrame]:
     if not tables:
         raise DataError(f"{folder}: no two measurements that `compare` pairs are finished")
     return tables
+
+
+def _print_savings_of_longer_windows(experiment: Experiment) -> None:
+    """Print for each model how much lower its loss is with each longer long window than with the
+    shortest one. Print nothing if the experiment has one window, or too little is finished."""
+    from olmo_sparsity.analysis.results.results import loss_saved_by_longer_window, read_results
+    from olmo_sparsity.analysis.results.view import with_interval
+    from olmo_sparsity.experiment.comparisons import name_of_model, window_pairs_of
+
+    lines = []
+    for longer, shortest in window_pairs_of(experiment):
+        name = name_of_model(experiment, longer)
+        windows = f"L_{shortest.long} - L_{longer.long}"
+        try:
+            saved = loss_saved_by_longer_window(
+                read_results(longer.folder), read_results(shortest.folder)
+            )
+        except DataError as error:
+            say(f"{name}, {windows}: not compared: {error}")
+            continue
+        lines.append(f"  {name}: {windows} {with_interval(*saved, digits=3)}")
+    if lines:
+        print("what the text beyond the shortest long window saves, nats a token (same tokens):")
+        print("\n".join(lines) + "\n")
 
 
 def run_report(options: argparse.Namespace) -> int:

@@ -7,8 +7,11 @@ of the grid. If all models are seeds of one scheme, seeds are paired with each o
     comparisons   pose minus rope, long=1024    pairs: the two models of seed 0, those of seed 1
                   pose minus rope, long=4032    the same
 
-Place in the flow: finished measurements → **`comparisons_of`**, and for each
-**`describe_agreement`** → the command `compare` (command/results.py), which prints them.
+The windows of one model are paired, too: its loss with the shortest long window minus its loss with
+a longer one is what the text beyond the shortest one saves.
+
+Place in the flow: finished measurements → **`window_pairs_of`**, **`comparisons_of`**, and for each
+comparison **`describe_agreement`** → the command `compare` (command/results.py), which prints them.
 """
 
 from __future__ import annotations
@@ -62,14 +65,27 @@ class Comparison:
 
     def title_of(self, experiment: Experiment, pair: Pair) -> str:
         """Return a line that names both models of a pair, by label and name, and the window."""
-        names = []
-        for measurement in pair:
-            label = experiment.label_of(measurement)
-            name = measurement.model.name
-            names.append(name if label == name else f"{label} ({name})")
+        names = [name_of_model(experiment, measurement) for measurement in pair]
         step = pair.first.step
         shown_step = "last step" if step is None else f"step {step:,}"
         return f"{names[0]} minus {names[1]}, long={self.long}, {shown_step}"
+
+
+def name_of_model(experiment: Experiment, measurement: Measurement) -> str:
+    """Return the label and the name of the model of a measurement; if they are equal, once."""
+    label = experiment.label_of(measurement)
+    name = measurement.model.name
+    return name if label == name else f"{label} ({name})"
+
+
+def window_pairs_of(experiment: Experiment) -> list[Pair]:
+    """Return pairs of measurements of one model, the first with a longer long window, the second
+    with the shortest one. There are none if only one window is measured."""
+    pairs = []
+    for by_window in _measurements_by_model(experiment).values():
+        shortest, *longer = by_window.values()  # sorted by length
+        pairs += [Pair(measurement, shortest) for measurement in longer]
+    return pairs
 
 
 def comparisons_of(experiment: Experiment) -> list[Comparison]:

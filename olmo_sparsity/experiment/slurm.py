@@ -1,4 +1,4 @@
-"""Submit the jobs of an experiment to SLURM, all at once, and return.
+"""Submit the jobs of an experiment to SLURM, all at once, and return; cancel them.
 
     trainings           arrays, one for each time limit; a task is a model
     each measurement    an array; its tasks share the documents
@@ -11,7 +11,7 @@ submits nothing twice:
 
     {"c4_pose": "17_0", "c4_rope": "17_1", "c4_pose-last-1024": "18", "figure": "20"}
 
-Place in the flow: file.py → jobs.py → **`submit`**.
+Place in the flow: file.py → jobs.py → **`submit`**, **`cancel`**.
 """
 
 from __future__ import annotations
@@ -274,6 +274,11 @@ def queued(experiment: Experiment) -> dict[str, str]:
     """Return the SLURM number of each job that was submitted and has not ended."""
     submitted = _trainings_of_first_experiment(experiment)
     submitted |= _read_numbers(_file_of_numbers(experiment))
+    return _select_queued(submitted)
+
+
+def _select_queued(submitted: dict[str, str]) -> dict[str, str]:
+    """Return those of the jobs that have not ended, by name. `submitted`: their SLURM numbers."""
     # Where SLURM is not installed, as on a laptop with a copy of the results, nothing is queued.
     if not submitted or shutil.which("squeue") is None:
         return {}
@@ -287,3 +292,28 @@ def queued(experiment: Experiment) -> dict[str, str]:
         number, _, element = line.strip().partition(" ")
         in_queue |= {number, f"{number}_{element}"}
     return {name: number for name, number in submitted.items() if number in in_queue}
+
+
+# --- cancel ---------------------------------------------------------------------------------------
+
+
+def cancel(experiment: Experiment) -> int:
+    """Cancel each job of the experiment that waits or runs; return the exit code."""
+    # Trainings that another experiment has submitted are that experiment's to cancel.
+    numbers = _select_queued(_read_numbers(_file_of_numbers(experiment)))
+    if not numbers:
+        print(f"{experiment.folder}: no job of it is in the queue")
+        return 0
+    # A measurement begins when its training has ended, well or not. If trainings were cancelled
+    # first, their measurements would begin.
+    _scancel("--state=PENDING", *numbers.values())
+    _scancel(*numbers.values())
+    print(f"cancelled: {', '.join(numbers)}; the same line with --slurm goes on")
+    return 0
+
+
+def _scancel(*words: str) -> None:
+    """Run `scancel`. It succeeds for jobs that have ended, too."""
+    done = subprocess.run(["scancel", *words])
+    if done.returncode != 0:
+        raise UserError(f"scancel ended with {done.returncode}; run the same command again")

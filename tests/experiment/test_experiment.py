@@ -409,6 +409,26 @@ def test_slurm_measures_when_trainings_have_ended_well_or_not(
     assert len(Path("said").read_text().splitlines()) == 5
 
 
+def test_what_waits_is_cancelled_before_what_runs(
+    make_grid: MakeGrid,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    """Or measurements would begin when their trainings end."""
+    path = make_grid(measure=MEASURE)
+    monkeypatch.chdir(tmp_path)
+    queue = "echo 41 0; echo 43 0"
+    cancel = "echo $@ >> cancelled"
+    pretend_slurm(tmp_path, monkeypatch, sbatch=SAY_AND_NUMBER, squeue=queue, scancel=cancel)
+    assert main(["experiment", path, "--cancel"]) == 0
+    assert "no job of it is in the queue" in capsys.readouterr().out
+    assert main(["experiment", path, "--slurm"]) == 0
+    assert main(["experiment", path, "--cancel"]) == 0
+    assert Path("cancelled").read_text() == "--state=PENDING 41_0 43\n41_0 43\n"
+    assert "cancelled: tiny, tiny-last-" in capsys.readouterr().out
+
+
 def test_an_experiment_has_a_price_before_anything_is_trained(
     make_grid: MakeGrid, capsys: pytest.CaptureFixture
 ) -> None:
@@ -726,6 +746,14 @@ def test_compare_of_an_experiment_names_each_pair_and_sums_up_its_seeds(
         "net excess: PoSE (tiny_pose_seed1) minus RoPE (tiny_rope_seed1), long=24, last step",
     ]
     assert "RoPE (tiny_rope_seed2), long=24, last step: not compared: " in said
+    # Of these copies the losses with both windows are equal.
+    saved = [line.split(" [")[0] for line in printed.splitlines() if ": L_12 - L_24 " in line]
+    assert saved == [
+        "  PoSE (tiny_pose_seed1): L_12 - L_24 +0.000",
+        "  PoSE (tiny_pose_seed2): L_12 - L_24 +0.000",
+        "  RoPE (tiny_rope_seed1): L_12 - L_24 +0.000",
+    ]
+    assert "RoPE (tiny_rope_seed2), L_12 - L_24: not compared: " in said
     assert "2 seeds: tiny_pose minus tiny_rope, long=12\n  L_short - L_long: " in printed
     assert "1 of 2 seeds: tiny_pose minus tiny_rope, long=24\n" in printed
     assert len(pd.read_csv(f"{folder}/pairs.csv")["first"].unique()) == 3

@@ -356,6 +356,16 @@ def experimented(bench: Bench) -> Job:
     return job
 
 
+def cancelled(bench: Bench) -> Job:
+    """An experiment of which two trainings run, one waits, and all measurements wait for them."""
+    job = bench.experiment("cancelled")
+    job.reach(20)
+    file = str(bench.folder / "cancelled.yaml")
+    command = (sys.executable, "-m", "olmo_sparsity", "experiment", file, "--cancel")
+    (bench.folder / "cancelled.txt").write_text(bench.cluster.run(*command))
+    return job.end()
+
+
 # --- all at once ----------------------------------------------------------------------------------
 
 
@@ -374,7 +384,9 @@ def jobs(
     asked = [getattr(item, "callspec", None) for item in request.session.items]
     wanted = [call.params["job"] for call in asked if call is not None and "job" in call.params]
     longest = [
-        scenario for scenario in (losing, out_of_time, experimented, swept) if scenario in wanted
+        scenario
+        for scenario in (losing, out_of_time, experimented, cancelled, swept)
+        if scenario in wanted
     ]
     with Cluster() as cluster, ThreadPoolExecutor(NUM_AT_ONCE) as pool:
         bench = Bench(cluster, folder / "config.yaml", folder, {})
@@ -563,6 +575,20 @@ def test_an_experiment_draws_one_figure_whatever_becomes_of_its_jobs(job: Job) -
     assert 0 < len(without_targets) < len(others)
     for state in without_targets:
         assert "no target has a gap large enough" in state.detail
+
+
+@pytest.mark.accept
+@asks(cancelled)
+def test_a_cancelled_experiment_saves_and_starts_nothing_else(job: Job) -> None:
+    folder = job.run_folder.parent
+    said = folder.with_name("cancelled.txt").read_text()
+    assert said.startswith("cancelled: rope, ")
+    assert said.endswith(", figure; the same line with --slurm goes on\n")
+    numbers = json.loads((folder / "slurm.json").read_text())
+    in_queue = f"--jobs={','.join(numbers.values())}"
+    job.wait_for(lambda: not job.cluster.run("squeue", "-h", in_queue), "an empty queue")
+    assert "SIGTERM: saved step" in job.log
+    assert not (folder / "measured").exists()
 
 
 @pytest.fixture(scope="module")

@@ -41,26 +41,58 @@ def gap_difference(
     first: pd.DataFrame, second: pd.DataFrame, parts: Parts | None = None
 ) -> Interval:
     """Return the mean gap of a first model minus that of a second one, in nats a token, over the
-    tokens that both measured, and its interval.
-
-    The interval is paired: each resample of documents draws the same ones for both models. With
-    fewer than `MIN_DOCUMENTS` documents there is none, and its ends are NaN.
+    tokens that both measured, and its interval (`_paired_mean`).
 
     Args:
         first: Losses of the first model: columns document, target, loss_short and loss_long.
         second: Losses of the second one, of the same text in the same tokens.
         parts: The parts of documents that were split, which are resampled whole.
     """
-    # A row for each token that both measured, with the losses of both models.
-    shared = first.merge(second, on=KEYS, suffixes=("_of_first", "_of_second"))
-    if shared.empty:
-        return NO_INTERVAL
+    shared = _shared_tokens(first, second)
     first_gap = (shared.loss_short_of_first - shared.loss_long_of_first).astype(float)
     second_gap = (shared.loss_short_of_second - shared.loss_long_of_second).astype(float)
-    values = pd.DataFrame({"difference": first_gap - second_gap, "num_tokens": 1.0})
-    sums_by_document = values.groupby(whole_documents(shared.document, parts).to_numpy()).sum()
-    difference, num_tokens = resample(sums_by_document)
-    mean = (difference / num_tokens).interval()
+    return _paired_mean(first_gap - second_gap, shared.document, parts)
+
+
+def saved_by_longer_window(
+    longer: pd.DataFrame, shorter: pd.DataFrame, parts: Parts | None = None
+) -> Interval:
+    """Return the mean loss of a model with a shorter long window minus its mean loss with a longer
+    one, in nats a token, over the tokens that both measured, and its interval (`_paired_mean`).
+
+    Args:
+        longer: Losses with the longer window: columns document, target and loss_long.
+        shorter: Losses of the same model with the shorter window, of the same text.
+        parts: The parts of documents that were split, which are resampled whole.
+    """
+    shared = _shared_tokens(shorter, longer)
+    saved = (shared.loss_long_of_first - shared.loss_long_of_second).astype(float)
+    return _paired_mean(saved, shared.document, parts)
+
+
+def _shared_tokens(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each token that both measured, with the losses of both."""
+    return first.merge(second, on=KEYS, suffixes=("_of_first", "_of_second"))
+
+
+def _paired_mean(values: pd.Series, documents: pd.Series, parts: Parts | None) -> Interval:
+    """Return the mean of differences and its interval; NaN if there are none.
+
+    The interval is paired: each value is a difference at one token, so a resample of documents
+    draws the same ones for both measurements. With fewer than `MIN_DOCUMENTS` documents there is
+    none, and its ends are NaN.
+
+    Args:
+        values: A difference for each token.
+        documents: The document of each token.
+        parts: The parts of documents that were split, which are resampled whole.
+    """
+    if values.empty:
+        return NO_INTERVAL
+    table = pd.DataFrame({"value": values, "num_tokens": 1.0})
+    sums_by_document = table.groupby(whole_documents(documents, parts).to_numpy()).sum()
+    sum_of_values, num_tokens = resample(sums_by_document)
+    mean = (sum_of_values / num_tokens).interval()
     num_documents = len(sums_by_document)
     if num_documents < MIN_DOCUMENTS:
         return mean._replace(low=float("nan"), high=float("nan"))

@@ -21,7 +21,8 @@ import pandas as pd
 
 from olmo_sparsity.analysis.results.chosen_units import median_distances, shares_of_all
 from olmo_sparsity.analysis.results.columns import later_columns
-from olmo_sparsity.analysis.results.loss_statistics import gap_difference
+from olmo_sparsity.analysis.results.intervals import Interval
+from olmo_sparsity.analysis.results.loss_statistics import gap_difference, saved_by_longer_window
 from olmo_sparsity.analysis.results.meta import SETS, Meta
 from olmo_sparsity.analysis.results.pairing import pair
 from olmo_sparsity.analysis.results.reported import STUDENT, as_reported, without_few_intervals
@@ -122,6 +123,14 @@ def compare(first: ResultsOrFolder, second: ResultsOrFolder) -> pd.DataFrame:
     return table.assign(mean_gap=gap.value, mean_gap_low=gap.low, mean_gap_high=gap.high)
 
 
+def loss_saved_by_longer_window(longer: Results, shorter: Results) -> Interval:
+    """Return L_shorter − L_longer: how much lower the mean loss of a model is with a longer long
+    window than with a shorter one, in nats a token, over the tokens that both measured, with its
+    interval. It is what the text beyond the shorter window saves."""
+    _check_same_tokens(longer, shorter)
+    return saved_by_longer_window(longer.reported, shorter.reported, longer.parts)
+
+
 def transfer(first: ResultsOrFolder, second: ResultsOrFolder) -> pd.DataFrame:
     """Return the mean of two measurements in which two models evaluate each other's choices
     (`measure` with `choices`): their mean recovery, removal and so on, a row for each target set,
@@ -176,14 +185,23 @@ def _conditions(meta: Meta) -> dict[str, Any]:
 
 
 def _pairs(first: Results, second: Results) -> list[pd.DataFrame]:
-    """Return the rows of `pair` of each of two measurements. DataError if they are of different
-    texts, so that their targets have no partners."""
+    """Return the rows of `pair` of each of two measurements. DataError if their targets have no
+    partners, or have gaps of another kind."""
     states = differing_conditions(first, second).get("distant_states")
     if states is not None and "replaced" in states:
         raise DataError(
             f"distant_states: {states[0]} and {states[1]} ask other questions, whose gaps differ; "
             "measure both in one way"
         )
+    _check_same_tokens(first, second)
+    return [
+        pair(results.losses, results.targets, results.recovery, results.parts)
+        for results in (first, second)
+    ]
+
+
+def _check_same_tokens(first: Results, second: Results) -> None:
+    """Raise DataError if two measurements are of different texts, or of other tokens of one."""
     if first.meta.data["fingerprint"] != second.meta.data["fingerprint"]:
         if _have_same_text(first, second):
             reason = (
@@ -197,10 +215,6 @@ def _pairs(first: Results, second: Results) -> list[pd.DataFrame]:
             )
         names = " and ".join(str(results.meta.model.get("name")) for results in (first, second))
         raise DataError(f"{names} {reason} (`figure` draws both)")
-    return [
-        pair(results.losses, results.targets, results.recovery, results.parts)
-        for results in (first, second)
-    ]
 
 
 def _have_same_text(first: Results, second: Results) -> bool:
