@@ -24,7 +24,7 @@ from olmo_sparsity.analysis.interpretation import (
     InterpretationName,
     interpretation_of,
 )
-from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.errors import ConfigError, check_unset
 from olmo_sparsity.config.schema import Schema, kinds_of, option, validate
 from olmo_sparsity.config.schema import build as fill
 from olmo_sparsity.config.text import Control, SplitAt
@@ -144,12 +144,7 @@ class ModelOptions:
 
     def check_unset_for_loaded(self) -> None:
         """Raise ConfigError if an option is set that a model in memory has by itself."""
-        changed = [name for name, value in self.loading.items() if value not in ("auto", None)]
-        if changed:
-            raise ConfigError(
-                f"{', '.join(changed)}: a model in memory has its own; omit it, or pass the name "
-                "of a model to load"
-            )
+        check_unset("a model in memory has its own", **self.loading)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,6 +81,24 @@ def check_type(
     raise ConfigError(f"{name}={shown} must be {accepted}")
 
 
+CHOSEN_BY_US = {"device": "auto", "dtype": "auto", "prefix": "auto"}
+"""Options that are not None where the user does not set them. `device_map` is set by "auto"."""
+
+
+def check_unset(reason: str, **options: object) -> None:
+    """Raise ConfigError if any of these options is set, as it would have no effect.
+
+    reason: Why they have no effect.
+    options: The value of each option, by its name.
+    """
+    are_set = [
+        f"{name}={value}" for name, value in options.items() if value != CHOSEN_BY_US.get(name)
+    ]
+    if are_set:
+        remedy = "omit it" if len(are_set) == 1 else "omit them"
+        raise ConfigError(f"{', '.join(are_set)}: {reason}; {remedy}")
+
+
 class DataError(UserError):
     """An input file is wrong. The message names the file, its line if it has lines, and what to
     do."""

@@ -78,9 +78,6 @@ OF_ONE_QUESTION = Needs(
 OF_GATE = Needs("require --gate", ("baseline", "margin", "must_pass"))
 OF_BASELINE = Needs("requires --baseline", ("allow_other_model", "new_need_source"))
 OF_MESSAGES = Needs("requires --messages", ("passages",))
-OF_GENERATED_ANSWER = Needs(
-    "is of an answer that the model writes, and the answer is given", ("max_new_tokens",)
-)
 OF_RESULTS = Needs("cannot be combined with --dry-run, which has no results", ("json", "html"))
 
 DEFAULTS = {"message": LAST_MESSAGE, "must_pass": MUST_ALL_PASS}
@@ -96,8 +93,6 @@ def _check_options_have_effect(options: argparse.Namespace) -> None:
         _check_not_given(options, OF_QUESTIONS)
         if options.messages is None:
             _check_not_given(options, OF_MESSAGES)
-        if options.messages is not None or options.answer is not None:
-            _check_not_given(options, OF_GENERATED_ANSWER)
         return
     _check_not_given(options, OF_ONE_QUESTION)
     if not options.gate:

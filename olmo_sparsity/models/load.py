@@ -26,6 +26,7 @@ from olmo_sparsity.base.errors import (
     ConfigError,
     DataError,
     UserError,
+    check_unset,
     naming_extras,
     printable,
 )
@@ -91,7 +92,7 @@ def load_model(
     device: Such as cpu, cuda or cuda:1. auto: a GPU if there is one.
     dtype: fp32, bf16, fp16 or auto. auto is the checkpoint's dtype, or fp32 on a CPU that cannot
         multiply in it. For a checkpoint of ours it is bf16 on a GPU that has it, else fp32.
-    device_map: As in transformers, in place of `device`.
+    device_map: As in transformers, in place of `device`, which must then be auto.
     whole_prompts: Whether to load decoder-only models that take no position IDs, too, such as
         recurrent ones and hybrids.
     only_counts: Whether to send nothing to a server. The model then only counts what a call costs.
@@ -101,7 +102,9 @@ def load_model(
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"dtype={dtype} is not known; pass auto, {', '.join(DTYPES)}")
     _check_device_map(device_map)
-    device = str(choose_device(device))
+    if device_map is not None:
+        check_unset(f"device_map={device_map} says where the model is", device=device)
+    chosen_device = str(choose_device(device))
     if not isinstance(path_or_hub_name, str | Path):
         raise ConfigError(
             f"{path_or_hub_name!r:.60} is neither a folder nor a name on the hub; a model in "
@@ -120,20 +123,18 @@ def load_model(
             timeout=timeout,
             patience=patience,
         )
-    if timeout is not None or patience is not None:
-        raise ConfigError(f"timeout, patience: '{name}' is not a server; omit them")
+    check_unset(f"'{name}' is not a server", timeout=timeout, patience=patience)
     if tokenizer is not None:
         raise ConfigError(f"tokenizer: '{name}' has its own; omit the argument")
     folder = find_folder(name)
     if is_hugging_face(folder):
-        placement = _Placement(DTYPES.get(dtype), device, device_map)
+        placement = _Placement(DTYPES.get(dtype), chosen_device, device_map)
         loaded = _load_hugging_face(folder, name, placement, whole_prompts)
-    elif device_map is not None:
-        raise ConfigError(f"device_map={device_map} is for Hugging Face models; remove it")
     else:
+        check_unset(f"'{name}' is not a Hugging Face model", device_map=device_map)
         # `find_folder` returns a folder only if it is Hugging Face's or a loader finds a run in it.
         loader = next(loader for loader in run_loaders() if loader.find(folder))
-        trained = loader.load(folder, name, dtype, device)
+        trained = loader.load(folder, name, dtype, chosen_device)
         loaded = describe_model(**vars(trained))
     check_room_for_tokens(loaded)
     return loaded

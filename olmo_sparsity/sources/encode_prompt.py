@@ -33,9 +33,7 @@ def encode_prompt(model: LoadedModel, request: AttributeRequest) -> SourcePrompt
     turns = read_turns(request.sources)
     segments_of_request = parts_of(turns)
     names = _candidate_names(segments_of_request, request.candidates)
-    # Messages can be written by a chat template only.
-    is_chat = settings.chat or any(turn.role for turn in turns)
-    if is_chat:
+    if request.is_chat:
         texts = template_texts(model, turns, request.question)
         prefix_ids = list[int]()  # the template writes its own
     else:

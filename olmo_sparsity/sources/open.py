@@ -15,7 +15,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.base.errors import ConfigError, DataError, one_line
+from olmo_sparsity.base.devices import choose_device
+from olmo_sparsity.base.errors import ConfigError, DataError, check_unset, one_line
 from olmo_sparsity.base.files import sha256_of
 from olmo_sparsity.models.find import find_folder
 from olmo_sparsity.models.gguf_tokenizer import read_gguf_tokenizer
@@ -40,7 +41,7 @@ def open_prompt_model(
     name: str,
     *,
     tokenizer: Any = None,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: str = "auto",
     device_map: str | None = None,
     only_counts: bool = False,
@@ -52,10 +53,10 @@ def open_prompt_model(
     name: `llama:FILE.gguf` or `llama:smollm2`, which bring a tokenizer; or a server's URL, or
         several with commas between them.
     tokenizer: The tokenizer of a model on a server: a folder, GGUF file, hub name or object.
-    device: Where llama.cpp computes; a server decides itself.
+    device: Where llama.cpp computes. Must be auto for a server, which decides itself.
     dtype, device_map: Must be the defaults, as weights are loaded elsewhere.
     only_counts: Send no request to a server.
-    timeout, patience: See `ServerOptions`.
+    timeout, patience: See `ServerOptions`. Must be None for llama.cpp.
     """
     is_llama = name.startswith(LLAMA)
     if is_llama and "://" in name:  # it may hold a password
@@ -63,12 +64,13 @@ def open_prompt_model(
     urls = [] if is_llama else [url.strip() for url in name.split(",")]
     for url in urls:
         parse_url(url)  # from here on messages may repeat it: it has no password
-    if dtype != "auto" or device_map is not None:
-        raise ConfigError(f"dtype={dtype}, device_map={device_map}: '{name}' is loaded elsewhere")
+    check_unset(f"'{name}' is loaded elsewhere", dtype=dtype, device_map=device_map)
     if is_llama:
+        check_unset(f"'{name}' is not a server", timeout=timeout, patience=patience)
         if tokenizer is not None:
             raise ConfigError(f"tokenizer={tokenizer}: '{name}' has its own tokenizer; omit it")
         return _open_llama(name.removeprefix(LLAMA), name, device)
+    check_unset(f"'{name}' computes where its server runs", device=device)
     if tokenizer is None:
         raise ConfigError(
             f"tokenizer=None: '{name}' needs the tokenizer of its model; pass its folder, GGUF "
@@ -137,7 +139,7 @@ def _open_llama(path: str, name: str, device: str) -> LoadedModel:
     if not file.is_file():
         raise DataError(f"'{file}' is not a file; pass llama:FILE.gguf with a GGUF file")
     tokenizer = read_gguf_tokenizer(file)
-    model = LlamaCpp(file, device)
+    model = LlamaCpp(file, str(choose_device(device)))
     return LoadedModel(
         model=model,
         tokenizer=as_tokenizer(tokenizer),

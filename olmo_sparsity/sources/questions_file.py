@@ -29,7 +29,7 @@ from olmo_sparsity.sources.documents import (
     read_turns,
 )
 from olmo_sparsity.sources.messages import read_messages
-from olmo_sparsity.sources.request import AttributeRequest
+from olmo_sparsity.sources.request import AttributeRequest, check_options_are_used
 
 MOST_DECOYS = 200
 """Largest number of sources of other questions that are a question's decoys, if none are passed."""
@@ -84,6 +84,7 @@ def read_questions(common: AttributeRequest, path: str | Path) -> list[Attribute
         requests.append(request)
     if not requests:
         raise DataError(f"{path} has no questions; write one JSON object a line")
+    check_options_are_used(requests)
     if common.decoys is None:
         return _with_decoys(requests)
     return requests

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from olmo_sparsity.analysis.options import ModelOptions, Request
-from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.errors import ConfigError, check_unset
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.sources.chat_log import Messages
 from olmo_sparsity.sources.documents import (
@@ -60,6 +60,13 @@ class AttributeRequest(Request):
     settings: SourceSettings = field(default_factory=SourceSettings)
     loading: ModelOptions = field(default_factory=ModelOptions)
     serving: ServerOptions = field(default_factory=ServerOptions)
+
+    @classmethod
+    def of(cls, **options: Any) -> Self:
+        """Return the request of one call, whose options must each have an effect."""
+        request = super().of(**options)
+        check_options_are_used([request])
+        return request
 
     def checked(self) -> Self:
         """Return the request, with sources and an answer in place of a log. Raise ConfigError if an
@@ -123,6 +130,11 @@ class AttributeRequest(Request):
         )
 
     @property
+    def is_chat(self) -> bool:
+        """Whether a chat template writes the prompt. Nothing else can write messages."""
+        return self.settings.chat or any(turn.role for turn in read_turns(self.sources))
+
+    @property
     def question_text(self) -> str:
         """The text of the question. Where sources are messages, it is what the last message of the
         user says besides sources."""
@@ -134,6 +146,18 @@ class AttributeRequest(Request):
         # Without its sources, unless the message has nothing else.
         texts_in_view = [part.text for part in last_turn.parts if not part.is_source]
         return "\n".join(texts_in_view or [part.text for part in last_turn.parts])
+
+
+def check_options_are_used(requests: Sequence[AttributeRequest]) -> None:
+    """Raise ConfigError if an option has no effect on any of these requests, which share their
+    options: the user would believe that it had one."""
+    options = requests[0]
+    if all(request.is_chat for request in requests):
+        reason = "a chat template begins the prompt, with a prefix of its own"
+        check_unset(reason, prefix=options.loading.prefix)
+    if all(request.answer is not None for request in requests):
+        reason = "it limits an answer that the model writes, and the answer is given"
+        check_unset(reason, max_new_tokens=options.settings.max_new_tokens)
 
 
 def _check_reasoning_is_apart(answer: Any, reasoning: str | None) -> None:

@@ -95,7 +95,7 @@ NOTE = ("--source", "README.md", "--question", "q", "--answer", "a")
         ),
         (
             ["attribute", "demo", *NOTE, "--max-new-tokens", "5"],
-            "--max-new-tokens: is of an answer that the model writes",
+            "max_new_tokens=5: it limits an answer that the model writes, and the answer is given",
         ),
         (["measure", "demo", "--out=~/y"], "--out=~/y: ~ is not replaced here"),
         (["explain", "demo", "--text", "README.md", "--html=~/y.html"], "--html=~/y.html: ~ is"),

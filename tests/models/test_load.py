@@ -135,6 +135,11 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     load_model(str(folder), device="cpu")  # it is whole, and named itself
 
 
+def test_a_device_is_not_chosen_twice() -> None:
+    with pytest.raises(ConfigError, match="device=cpu: device_map=auto says where the model is"):
+        load_model("demo", device="cpu", device_map="auto")
+
+
 # --- what cannot be read ------------------------------------------------------------------------
 
 

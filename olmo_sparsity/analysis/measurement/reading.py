@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.analysis.options import ModelOptions, TextOptions
-from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.errors import ConfigError, DataError, check_unset
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.models.load import load_model, wrap_model
 from olmo_sparsity.models.loaded import LoadedModel
@@ -39,7 +39,12 @@ def load(
         loaded = load_model(model, tokenizer=tokenizer, **how, **options.loading)
     else:
         options.check_unset_for_loaded()
+        waiting = {name: how.get(name) for name in ("timeout", "patience")}
+        check_unset("load_model takes it, and this model is loaded", **waiting)
         loaded = wrap_model(model, tokenizer, whole_prompts=how["whole_prompts"])
+    if loaded.prompt_model is not None:
+        reason = f"'{loaded.name}' forms batches by itself"
+        check_unset(reason, batch_tokens=options.batch_tokens)
     if is_read and loaded.tokenizer is None:
         raise DataError(f"'{loaded.name}' has no tokenizer; pass it as the second argument")
     return loaded

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.scoring.tensors import to_host
-from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.models.attention import fast_kernels
 from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.loaded import LoadedModel
@@ -75,11 +74,6 @@ def logprobs_of(model: LoadedModel, batch_tokens: int | None) -> LogprobModel:
     or else `ModelLogprobs` with its weights."""
     if model.prompt_model is None:
         return ModelLogprobs(Scorer(model.model, batch_tokens=batch_tokens))
-    if batch_tokens is not None:
-        raise ConfigError(
-            f"batch_tokens={batch_tokens}: '{model.name}' forms batches by itself; "
-            "omit batch_tokens"
-        )
     return model.prompt_model
 
 

@@ -121,7 +121,7 @@ def test_too_little_text_is_rejected(model: Any, given: dict, message: str) -> N
 
 
 def test_options_that_a_model_has_by_itself_are_refused(model: Any, trained: Path) -> None:
-    with pytest.raises(ConfigError, match="dtype: a model in memory has its own"):
+    with pytest.raises(ConfigError, match="dtype=bf16: a model in memory has its own"):
         losses_by_place(model, text=make_texts(), length=LENGTH, dtype="bf16")
     with pytest.raises(ConfigError, match=r"tokenizer: .* has its own"):
         losses_by_place(trained, make_tokenizer(), length=16, documents=8)
