@@ -9,7 +9,8 @@ next to the file and renames it at the end; `write_atomically` and `write_json` 
 A reader therefore sees the old file or the new one. Files with the temporary name that a killed
 process has left are removed by `remove_partial`, at the next start.
 
-Imports no torch, and pyarrow only inside functions.
+path_options.py checks the paths of options before. Imports no torch, and pyarrow only inside
+functions.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from olmo_sparsity.base.conform import parse_json
-from olmo_sparsity.base.errors import ConfigError, DataError, UserError, one_line
+from olmo_sparsity.base.errors import DataError, UserError, one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,21 +76,32 @@ def naming_written_file(path: Path, partial: Path | None = None) -> Iterator[Non
     try:
         yield
     except Exception as error:
-        number = getattr(error, "errno", None)
-        if number is None:  # safetensors has the number in the message alone
-            in_message = re.search(r"\(os error (\d+)\)", str(error))
-            number = int(in_message[1]) if in_message else None
+        number = _error_number(error)
         filename = getattr(error, "filename", None)
         is_another_file = filename and not str(filename).startswith(str(partial or path))
         if number is None or is_another_file:
             raise
-        if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE):
+        if number in _ERRORS_OF_LIMITS:
             remedy = "free space (or raise a limit), or write to another place"
         else:
             remedy = "write to another place"
         failure = UserError(f"{path} cannot be written: {os.strerror(number)}; {remedy}")
-        failure.errno = number
+        failure.errno = number  # by which retry.py knows whether it may pass
         raise failure from None
+
+
+_ERRORS_OF_LIMITS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE)
+"""The errors of a full disk or quota, of the largest size of a file, and of too many open files."""
+
+
+def _error_number(error: Exception) -> int | None:
+    """Return the errno of an error; None if it is not an error of the operating system."""
+    number = getattr(error, "errno", None)
+    if number is not None:
+        return int(number)
+    # safetensors, which is written in Rust, has the number in the message alone.
+    in_message = re.search(r"\(os error (\d+)\)", str(error))
+    return int(in_message[1]) if in_message else None
 
 
 def publish(partial: Path, final: Path) -> None:
@@ -214,47 +226,6 @@ def _stat_of_new(path: Path) -> os.stat_result:
         probe.unlink(missing_ok=True)
 
 
-# --- check a path that a user has passed ----------------------------------------------------------
-
-
-def path_of(name: str, path: object) -> Path:
-    """Return a path that a user has passed as the argument `name`. Raise ConfigError if it is not a
-    path, or blank, which would mean the current folder."""
-    if isinstance(path, bytes) or not isinstance(path, str | os.PathLike):
-        raise ConfigError(f"{name}={path!r:.60} must be a path, a string or pathlib.Path")
-    text = os.fspath(path)
-    if not isinstance(text, str) or not text.strip():
-        raise ConfigError(f"{name}={text!r:.60} is blank; pass the path of a file or folder")
-    return Path(text)
-
-
-def check_suffix(name: str, path: str | os.PathLike[str], *suffixes: str) -> None:
-    """Raise ConfigError if a file to be written has none of the suffixes; `name` is the option."""
-    if path_of(name, path).suffix not in suffixes:
-        raise ConfigError(f"{name}={path} must end in {' or '.join(suffixes)}")
-
-
-def check_no_tilde(name: str, path: str | None) -> None:
-    """Raise ConfigError if a path to be written begins with ~. A shell replaces it only where a
-    word begins, so not in `--out=~/results`, and a folder named ~ would be made. `name` is the
-    option."""
-    if path is not None and path.startswith("~"):
-        full = os.path.expanduser(path)
-        raise ConfigError(f"{name}={path}: ~ is not replaced here; write the whole path, {full}")
-
-
-def check_not_read(name: str, path: str | None, inputs: Iterable[str]) -> None:
-    """Raise ConfigError if a file to be written is one that the command reads, which would be
-    lost. `name` is the option; `inputs` are words of other options: FILE, @FILE or NAME=FILE."""
-    if path is None or not os.path.exists(path):
-        return
-    for word in inputs:
-        for file in (word, word.removeprefix("@"), word.partition("=")[2]):
-            if os.path.exists(file) and os.path.samefile(file, path):
-                problem = f"{name}={path} would replace {file}, which is read"
-                raise ConfigError(f"{problem}; write to another file")
-
-
 # --- read -----------------------------------------------------------------------------------------
 
 
@@ -286,16 +257,6 @@ def open_standard_input() -> BinaryIO:
     if is_closed:
         raise DataError("standard input is closed; pass a file, or redirect one to it with <")
     return open(0, "rb", closefd=False)
-
-
-def check_read_often(name: str, path: str) -> None:
-    """Raise ConfigError for standard input and pipes, which can be read once: opened again, a pipe
-    is empty, or waits for ever. `name` is the option of a file that is read several times."""
-    is_pipe = path == "-" or (os.path.exists(path) and not os.path.isfile(path))
-    if is_pipe and not os.path.isdir(path):
-        raise ConfigError(
-            f"{name}={path} is read several times, and a pipe only once; write it to a file"
-        )
 
 
 def sha256_of(path: Path) -> str:

@@ -24,9 +24,7 @@ from olmo_sparsity.base.conform import with_crc
 from olmo_sparsity.base.differences import differences
 from olmo_sparsity.base.errors import ConfigError, DataError, UserError, check_encodable
 from olmo_sparsity.base.files import (
-    check_no_tilde,
     is_partial,
-    path_of,
     paths_inside,
     read_json,
     remove_partial,
@@ -35,6 +33,7 @@ from olmo_sparsity.base.files import (
     write_json,
 )
 from olmo_sparsity.base.locks import CLAIM, LOCK, locked
+from olmo_sparsity.base.path_options import check_no_tilde, path_of
 from olmo_sparsity.base.progress import say
 
 SUFFIXES_OF_LOGS = (".log", ".out", ".err")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from olmo_sparsity.analysis.options import ModelOptions, build
 from olmo_sparsity.base.errors import ConfigError, printable
-from olmo_sparsity.base.files import check_read_often, check_suffix
+from olmo_sparsity.base.path_options import check_read_often, check_suffix
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.command.attribute_arguments import LAST_MESSAGE, MUST_ALL_PASS
 from olmo_sparsity.command.memory import keep_freed_memory

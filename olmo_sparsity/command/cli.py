@@ -21,7 +21,7 @@ import traceback
 from typing import NoReturn
 
 from olmo_sparsity.base.errors import NO_DOCSTRINGS, UserError, naming_extras
-from olmo_sparsity.base.files import check_no_tilde, check_not_read
+from olmo_sparsity.base.path_options import check_no_tilde, check_not_read
 from olmo_sparsity.base.renamed import current_words
 from olmo_sparsity.command import arguments, ending
 from olmo_sparsity.command.ending import EXIT_BAD_INPUT, print_error

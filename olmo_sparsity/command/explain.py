@@ -12,7 +12,7 @@ from typing import Any
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.base.files import check_suffix
+from olmo_sparsity.base.path_options import check_suffix
 from olmo_sparsity.command.memory import keep_freed_memory
 from olmo_sparsity.config.command_line import given_options
 

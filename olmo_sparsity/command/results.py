@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.base.files import check_suffix, write_atomically
+from olmo_sparsity.base.files import write_atomically
+from olmo_sparsity.base.path_options import check_suffix
 from olmo_sparsity.base.progress import say
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.base.differences import leaves
-from olmo_sparsity.base.files import check_no_tilde, write_atomically
+from olmo_sparsity.base.files import write_atomically
+from olmo_sparsity.base.path_options import check_no_tilde
 from olmo_sparsity.config.rules import check_config
 from olmo_sparsity.config.schema import build, used
 from olmo_sparsity.config.sections import RunConfig

@@ -20,7 +20,8 @@ from typing import get_args
 
 from olmo_sparsity.analysis.interpretation import InterpretationName
 from olmo_sparsity.base.errors import ConfigError, printable
-from olmo_sparsity.base.files import check_no_tilde, write_atomically
+from olmo_sparsity.base.files import write_atomically
+from olmo_sparsity.base.path_options import check_no_tilde
 from olmo_sparsity.base.renamed import EXPERIMENT_KEYS, current_keys
 from olmo_sparsity.config.installed import find_config
 from olmo_sparsity.config.schema import build

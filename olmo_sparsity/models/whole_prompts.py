@@ -20,13 +20,8 @@ from torch import Tensor, nn
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.models.identity import check_weights_exist
-from olmo_sparsity.models.prompts import (
-    Node,
-    Prompt,
-    PromptModel,
-    plan_shared_prefixes,
-    scores_along,
-)
+from olmo_sparsity.models.prompts import Prompt, PromptModel
+from olmo_sparsity.models.shared_prefixes import Node, PrefixTree
 
 BATCH_TOKENS = 4096
 """The largest number of tokens in a batch, unless a single row has more."""
@@ -103,11 +98,9 @@ class WholePrompts(PromptModel, nn.Module):
 
         different = list({prompt.key: prompt for prompt in prompts}.values())
         if self.shares and different:
-            root, rows = plan_shared_prefixes(different)
+            tree = PrefixTree.of(different)
         else:
-            rows = [prompt.inputs for prompt in different]
-            # A root of which every row is a leaf: nothing is shared.
-            root = Node([], 0, False, leaves=list(range(len(rows))), children=[])
+            tree = PrefixTree.without_sharing(different)
 
         def extend_states(states: Any, node: Node, num_computed: int) -> Any:
             # A copy, as a forward pass writes to its cache, and other nodes begin with these
@@ -115,21 +108,20 @@ class WholePrompts(PromptModel, nn.Module):
             cache = deepcopy(states)
             if cache is None:
                 cache = DynamicCache(config=self.model.config)
-            tokens = rows[node.indices[0]][num_computed : node.depth]
-            self._logits(tokens[None], 1, cache)
+            self._logits(node.tokens[None, num_computed:], 1, cache)
             return cache
 
-        def score_rows(states: Any, tokens_BL: np.ndarray, indices: list[int]) -> list[np.ndarray]:
-            targets_BW = np.stack([different[index].continuation for index in indices])
-            num_rows = max(1, BATCH_TOKENS // len(rows[indices[0]]))
+        def score_rows(states: Any, tokens_BL: np.ndarray, numbers: list[int]) -> list[np.ndarray]:
+            targets_BW = np.stack([different[number].continuation for number in numbers])
+            num_rows = max(1, BATCH_TOKENS // len(tree.inputs[numbers[0]]))
             log_p = list[np.ndarray]()
-            for first in range(0, len(indices), num_rows):
+            for first in range(0, len(numbers), num_rows):
                 batch = slice(first, first + num_rows)
                 log_p += self._log_p(tokens_BL[batch], targets_BW[batch], deepcopy(states))
             return log_p
 
-        log_p_of_index = dict(scores_along(root, rows, different, extend_states, score_rows))
-        log_p_of_key = {prompt.key: log_p_of_index[i] for i, prompt in enumerate(different)}
+        log_p_of_number = dict(tree.scores(extend_states, score_rows))
+        log_p_of_key = {prompt.key: log_p_of_number[i] for i, prompt in enumerate(different)}
         return [log_p_of_key[prompt.key] for prompt in prompts]
 
     def _log_p(self, tokens_BL: np.ndarray, targets_BW: np.ndarray, cache: Any) -> list[np.ndarray]:

@@ -33,7 +33,7 @@ from olmo_sparsity.analysis.results.notes import describe_noise
 from olmo_sparsity.analysis.results.tables import to_json_value
 from olmo_sparsity.analysis.results.view import quoted, sentence, strong
 from olmo_sparsity.base.errors import ConfigError, check_type, printable
-from olmo_sparsity.base.files import path_of
+from olmo_sparsity.base.path_options import path_of
 from olmo_sparsity.sources.attribution_tables import matrix_of, sources_table
 from olmo_sparsity.sources.citations import cite
 from olmo_sparsity.sources.how_to_read import how_to_read

@@ -22,7 +22,8 @@ import pandas as pd
 from olmo_sparsity.analysis.measurement.reading import load
 from olmo_sparsity.analysis.options import ModelOptions, build
 from olmo_sparsity.base.errors import check_type
-from olmo_sparsity.base.files import path_of, write_atomically
+from olmo_sparsity.base.files import write_atomically
+from olmo_sparsity.base.path_options import path_of
 from olmo_sparsity.config.schema import kinds_of
 from olmo_sparsity.sources import gate, questions
 from olmo_sparsity.sources.expectations import read_expectations

@@ -11,14 +11,13 @@ import pytest
 
 from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.base.files import (
-    check_not_read,
-    path_of,
     read_bounded,
     read_json,
     remove_partial,
     write_atomically,
     writing,
 )
+from olmo_sparsity.base.path_options import check_not_read, path_of
 
 
 def test_processes_that_write_the_same_file_at_once_do_not_meet(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.tables import SCHEMAS
 from olmo_sparsity.analysis.results.view import escape, sentence, spell
-from olmo_sparsity.base.files import path_of
+from olmo_sparsity.base.path_options import path_of
 
 NOT_CHECKED = "Not checked against unrelated texts:"
 WHY_CHECK = "any text lowers a loss by something. Use --check, or check() in Python."

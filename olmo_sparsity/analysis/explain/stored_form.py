@@ -15,7 +15,8 @@ from typing import Any
 
 from olmo_sparsity.analysis.explain.explained_text import ExplainedText
 from olmo_sparsity.analysis.results.tables import to_json_value
-from olmo_sparsity.base.files import check_suffix, path_of, write_atomically
+from olmo_sparsity.base.files import write_atomically
+from olmo_sparsity.base.path_options import check_suffix, path_of
 
 _STORED_SETTINGS = ("units", "selector", "k", "distant_states", "replacements", "seed")
 """Settings that the JSON file holds under their own names."""

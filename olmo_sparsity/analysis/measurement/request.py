@@ -25,7 +25,7 @@ from olmo_sparsity.analysis.options import (
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.selectors.influence import find_selector
 from olmo_sparsity.base.errors import ConfigError, check_type
-from olmo_sparsity.base.files import path_of
+from olmo_sparsity.base.path_options import path_of
 from olmo_sparsity.text.documents import Documents
 from olmo_sparsity.text.windows import Windows
 

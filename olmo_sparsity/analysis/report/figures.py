@@ -27,7 +27,7 @@ from olmo_sparsity.analysis.report.gap_panel import draw_gaps
 from olmo_sparsity.analysis.report.share_panels import draw_curves, draw_frame, panels_of
 from olmo_sparsity.base import drawing
 from olmo_sparsity.base.errors import ConfigError, DataError, check_type, printable
-from olmo_sparsity.base.files import path_of
+from olmo_sparsity.base.path_options import path_of
 
 _COLORS = (
     drawing.BLUE,

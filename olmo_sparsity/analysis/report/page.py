@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.analysis.results.view import DIRECTIONS
-from olmo_sparsity.base.files import check_suffix, write_atomically
+from olmo_sparsity.base.files import write_atomically
+from olmo_sparsity.base.path_options import check_suffix
 
 _FOLDER = Path(__file__).parent
 _HEAD = """\

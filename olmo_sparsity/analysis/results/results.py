@@ -32,8 +32,9 @@ from olmo_sparsity.analysis.results.target_rows import Parts, half_of
 from olmo_sparsity.analysis.results.two_measurements import both_ways, net_differences
 from olmo_sparsity.analysis.results.view import spell
 from olmo_sparsity.base.errors import DataError, check_type
-from olmo_sparsity.base.files import path_of, read_json
+from olmo_sparsity.base.files import read_json
 from olmo_sparsity.base.manifest import MANIFEST, find_damage
+from olmo_sparsity.base.path_options import path_of
 from olmo_sparsity.base.renamed import with_current_names
 
 

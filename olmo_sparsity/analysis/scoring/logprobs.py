@@ -22,29 +22,15 @@ from olmo_sparsity.analysis.scoring.tensors import to_host
 from olmo_sparsity.models.attention import fast_kernels
 from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.loaded import LoadedModel
-from olmo_sparsity.models.prompts import (
-    LogprobModel,
-    Node,
-    Prompt,
-    plan_shared_prefixes,
-    scores_along,
-)
+from olmo_sparsity.models.prompts import LogprobModel, Prompt
+from olmo_sparsity.models.shared_prefixes import Node, PrefixTree
 from olmo_sparsity.models.use import in_use
 
 
 def count_forwards(prompts: Sequence[Prompt], known: np.ndarray | None = None) -> int:
     """Return how many token-forwards `ModelLogprobs` computes for these prompts in one call.
     `known`: the text whose states the scorer keeps; None: it keeps none."""
-
-    def count(node: Node, num_computed: int) -> int:
-        """Return the token-forwards of the prompts of a node, of which the first `num_computed`
-        tokens are computed already."""
-        num_shared = 0 if node.is_known else node.depth - num_computed
-        num_own = sum(len(rows[index]) - node.depth for index in node.leaves)
-        return num_shared + num_own + sum(count(child, node.depth) for child in node.children)
-
-    root, rows = plan_shared_prefixes(_without_repeats(prompts), known)
-    return count(root, 0)
+    return PrefixTree.of(_without_repeats(prompts), known).count_forwards()
 
 
 class CountingLogprobs:
@@ -112,18 +98,17 @@ class ModelLogprobs:
         different = _without_repeats(prompts)
         with in_use(self.scorer.model), fast_kernels(self.scorer.device):
             known = self.scorer.known_text
-            root, rows = plan_shared_prefixes(different, None if known is None else known.tokens)
+            tree = PrefixTree.of(different, None if known is None else known.tokens)
 
             def extend_states(states: Any, node: Node, num_computed: int) -> DistantStates:
                 """Return the states of the beginning that the prompts of a node share."""
                 if node.is_known and known is not None:
                     return known.states.first(node.depth)
-                any_prompt = rows[node.indices[0]]
-                return self.scorer.extended(states, any_prompt[num_computed : node.depth])
+                return self.scorer.extended(states, node.tokens[num_computed:])
 
-            def score_rows(states: Any, tokens_BL: np.ndarray, indices: list[int]) -> list[Tensor]:
+            def score_rows(states: Any, tokens_BL: np.ndarray, numbers: list[int]) -> list[Tensor]:
                 """Return log p of the continuations of prompts of one shape."""
-                targets_BW = np.stack([different[index].continuation for index in indices])
+                targets_BW = np.stack([different[number].continuation for number in numbers])
 
                 def log_p(batch: Sequence[int]) -> Tensor:
                     batch_targets_BW = targets_BW[list(batch)]
@@ -135,14 +120,14 @@ class ModelLogprobs:
                     )
                     return -nll_N.view(batch_targets_BW.shape)
 
-                num_tokens = len(rows[indices[0]])
-                batches = self.scorer.in_batches(range(len(indices)), num_tokens, log_p)
+                num_tokens = len(tree.inputs[numbers[0]])
+                batches = self.scorer.in_batches(range(len(numbers)), num_tokens, log_p)
                 return list(chain(*batches))
 
-            scores = list(scores_along(root, rows, different, extend_states, score_rows))
+            scores = list(tree.scores(extend_states, score_rows))
         # All are copied at once, so that the host waits for a GPU once.
         log_p_on_host = to_host([log_p for _, log_p in scores])
         log_p_by_key = {}
-        for (index, _), log_p in zip(scores, log_p_on_host, strict=True):
-            log_p_by_key[different[index].key] = log_p.astype(float)
+        for (number, _), log_p in zip(scores, log_p_on_host, strict=True):
+            log_p_by_key[different[number].key] = log_p.astype(float)
         return [log_p_by_key[prompt.key] for prompt in prompts]

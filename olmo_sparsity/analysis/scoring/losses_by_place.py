@@ -29,7 +29,8 @@ from olmo_sparsity.analysis.results.losses_by_place import COLUMNS, LossesByPlac
 from olmo_sparsity.analysis.scoring.logprobs import logprobs_of
 from olmo_sparsity.analysis.scoring.tensors import check_finite
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.base.files import path_of, writing
+from olmo_sparsity.base.files import writing
+from olmo_sparsity.base.path_options import path_of
 from olmo_sparsity.base.progress import Progress, say
 from olmo_sparsity.base.work_folder import Pieces, WorkFolder
 from olmo_sparsity.models.loaded import LoadedModel, using

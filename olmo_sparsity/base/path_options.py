@@ -1,0 +1,69 @@
+"""Check paths that a user has passed as options, before anything is computed for them.
+
+    path_of("out", 3)                            # ConfigError: out=3 must be a path, …
+    check_suffix("--html", "page.htm", ".html")  # ConfigError: --html=page.htm must end in .html
+
+Each function takes the name of the option or argument, with which its message begins. files.py has
+what reads and writes the files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from olmo_sparsity.base.errors import ConfigError
+
+
+def path_of(name: str, path: object) -> Path:
+    """Return a path that a user has passed as the argument `name`. Raise ConfigError if it is not a
+    path, or blank, which would mean the current folder."""
+    if isinstance(path, bytes) or not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"{name}={path!r:.60} must be a path, a string or pathlib.Path")
+    text = os.fspath(path)
+    # A PathLike of the user's own may return bytes.
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError(f"{name}={text!r:.60} is blank; pass the path of a file or folder")
+    return Path(text)
+
+
+def check_suffix(name: str, path: str | os.PathLike[str], *suffixes: str) -> None:
+    """Raise ConfigError if a file to be written has none of the suffixes."""
+    if path_of(name, path).suffix not in suffixes:
+        raise ConfigError(f"{name}={path} must end in {' or '.join(suffixes)}")
+
+
+def check_no_tilde(name: str, path: str | None) -> None:
+    """Raise ConfigError if a path to be written begins with ~. A shell replaces it only where a
+    word begins, so not in `--out=~/results`, and a folder named ~ would be made."""
+    if path is not None and path.startswith("~"):
+        full = os.path.expanduser(path)
+        raise ConfigError(f"{name}={path}: ~ is not replaced here; write the whole path, {full}")
+
+
+def check_not_read(name: str, path: str | None, inputs: Iterable[str]) -> None:
+    """Raise ConfigError if a file to be written is one that the command reads, which would be lost.
+
+    inputs: The words of other options, each of which may name a file: FILE, @FILE or NAME=FILE.
+    """
+    if path is None or not os.path.exists(path):
+        return
+    for word in inputs:
+        for file in (word, word.removeprefix("@"), word.partition("=")[2]):
+            # The same file may have two names, by a link or by "./".
+            if os.path.exists(file) and os.path.samefile(file, path):
+                problem = f"{name}={path} would replace {file}, which is read"
+                raise ConfigError(f"{problem}; write to another file")
+
+
+def check_read_often(name: str, path: str) -> None:
+    """Raise ConfigError if a file that is read several times is a pipe or standard input (`-`).
+    Opened again, a pipe is empty, or waits for ever."""
+    is_regular = os.path.isfile(path) or os.path.isdir(path)
+    is_pipe = os.path.exists(path) and not is_regular
+    # A missing file, and a folder, get the message of the function that reads them.
+    if is_pipe or (path == "-" and not os.path.isdir(path)):
+        raise ConfigError(
+            f"{name}={path} is read several times, and a pipe only once; write it to a file"
+        )

@@ -1,0 +1,205 @@
+"""Compute once what several prompts have in common: the states of the beginnings that they share.
+
+A tree has a node for each beginning that prompts share. Two prompts that begin alike are
+
+    "Sources: A B. Q: …"  ─┐
+    "Sources: A C. Q: …"  ─┴─ node "Sources: A " ─┬─ leaf "B. Q: …"
+                                                  └─ leaf "C. Q: …"
+
+so the node's tokens are computed once, and each leaf's after their states:
+
+    tree = PrefixTree.of(prompts)
+    tree.count_forwards()                             # token-forwards, before anything is computed
+    dict(tree.scores(extend_states, score_rows))      # log-probabilities, by the prompt's number
+
+Here is no model: both callers, `ModelLogprobs` and `WholePrompts`, pass functions that extend
+states and score rows.
+
+Dimension key: B prompts of one shape, L tokens of each after its node.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from olmo_sparsity.models.prompts import Prompt
+
+MIN_SHARED_TOKENS = 16
+"""A node gets a child only if the prompts of the child share at least this many more tokens: a
+forward pass of fewer tokens saves no time."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A beginning that several prompts share."""
+
+    tokens: np.ndarray
+    """The tokens of the beginning, from the first token of the prompts on. A child repeats those of
+    its parent."""
+
+    is_known: bool
+    """Whether the text whose states are kept begins with these tokens, too, so that they need not
+    be computed."""
+
+    leaves: list[int]
+    """The numbers of prompts that are in no child: their further tokens are computed by
+    themselves."""
+
+    children: list[Node]
+
+    @property
+    def depth(self) -> int:
+        """Return the number of tokens of the beginning."""
+        return len(self.tokens)
+
+
+ExtendStates = Callable[[Any, Node, int], Any]
+"""Function (states, node, num_computed) that returns the states of all tokens of a node. `states`
+are those of its first `num_computed` tokens, and None if there are none."""
+
+ScoreRows = Callable[[Any, np.ndarray, list[int]], Iterable[Any]]
+"""Function (states, tokens_BL, numbers) that returns the log-probabilities of the prompts with
+these numbers, which have one shape. `tokens_BL` are their tokens after those of the node, whose
+states are `states`."""
+
+
+@dataclass(frozen=True)
+class PrefixTree:
+    """Prompts, and the beginnings that they share."""
+
+    prompts: Sequence[Prompt]
+    inputs: list[np.ndarray]
+    """The tokens that a model reads of each prompt."""
+
+    root: Node
+
+    @staticmethod
+    def of(prompts: Sequence[Prompt], known: np.ndarray | None = None) -> PrefixTree:
+        """Return the tree of prompts, of which no two may be equal.
+
+        known: The tokens of a text whose states are kept; None if none are.
+        """
+        # The last token of a prefix is never shared: its state predicts the first token of the
+        # continuation, so it is computed with the tokens that are not shared.
+        rows = [
+            _Row(number, prompt.inputs, max_shared=len(prompt.prefix) - 1)
+            for number, prompt in enumerate(prompts)
+        ]
+        inputs = [row.tokens for row in rows]
+        if known is not None:
+            rows.append(_Row(None, known, max_shared=len(known)))
+        rows.sort(key=lambda row: row.tokens.tolist())
+        return PrefixTree(prompts, inputs, _node_of(rows))
+
+    @staticmethod
+    def without_sharing(prompts: Sequence[Prompt]) -> PrefixTree:
+        """Return a tree with the prompts as leaves of its root, so that nothing is shared."""
+        no_tokens = np.empty(0, dtype=np.int64)
+        root = Node(no_tokens, is_known=False, leaves=[*range(len(prompts))], children=[])
+        return PrefixTree(prompts, [prompt.inputs for prompt in prompts], root)
+
+    def count_forwards(self) -> int:
+        """Return the number of token-forwards that `scores` takes."""
+        return self._count_forwards(self.root, num_computed=0)
+
+    def _count_forwards(self, node: Node, num_computed: int) -> int:
+        num_forwards = 0 if node.is_known else node.depth - num_computed
+        for number in node.leaves:
+            num_forwards += len(self.inputs[number]) - node.depth
+        for child in node.children:
+            num_forwards += self._count_forwards(child, num_computed=node.depth)
+        return num_forwards
+
+    def scores(
+        self, extend_states: ExtendStates, score_rows: ScoreRows
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield the number of each prompt with its log-probabilities."""
+        return self._scores(self.root, extend_states, score_rows, states=None, num_computed=0)
+
+    def _scores(
+        self,
+        node: Node,
+        extend_states: ExtendStates,
+        score_rows: ScoreRows,
+        states: Any,
+        num_computed: int,
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield what `scores` yields for the prompts of a node.
+
+        states: The states of the first `num_computed` tokens of the node, which are those of its
+            parent; None if there are none.
+        """
+        if node.depth > num_computed:
+            states = extend_states(states, node, num_computed)
+
+        # Prompts of one shape are rows of one forward pass. Others are not padded to that shape, as
+        # padding may change a state.
+        by_shape = defaultdict[tuple[int, int], list[int]](list)
+        for number in node.leaves:
+            shape = (len(self.inputs[number]), len(self.prompts[number].continuation))
+            by_shape[shape].append(number)
+        for numbers in by_shape.values():
+            tokens_BL = np.stack([self.inputs[number][node.depth :] for number in numbers])
+            yield from zip(numbers, score_rows(states, tokens_BL, numbers), strict=True)
+
+        for child in node.children:
+            yield from self._scores(child, extend_states, score_rows, states, node.depth)
+
+
+# --- build the tree -------------------------------------------------------------------------------
+
+
+class _Row(NamedTuple):
+    """A sequence of tokens whose beginning may be shared."""
+
+    number: int | None
+    """The number of the prompt. None: it is the text whose states are kept."""
+
+    tokens: np.ndarray
+    max_shared: int
+    """How many tokens of its beginning may be shared."""
+
+
+def _node_of(rows: list[_Row]) -> Node:
+    """Return the node of the longest beginning that all rows share, with the nodes below it. The
+    rows must be sorted by their tokens."""
+    depth, branches = _branch(rows)
+    leaves = list[int]()
+    children = list[Node]()
+    for branch in branches:
+        child = None
+        # A row by itself shares nothing, and all rows share no more than this node has.
+        if 1 < len(branch) < len(rows):
+            child = _node_of(branch)
+        if child is not None and child.depth - depth >= MIN_SHARED_TOKENS:
+            children.append(child)
+        else:
+            # The text whose states are kept needs no log-probabilities.
+            leaves += [row.number for row in branch if row.number is not None]
+    return Node(
+        tokens=rows[0].tokens[:depth],
+        is_known=any(row.number is None for row in rows),
+        leaves=leaves,
+        children=children,
+    )
+
+
+def _branch(rows: list[_Row]) -> tuple[int, list[list[_Row]]]:
+    """Return the number of tokens that all sorted rows share, and the rows in groups that have the
+    same next token."""
+    limit = min(row.max_shared for row in rows)
+    # Of sorted rows, the first and the last one differ most, so all share what these two share.
+    differing = np.flatnonzero(rows[0].tokens[:limit] != rows[-1].tokens[:limit])
+    if not len(differing):
+        # The row with the smallest limit ends here. Those with a larger one could share more among
+        # themselves, which is rare: without such nodes the result is the same, and takes longer.
+        return limit, [rows]
+    depth = int(differing[0])
+    by_next_token = groupby(rows, lambda row: row.tokens[depth])
+    return depth, [list(branch) for _, branch in by_next_token]
