@@ -58,7 +58,7 @@ def build_transformers_model(config: ModelConfig) -> PreTrainedModel:
     family = FAMILIES[config.architecture]
     passed = _PASSED_FIELDS | set(family.settings)
     allowed: dict[str, tuple[Any, ...]] = {
-        name: (value,) for name, value in family.fields().items()
+        name: (value,) for name, value in family.fixed_fields().items()
     }
     if family.is_neox:
         passed |= {"rotary_fraction", "embedding_dropout"}

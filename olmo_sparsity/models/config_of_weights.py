@@ -71,13 +71,12 @@ def _hugging_face_fields(theirs: PreTrainedConfig, init_from: str) -> dict[str, 
 
     values = {ours: settings.get(name) for ours, name in family.settings.items()}
     return values | {
-        # With SwiGLU, our width counts gate and value.
-        "mlp_hidden_size": theirs.intermediate_size * (1 if family.is_neox else 2),
+        "mlp_hidden_size": theirs.intermediate_size * family.width_per_intermediate,
         "rope_theta": rope["rope_theta"],
         "rope_scaling": from_rope_parameters(rope, init_from),
         "rotary_fraction": rotary_fraction,
         "head_width": None if head_width == usual_width else head_width,
-        **family.fields(),
+        **family.fixed_fields(),
     }
 
 

@@ -3,10 +3,9 @@
     a run of ours  ── export ──>  a folder of transformers     (`hugging_face_model`)
     a new run      <─ init_from ─ a folder of transformers, or a run of ours    (`import_weights`)
 
-In both directions the fields of our config determine the family of transformers (families.py), and
-two configs are compared by what they compute (computation.py). A field that a family cannot express
-is rejected by name.
-"""
+In both directions the fields of our config determine the family of transformers (families.py,
+family_weights.py), and two configs are compared by what they compute (computation.py). A field that
+a family cannot express is rejected by name."""
 
 from __future__ import annotations
 
@@ -36,13 +35,8 @@ from olmo_sparsity.models.computation import (
     computation_of,
 )
 from olmo_sparsity.models.config_of_weights import config_of
-from olmo_sparsity.models.families import (
-    FAMILIES,
-    FromHuggingFace,
-    family_of,
-    to_hugging_face,
-    transformers_config,
-)
+from olmo_sparsity.models.families import FAMILIES, family_of, transformers_config
+from olmo_sparsity.models.family_weights import FromHuggingFace, to_hugging_face
 from olmo_sparsity.models.find import DTYPES, find_folder
 from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.models.pretrained_tokenizer import read_tokenizer

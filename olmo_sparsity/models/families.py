@@ -1,33 +1,23 @@
 """Describe the families of transformers that a model of this project can be.
 
-`FAMILIES` is a table with a row for each family:
+`FAMILIES` is a table with a row for each family. `family_of` finds the row of a config of ours, and
+`transformers_config` translates the config by it:
 
-- `fixed`: fields of our config that have one value in this family;
-- `settings`: fields of ours that vary, and their names in the family's config;
-- `required`: settings of the family that our models have with one value only;
-- `norms`: our norms of a layer, and the names of the family's.
+    ModelConfig(d_model=64, layer_norm_type="rms", norm_after=True, …)
+        ─ family_of ─> FAMILIES["olmo2"]
+        ─ transformers_config ─> Olmo2Config(hidden_size=64, …)
 
-`family_of` finds the row of a config of ours. The functions below the table translate configs and
-names of weights by it, in both directions (exchange.py). In names, `ours` and `theirs` are our and
-the family's names of the same thing:
-
-    d_model=64, norm_after=True            Olmo2ForCausalLM with hidden_size=64
-    transformer.blocks.0.att_proj.weight   the rows of model.layers.0.self_attn.q_proj.weight, then
-                                           those of its k_proj and of its v_proj
-"""
+config_of_weights.py translates in the other direction, and family_weights.py translates the names
+of weights. In names, `ours` and `theirs` are our and the family's names of the same thing."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.model import COMPUTATION, ModelConfig
 from olmo_sparsity.models.rope import to_rope_parameters
 
@@ -35,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """A family of transformers, in terms of our config and weights."""
 
@@ -56,20 +46,35 @@ class Family:
     norms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Our norms of a layer, and the names of the family's."""
 
-    def fields(self) -> dict[str, Any]:
-        """Return the values of all fields of ours that have one value in this family."""
+    def fixed_fields(self) -> dict[str, Any]:
+        """Return the values of all fields of ours that have one value in this family: its own, and
+        then those that most families have in common."""
         # GPT-NeoX has other values than the other families in most of the common fields.
         if self.is_neox:
             return self.fixed
-        common = {name: value for name, value in _ALL_HAVE.items() if name not in self.settings}
+        common = {name: value for name, value in _COMMON.items() if name not in self.settings}
         return self.fixed | common
 
     @property
     def is_neox(self) -> bool:
         return self.fixed.get("architecture") == "gpt_neox"
 
+    @property
+    def is_computed_by_transformers(self) -> bool:
+        """Return whether models of this family run as models of transformers here (build.py), and
+        not as our OLMo. They need no translation."""
+        return "architecture" in self.fixed
 
-_ALL_HAVE: dict[str, Any] = {
+    @property
+    def width_per_intermediate(self) -> int:
+        """Return our width of the feed-forward layer divided by the `intermediate_size` of
+        transformers: with SwiGLU, our width counts gate and value; GPT-NeoX has GELU."""
+        return 1 if self.is_neox else 2
+
+
+# --- parts of the table, which several families have in common ------------------------------------
+
+_COMMON: dict[str, Any] = {
     "block_type": "sequential",
     "activation_type": "swiglu",
     "rope": True,
@@ -83,7 +88,11 @@ _ALL_HAVE: dict[str, Any] = {
     "embedding_layer_norm": False,
     "scale_logits": False,
 }
-_SHARED = {
+"""Fields of ours that have one value in all families but GPT-NeoX, unless a family has a setting
+for them."""
+
+# Settings.
+_SIZES = {
     "d_model": "hidden_size",
     "n_layers": "num_hidden_layers",
     "n_heads": "num_attention_heads",
@@ -91,16 +100,21 @@ _SHARED = {
     "vocab_size": "vocab_size",
     "weight_tying": "tie_word_embeddings",
 }
-_GROUPED = _SHARED | {"n_kv_heads": "num_key_value_heads"}
-_RMS = _GROUPED | {"layer_norm_eps": "rms_norm_eps"}
-_PLAIN = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+_SIZES_WITH_GROUPS = _SIZES | {"n_kv_heads": "num_key_value_heads"}
+_SIZES_WITH_RMS_NORM = _SIZES_WITH_GROUPS | {"layer_norm_eps": "rms_norm_eps"}
+
+# Required values.
+_NO_BIASES = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+
+# Norms. The same name of theirs is another norm of ours before and after a block.
 _NORM_BEFORE = {"attn_norm": ("input_layernorm",), "ff_norm": ("post_attention_layernorm",)}
 _NORM_AFTER = {
     "attn_norm": ("post_attention_layernorm",),
     "ff_norm": ("post_feedforward_layernorm",),
 }
-_NORM_QK = {"q_norm": ("self_attn.q_norm",), "k_norm": ("self_attn.k_norm",)}
+_NORM_OF_QUERIES_AND_KEYS = {"q_norm": ("self_attn.q_norm",), "k_norm": ("self_attn.k_norm",)}
 
+# Fixed values.
 _LLAMA = {
     "layer_norm_type": "rms",
     "norm_after": False,
@@ -119,16 +133,18 @@ _OLMO2 = {
     "head_width": None,
     "clip_qkv": None,
 }
-_QK_OF_HEADS = {
+_NORM_PER_HEAD = {
     "attention_layer_norm": True,
     "attention_norm_per_head": True,
     "attention_layer_norm_with_affine": True,
 }
 
+# --- the table ------------------------------------------------------------------------------------
+
 FAMILIES = {
     "olmo": Family(
-        "OlmoForCausalLM",
-        {
+        class_name="OlmoForCausalLM",
+        fixed={
             "layer_norm_type": "default",
             "layer_norm_with_affine": False,
             "layer_norm_eps": 1e-5,
@@ -137,55 +153,64 @@ FAMILIES = {
             "head_width": None,
             "qkv_bias": False,
         },
-        _GROUPED | {"clip_qkv": "clip_qkv"},
-        _PLAIN,
+        settings=_SIZES_WITH_GROUPS | {"clip_qkv": "clip_qkv"},
+        required=_NO_BIASES,
     ),
     "olmo2": Family(
-        "Olmo2ForCausalLM",
-        _OLMO2,
-        _RMS | {"qkv_bias": "attention_bias"},  # theirs has one of the output as well: 0
-        {"hidden_act": "silu", "mlp_bias": False},
-        _NORM_AFTER | _NORM_QK,
+        class_name="Olmo2ForCausalLM",
+        fixed=_OLMO2,
+        # `attention_bias` also adds one to the output projection, which must be 0 here
+        # (family_weights.py).
+        settings=_SIZES_WITH_RMS_NORM | {"qkv_bias": "attention_bias"},
+        required={"hidden_act": "silu", "mlp_bias": False},
+        norms=_NORM_AFTER | _NORM_OF_QUERIES_AND_KEYS,
     ),
     "llama": Family(
-        "LlamaForCausalLM", _LLAMA, _RMS | {"head_width": "head_dim"}, _PLAIN, _NORM_BEFORE
+        class_name="LlamaForCausalLM",
+        fixed=_LLAMA,
+        settings=_SIZES_WITH_RMS_NORM | {"head_width": "head_dim"},
+        required=_NO_BIASES,
+        norms=_NORM_BEFORE,
     ),
     # Llama whose every n-th layer has no positions. After Llama, which is chosen where all have.
     "smollm3": Family(
-        "SmolLM3ForCausalLM",
-        _LLAMA | {"head_width": None},
-        _RMS | {"nope_every": "no_rope_layer_interval"},
-        _PLAIN | {"use_sliding_window": False},
-        _NORM_BEFORE,
+        class_name="SmolLM3ForCausalLM",
+        fixed=_LLAMA | {"head_width": None},
+        settings=_SIZES_WITH_RMS_NORM | {"nope_every": "no_rope_layer_interval"},
+        required=_NO_BIASES | {"use_sliding_window": False},
+        norms=_NORM_BEFORE,
     ),
     "qwen2": Family(
-        "Qwen2ForCausalLM",
-        _LLAMA | {"qkv_bias": True, "head_width": None},
-        _RMS,
-        {"hidden_act": "silu", "use_sliding_window": False},
-        _NORM_BEFORE,
+        class_name="Qwen2ForCausalLM",
+        fixed=_LLAMA | {"qkv_bias": True, "head_width": None},
+        settings=_SIZES_WITH_RMS_NORM,
+        required={"hidden_act": "silu", "use_sliding_window": False},
+        norms=_NORM_BEFORE,
     ),
     "qwen3": Family(
-        "Qwen3ForCausalLM",
-        _LLAMA | _QK_OF_HEADS,
-        _RMS | {"head_width": "head_dim"},
-        _PLAIN | {"use_sliding_window": False},
-        _NORM_BEFORE | _NORM_QK,
+        class_name="Qwen3ForCausalLM",
+        fixed=_LLAMA | _NORM_PER_HEAD,
+        settings=_SIZES_WITH_RMS_NORM | {"head_width": "head_dim"},
+        required=_NO_BIASES | {"use_sliding_window": False},
+        norms=_NORM_BEFORE | _NORM_OF_QUERIES_AND_KEYS,
     ),
     "olmo3": Family(
-        "Olmo3ForCausalLM",
-        {"architecture": "olmo3"} | _OLMO2 | {"qkv_bias": False},
-        _RMS | {"sliding_window": "sliding_window"},
-        {"hidden_act": "silu", "attention_bias": False},
+        class_name="Olmo3ForCausalLM",
+        fixed={"architecture": "olmo3"} | _OLMO2 | {"qkv_bias": False},
+        settings=_SIZES_WITH_RMS_NORM | {"sliding_window": "sliding_window"},
+        required={"hidden_act": "silu", "attention_bias": False},
     ),
     "gpt_neox": Family(
-        "GPTNeoXForCausalLM",
-        {"architecture": "gpt_neox"},
-        _SHARED | {"layer_norm_eps": "layer_norm_eps"},
-        {"hidden_act": "gelu", "attention_bias": True, "use_parallel_residual": True},
+        class_name="GPTNeoXForCausalLM",
+        fixed={"architecture": "gpt_neox"},
+        settings=_SIZES | {"layer_norm_eps": "layer_norm_eps"},
+        required={"hidden_act": "gelu", "attention_bias": True, "use_parallel_residual": True},
     ),
 }
 """The families by their `model_type` in transformers."""
+
+
+# --- from a config of ours to its family ----------------------------------------------------------
 
 
 def family_of(computation: Mapping[str, Any]) -> Family:
@@ -194,22 +219,9 @@ def family_of(computation: Mapping[str, Any]) -> Family:
 
     computation: What `computation_of` (computation.py) returns for our model.
     """
-
-    def num_equal_fields(family: Family) -> int:
-        """Return the number of fields before the first one in which a family differs, and one more
-        than all of its fields if none does. So of two families in which none differs, that with
-        more fields is closer: it is the more special one."""
-        expected = family.fields()
-        for num_equal, (name, value) in enumerate(expected.items()):
-            if computation[name] != value:
-                return num_equal
-        return len(expected) + 1
-
-    # A family that fixes the architecture runs as a model of transformers here (build.py), and
-    # needs no translation.
-    families = [family for family in FAMILIES.values() if "architecture" not in family.fixed]
-    closest = max(families, key=num_equal_fields)
-    expected = _inexpressible_fields(closest) | closest.fields()
+    families = [family for family in FAMILIES.values() if not family.is_computed_by_transformers]
+    closest = max(families, key=lambda family: _num_equal_fields(family, computation))
+    expected = _inexpressible_fields(closest) | closest.fixed_fields()
     for name, value in expected.items():
         if computation[name] != value:
             raise ConfigError(
@@ -219,24 +231,40 @@ def family_of(computation: Mapping[str, Any]) -> Family:
     return closest
 
 
+def _num_equal_fields(family: Family, computation: Mapping[str, Any]) -> int:
+    """Return the number of fields before the first one in which a family differs from a model, and
+    one more than all of its fields if none does. So of two families in which none differs, that
+    with more fields is closer: it is the more special one."""
+    expected = family.fixed_fields()
+    for num_equal, (name, value) in enumerate(expected.items()):
+        if computation[name] != value:
+            return num_equal
+    return len(expected) + 1
+
+
+_WRITTEN_BY_CODE = {"architecture", "mlp_ratio", "mlp_hidden_size", "embedding_size"}
+"""Fields of ours that the class of a family, or `transformers_config`, expresses."""
+
+_WITHOUT_EFFECT = {
+    "alibi_bias_max",  # all families have alibi=False
+    "attention_norm_per_head",  # those that do not name it have attention_layer_norm=False
+    "attention_layer_norm_with_affine",  # likewise
+}
+"""Fields of ours that change nothing in families that do not name them."""
+
+
 def _inexpressible_fields(family: Family) -> dict[str, Any]:
     """Return the default values of the fields that a family does not name. An exported model must
     have them, so that `export` rejects a new field until the table expresses it."""
-    named = set(family.settings) | set(family.fields()) | _EXPRESSED_BY_CODE
+    expressible = {*family.settings, *family.fixed_fields(), *_WRITTEN_BY_CODE, *_WITHOUT_EFFECT}
     return {
         item.name: item.default
         for item in dataclasses.fields(ModelConfig)
-        if item.metadata["changes"] == COMPUTATION and item.name not in named
+        if item.metadata["changes"] == COMPUTATION and item.name not in expressible
     }
 
 
-_EXPRESSED_BY_CODE = {
-    *("mlp_ratio", "mlp_hidden_size", "vocab_size", "embedding_size", "architecture"),
-    # These have no effect next to values that every family has, such as alibi=False.
-    *("alibi_bias_max", "n_kv_heads", "head_width", "attention_norm_per_head"),
-    "attention_layer_norm_with_affine",
-}
-"""Fields that `transformers_config` writes itself, or that have no effect without another one."""
+# --- the config of transformers -------------------------------------------------------------------
 
 
 def mlp_width(config: ModelConfig) -> int:
@@ -254,6 +282,7 @@ def transformers_config(config: ModelConfig, family: Family) -> PreTrainedConfig
     """Return the config of transformers for a model of this family."""
     import transformers
 
+    # Effective values: None means "as many key heads as heads", for example.
     values = vars(config) | {
         "n_kv_heads": config.effective_n_kv_heads,
         "vocab_size": embedding_rows(config),
@@ -261,112 +290,28 @@ def transformers_config(config: ModelConfig, family: Family) -> PreTrainedConfig
     }
     settings = {theirs: values[ours] for ours, theirs in family.settings.items()}
     settings |= {
-        # OLMo: with SwiGLU the width counts gate and value; GPT-NeoX has GELU.
-        "intermediate_size": mlp_width(config) // (1 if family.is_neox else 2),
+        "intermediate_size": mlp_width(config) // family.width_per_intermediate,
         "hidden_act": "gelu" if family.is_neox else "silu",
         "initializer_range": config.init_std,
-        "rope_parameters": to_rope_parameters(config),
+        "rope_parameters": _rope_parameters(config, family),
         "attention_dropout": config.attention_dropout,
         "bos_token_id": None,
         "eos_token_id": config.eos_token_id,
         "pad_token_id": config.pad_token_id,
     }
-    if config.architecture == "olmo3":  # only its layers without a window scale their angles
-        plain = {"rope_type": "default", "rope_theta": float(config.rope_theta)}
-        settings["rope_parameters"] = {
-            "full_attention": settings["rope_parameters"],
-            "sliding_attention": plain,
-        }
     if family.is_neox:
         settings["hidden_dropout"] = config.residual_dropout
-        settings["rope_parameters"]["partial_rotary_factor"] = config.rotary_fraction
-    return getattr(transformers, family.class_name).config_class(**settings)
+    config_class = getattr(transformers, family.class_name).config_class
+    return config_class(**settings)
 
 
-# --- weights --------------------------------------------------------------------------------------
-
-_BLOCK = {
-    "att_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "attn_out": ("self_attn.o_proj",),
-    "ff_proj": ("mlp.up_proj", "mlp.gate_proj"),
-    "ff_out": ("mlp.down_proj",),
-}
-"""For each weight of a layer of ours: the names of the family's weights that hold its rows, in this
-order."""
-
-
-def _theirs_of_ours(family: Family, config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """Return for each weight of ours the names of the family's weights that hold its rows, in the
-    order of the rows."""
-    names: dict[str, tuple[str, ...]] = {"transformer.wte.weight": ("model.embed_tokens.weight",)}
-    for layer in range(config.n_layers):
-        layer_names = {}
-        for ours, theirs in {**_BLOCK, **family.norms}.items():
-            layer_names[f"{ours}.weight"] = theirs
-        if config.qkv_bias:
-            layer_names["att_proj.bias"] = _BLOCK["att_proj"]
-        for ours, theirs in layer_names.items():
-            kind = ours.rpartition(".")[2]
-            names[f"transformer.blocks.{layer}.{ours}"] = tuple(
-                f"model.layers.{layer}.{name}.{kind}" for name in theirs
-            )
-    if config.layer_norm_with_affine:
-        names["transformer.ln_f.weight"] = ("model.norm.weight",)
-    if not config.weight_tying:
-        names["transformer.ff_out.weight"] = ("lm_head.weight",)
-    return names
-
-
-def _output_biases(family: Family, config: ModelConfig) -> list[str]:
-    """Return the names of the biases of output projections. With `attention_bias` some families
-    have them, and our models do not."""
-    if not config.qkv_bias or family.settings.get("qkv_bias") != "attention_bias":
-        return []
-    return [f"model.layers.{layer}.self_attn.o_proj.bias" for layer in range(config.n_layers)]
-
-
-def to_hugging_face(
-    weights: Mapping[str, Tensor], family: Family, config: ModelConfig
-) -> dict[str, Tensor]:
-    """Return our weights under the names of a family, as views. Biases that our models do not have
-    are 0."""
-    key_width = config.effective_n_kv_heads * config.effective_head_width
-    query_width = config.n_heads * config.effective_head_width
-    theirs: dict[str, Tensor] = {}
-    for ours, names in _theirs_of_ours(family, config).items():
-        weight = weights[ours]
-        if ".att_proj." in ours:
-            rows_of_theirs = weight.split([query_width, key_width, key_width])
-        else:
-            rows_of_theirs = weight.split(len(weight) // len(names))
-        theirs |= zip(names, rows_of_theirs, strict=True)
-    for name in _output_biases(family, config):
-        theirs[name] = torch.zeros(config.d_model)
-    return theirs
-
-
-class FromHuggingFace(Mapping[str, Tensor]):
-    """Our weights, in fp32, made of a family's. Each is joined from these when it is looked up."""
-
-    def __init__(self, theirs: Mapping[str, Tensor], family: Family, config: ModelConfig) -> None:
-        self.theirs = theirs
-        self.names = _theirs_of_ours(family, config)
-        output_biases = _output_biases(family, config)
-        for name in (*output_biases, *chain(*self.names.values())):
-            if name not in theirs:
-                raise DataError(f"init_from lacks the weight {name}; download it again")
-        for name in output_biases:
-            if theirs[name].count_nonzero():
-                raise ConfigError(
-                    f"init_from: {name} is not 0, and model.qkv_bias has no bias there; take "
-                    "another model"
-                )
-
-    def __getitem__(self, name: str) -> Tensor:
-        return torch.cat([self.theirs[part].float() for part in self.names[name]])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
+def _rope_parameters(config: ModelConfig, family: Family) -> dict[str, Any]:
+    """Return RoPE's parameters as transformers takes them for this family."""
+    parameters = to_rope_parameters(config)
+    if family.is_neox:
+        parameters["partial_rotary_factor"] = config.rotary_fraction
+    if config.architecture == "olmo3":
+        # Only its layers without a window scale their angles.
+        plain = {"rope_type": "default", "rope_theta": float(config.rope_theta)}
+        return {"full_attention": parameters, "sliding_attention": plain}
+    return parameters
