@@ -40,7 +40,8 @@ from olmo_sparsity.models.family_weights import FromHuggingFace, to_hugging_face
 from olmo_sparsity.models.find import DTYPES, find_folder
 from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.models.pretrained_tokenizer import read_tokenizer
-from olmo_sparsity.models.transformers_folder import check_weight_files, read_hugging_face
+from olmo_sparsity.models.transformers_folder import read_hugging_face
+from olmo_sparsity.models.weight_files import check_weight_files
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

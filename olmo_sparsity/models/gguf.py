@@ -50,14 +50,9 @@ from olmo_sparsity.models.gguf_header import (
     read_header,
     round_up,
 )
+from olmo_sparsity.models.gguf_origin import ORIGIN, Origin
 from olmo_sparsity.models.gguf_tokenizer import tokenizer_of
-from olmo_sparsity.models.transformers_folder import (
-    NO_CODE,
-    ORIGIN,
-    Origin,
-    count_parameters,
-    without_warnings,
-)
+from olmo_sparsity.models.transformers_folder import NO_CODE, count_parameters, without_warnings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

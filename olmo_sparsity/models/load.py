@@ -34,6 +34,7 @@ from olmo_sparsity.base.renamed import entry_points_of
 from olmo_sparsity.models.compatibility import reason_of
 from olmo_sparsity.models.file_fingerprint import fingerprint
 from olmo_sparsity.models.find import DTYPES, find_folder
+from olmo_sparsity.models.gguf_origin import find_origin
 from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.models.loaded import LoadedModel, check_room_for_tokens, describe_model
 from olmo_sparsity.models.pretrained_tokenizer import (
@@ -47,12 +48,10 @@ from olmo_sparsity.models.transformers_folder import (
     ADAPTER,
     add_adapter,
     base_of_adapter,
-    check_adapter_file,
-    check_weight_files,
-    find_origin,
     is_hugging_face,
     read_hugging_face,
 )
+from olmo_sparsity.models.weight_files import check_adapter_file, check_weight_files
 from olmo_sparsity.models.whole_prompts import WholePrompts
 from olmo_sparsity.text.runs import run_loaders
 
