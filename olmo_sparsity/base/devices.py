@@ -72,6 +72,10 @@ PCIE_GIGABYTES_PER_S = 20.0
 """The gigabytes that a GPU without NVLink sends to another one of its machine in a second."""
 
 
+UNKNOWN_TFLOPS = 0.0
+"""The speed of a GPU that is not in the list: its memory counts, and no time is predicted."""
+
+
 @dataclass(frozen=True)
 class Gpu:
     """The numbers of a kind of GPU, by which times and memory are predicted."""
@@ -79,7 +83,7 @@ class Gpu:
     name: str
     tflops: float
     """The peak speed of dense matrix products in bf16, in 10^12 operations a second, from the data
-    sheet."""
+    sheet; or `UNKNOWN_TFLOPS`."""
 
     gigabytes: float
     """The size of its memory."""

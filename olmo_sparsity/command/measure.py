@@ -60,7 +60,7 @@ def _price_of_untrained(options: argparse.Namespace, keywords: dict[str, Any]) -
     keywords: The keyword arguments of `measure`.
     """
     from olmo_sparsity.config.run import load_config
-    from olmo_sparsity.experiment.price import price_config
+    from olmo_sparsity.experiment.price_measurement import price_config
 
     if not options.dry_run:
         raise ConfigError(

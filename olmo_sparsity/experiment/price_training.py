@@ -18,44 +18,46 @@ from pathlib import Path
 from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.experiment.models import Model
-from olmo_sparsity.training.dry_run import check_run, cost_of
+from olmo_sparsity.training.dry_run import check_run, describe_run
 from olmo_sparsity.training.epochs import open_prepared
-from olmo_sparsity.training.estimate.cost import Cost, cost_with
+from olmo_sparsity.training.estimate.cost import RunCost, cost_of_run
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.estimate.host import Disk, disk_of, main_memory_of
+from olmo_sparsity.training.estimate.report import describe_batch, size_of_run
 
 
 @dataclass(frozen=True)
 class TrainingPrice:
     """What the training of one model costs."""
 
-    model: Model
     config: RunConfig
     """The config of the model, with what the hardware determines filled in."""
 
     hardware: Hardware
     """What the run is assumed to be on: the GPUs that the user has named, or one process here."""
 
-    cost: Cost
+    cost: RunCost
     disk: Disk
-    lines: dict[str, str]
-    """What `train --dry-run` prints, by title."""
+    missing_text: str | None
+    """Why the text of the model cannot be read, such as that it is not prepared; None if it can."""
 
     @property
-    def gpu_hours(self) -> float:
-        """Return the GPU-hours; 0 if the GPU is not known."""
-        return self.cost.gpu_hours
+    def gpu_hours(self) -> float | None:
+        """Return the GPU-hours; None if the GPU is not known."""
+        return None if self.cost.time is None else self.cost.time.gpu_hours
 
     def __str__(self) -> str:
-        # `train --dry-run` prints them on one line: "10,485,760,000 in 20,000 steps".
-        num_tokens, _, num_steps = self.lines["tokens in all"].partition(" in ")
-        parts = [f"{self.lines['parameters']} parameters, {num_tokens} tokens in {num_steps}"]
-        parts.append(self.lines.get("time", f"{self.lines['FLOPs in all']} FLOPs"))
+        size = size_of_run(self.config)
+        parts = [
+            f"{size.num_parameters:,} parameters, {size.num_tokens:,} tokens in "
+            f"{size.num_steps:,} steps"
+        ]
+        parts.append(f"{size.flops:.3g} FLOPs" if self.cost.time is None else str(self.cost.time))
         parts.append(self._describe_memory())
-        parts.append(f"the run folder {self.disk.run_folder / 1e9:.1f} GB")
-        # If the batch does not divide by the processes, what becomes of it is shown.
-        if self.config.training.batch_size % self.hardware.num_processes:
-            parts.append(f"training.batch_size: {self.lines['batch']}")
+        parts.append(f"the run folder {self.disk.run_folder_bytes / 1e9:.1f} GB")
+        batch_size = self.config.training.batch_size
+        if batch_size % self.hardware.num_processes:
+            parts.append(f"training.batch_size: {describe_batch(self.config, self.hardware)}")
         return "; ".join(parts)
 
     def _describe_memory(self) -> str:
@@ -65,8 +67,8 @@ class TrainingPrice:
         fits = "fits" if cost.fits else "DOES NOT FIT"
         owner = "a GPU" if self.hardware.gpu else "a process"
         memory = (
-            f"{cost.peak / 2**30:.1f} GiB {owner} ({cost.engine}, {fits}, micro-batches of "
-            f"{cost.micro_batch_size})"
+            f"{cost.memory.total_bytes / 2**30:.1f} GiB {owner} ({cost.engine}, {fits}, "
+            f"micro-batches of {cost.micro_batch_size})"
         )
         if self.hardware.gpu is None:
             return memory
@@ -83,17 +85,17 @@ def price_training(model: Model, hardware: Hardware | None) -> TrainingPrice:
     hardware: The GPUs; None: one process here.
     """
     try:
-        config, assumed_hardware, lines = cost_of(model.settings, hardware)
-        check_run(config, None if hardware is None else assumed_hardware)
+        run = describe_run(model.settings, hardware)
+        # One process here is only an assumption, so the run need not fit into its memory.
+        check_run(run.config, None if hardware is None else run.hardware)
     except UserError as error:
         raise ConfigError(f"{model.name}: {error}") from None
     return TrainingPrice(
-        model=model,
-        config=config,
-        hardware=assumed_hardware,
-        cost=cost_with(config, assumed_hardware),
-        disk=disk_of(config),
-        lines=lines,
+        config=run.config,
+        hardware=run.hardware,
+        cost=cost_of_run(run.config, run.hardware),
+        disk=disk_of(run.config),
+        missing_text=run.missing_text,
     )
 
 
@@ -106,26 +108,28 @@ def describe_texts(trainings: Iterable[TrainingPrice]) -> list[str]:
         by_folder.setdefault(training.config.data.folder, []).append(training)
     if not by_folder:
         return []
+
     lines = []
-    num_bytes_of_texts = 0
+    bytes_of_texts = 0
+    bytes_of_runs = 0
     for folder, readers in by_folder.items():
-        if open_prepared(readers[0].config) is None:
+        first_reader = readers[0]
+        if open_prepared(first_reader.config) is None:
             # As much text as the model reads that reads most. If more is prepared, it takes more.
-            num_bytes = max(training.disk.text for training in readers)
-            reason = readers[0].lines["text"]
-            state = f"{reason}. How often it is read is not checked; {num_bytes / 1e9:.1f} GB if"
-            lines.append(f"text: {state} it is read once")
+            num_bytes = max(training.disk.text_bytes for training in readers)
+            lines.append(
+                f"text: {first_reader.missing_text}. How often it is read is not checked; "
+                f"{num_bytes / 1e9:.1f} GB if it is read once"
+            )
         else:
             num_bytes = _size_of_folder(Path(folder))
             lines.append(f"text: {folder} is prepared, {num_bytes / 1e9:.1f} GB")
-        num_bytes_of_texts += num_bytes
-    num_bytes_of_runs = sum(
-        training.disk.run_folder for readers in by_folder.values() for training in readers
-    )
-    total = num_bytes_of_runs + num_bytes_of_texts
+        bytes_of_texts += num_bytes
+        bytes_of_runs += sum(training.disk.run_folder_bytes for training in readers)
+    total_bytes = bytes_of_runs + bytes_of_texts
     lines.append(
-        f"disk: {total / 1e9:,.1f} GB, of which run folders {num_bytes_of_runs / 1e9:,.1f} and "
-        f"texts {num_bytes_of_texts / 1e9:,.1f}"
+        f"disk: {total_bytes / 1e9:,.1f} GB, of which run folders {bytes_of_runs / 1e9:,.1f} and "
+        f"texts {bytes_of_texts / 1e9:,.1f}"
     )
     return lines
 

@@ -33,8 +33,8 @@ from olmo_sparsity.experiment.jobs import (
     jobs_of,
 )
 from olmo_sparsity.experiment.slurm import Flags
-from olmo_sparsity.training.dry_run import cost_of
-from olmo_sparsity.training.estimate.cost import gpu_hours
+from olmo_sparsity.training.dry_run import describe_run
+from olmo_sparsity.training.estimate.cost import cost_of_run
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.estimate.host import disk_of
 from olmo_sparsity.training.loop import Outcome
@@ -442,7 +442,9 @@ def test_an_experiment_has_a_price_before_anything_is_trained(
     assert "parameters, 115,200 tokens in 1,800 steps; " in runs[-1]
     assert re.fullmatch(r"3 of 4 models to train: [\d.e-]+ GPU-hours .* at \$2.5 a .*", total)
     two = Hardware.of("h100", 2, 1)
-    hours = [gpu_hours(*cost_of(model.settings, two)[:2]) for model in models[1:]]
+    configs = [describe_run(model.settings, two).config for model in models[1:]]
+    costs = [cost_of_run(config, two) for config in configs]
+    hours = [cost.time.gpu_hours for cost in costs if cost.time is not None]
     # Each run has a last save and evaluations, whose number is not in proportion to its steps.
     assert hours[1] == pytest.approx(3 * hours[0], rel=0.001)
     assert main(["experiment", path, "--dry-run"]) == 0
@@ -469,8 +471,8 @@ def test_the_price_has_the_memory_and_disk_of_train_and_counts_a_shared_text_onc
     folder = Path(settings.data.folder)
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     assert text == f"text: {folder} is prepared, {size / 1e9:.1f} GB"
-    resolved, _, _ = cost_of(settings, Hardware.of("h100", 2, 1))
-    of_runs = 2 * disk_of(resolved).run_folder
+    resolved = describe_run(settings, Hardware.of("h100", 2, 1)).config
+    of_runs = 2 * disk_of(resolved).run_folder_bytes
     assert disk == (
         f"disk: {(of_runs + size) / 1e9:,.1f} GB, of which run folders {of_runs / 1e9:,.1f} and "
         f"texts {size / 1e9:,.1f}"

@@ -23,10 +23,10 @@ from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.training.choose_engine import check_engine
 from olmo_sparsity.training.deepspeed_engine import deepspeed_settings, with_live_weights
-from olmo_sparsity.training.dry_run import cost_of
+from olmo_sparsity.training.dry_run import describe_run
 from olmo_sparsity.training.estimate.compute import flops_per_token, share_of_peak
-from olmo_sparsity.training.estimate.cost import cost_with, gpu_hours, with_engine
-from olmo_sparsity.training.estimate.device_memory import bytes_of_state, peak_bytes
+from olmo_sparsity.training.estimate.cost import RunTime, cost_of_run, with_engine
+from olmo_sparsity.training.estimate.device_memory import bytes_of_state, device_memory_of
 from olmo_sparsity.training.estimate.fit import check_fits
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.estimate.host import (
@@ -105,10 +105,10 @@ def test_the_cost_is_the_same_before_and_after_the_text_is_prepared(
     config = make_config(training__batch_size=96, training__micro_batch_size="auto")
     missing = replace(config, data=replace(config.data, folder="missing"))
     for one in (config, missing):
-        found, _, lines = cost_of(one, Hardware(2, 1, 80e9, find_gpu("h100")))
-        assert found.training.micro_batch_size == 48
-        assert lines["batch"] == "96 = 2 processes × 48"
-        assert ("not prepared" in lines["text"]) == (one is missing)
+        run = describe_run(one, Hardware(2, 1, 80e9, find_gpu("h100")))
+        assert run.config.training.micro_batch_size == 48
+        assert run.lines["batch"] == "96 = 2 processes × 48"
+        assert ("not prepared" in run.lines["text"]) == (one is missing)
 
 
 def test_state_is_what_the_table_says() -> None:
@@ -186,6 +186,13 @@ def c4(size: str, *words: str) -> RunConfig:
     return config
 
 
+def time_of(config: RunConfig, hardware: Hardware) -> RunTime:
+    """Return the time of a run on GPUs of known speed."""
+    time = cost_of_run(config, hardware).time
+    assert time is not None
+    return time
+
+
 def test_zero_1_and_2_need_room_for_two_copies_of_the_weights_at_the_start() -> None:
     thirteen = 13_700_000_000
     assert start_bytes("bf16", thirteen, "zero2", 64) == 4 * thirteen
@@ -193,12 +200,13 @@ def test_zero_1_and_2_need_room_for_two_copies_of_the_weights_at_the_start() -> 
     config = c4("1b", "--engine.name=zero2", "--training.activation_checkpointing=true")
     config.model.n_layers = 200  # 13.5B
     hardware = Hardware.of("h100", 64, None)
-    cost = cost_with(config, hardware)
-    assert cost.start > cost.state + cost.activations
-    assert cost.peak == cost.start + cost.context
-    assert not replace(hardware, usable_bytes=cost.start - 1).usable_bytes >= peak_bytes(
-        config, hardware, 1
-    )
+    cost = cost_of_run(config, hardware)
+    memory = cost.memory
+    assert memory.start_bytes > memory.step_bytes
+    assert memory.peak_bytes == memory.start_bytes
+    assert memory.total_bytes == memory.start_bytes + memory.cuda_bytes
+    too_small = replace(hardware, usable_bytes=memory.start_bytes - 1)
+    assert not cost_of_run(config, too_small).fits
 
 
 def test_zero_3_holds_its_largest_weight_whole_at_the_start() -> None:
@@ -217,10 +225,10 @@ def test_a_start_takes_the_micro_batches_that_its_dry_run_printed_for_shards_of_
     launch = Launch(rank=9, world_size=64, local_rank=1, local_world_size=8)
     started = replace(Hardware.here(CPU, launch), gpu=priced.gpu, usable_bytes=priced.usable_bytes)
     assert started == priced
-    costs = [cost_with(config, hardware) for hardware in (started, priced)]
+    costs = [cost_of_run(config, hardware) for hardware in (started, priced)]
     assert costs[0] == costs[1]
     assert costs[0].micro_batch_size == 1
-    assert costs[0].start == 4 * count_parameters(without_memory(config.model)) // 8
+    assert costs[0].memory.start_bytes == 4 * count_parameters(without_memory(config.model)) // 8
 
 
 @pytest.mark.accept
@@ -234,7 +242,7 @@ def test_peaks_of_sharded_engines_are_within_15_percent_of_their_estimates(engin
 def test_recomputed_layers_cost_a_third_more() -> None:
     hardware = Hardware.of("h100", 8, None)
     seconds = [
-        cost_with(c4("1b", f"--training.activation_checkpointing={recomputes}"), hardware)
+        time_of(c4("1b", f"--training.activation_checkpointing={recomputes}"), hardware)
         for recomputes in ("false", "true")
     ]
     assert 1.25 < seconds[1].computing_s / seconds[0].computing_s < 4 / 3
@@ -243,7 +251,7 @@ def test_recomputed_layers_cost_a_third_more() -> None:
 def test_a_budget_of_activations_saves_memory_in_proportion_and_costs_time() -> None:
     hardware = Hardware.of("h100", 8, None)
     costs = {
-        budget: cost_with(
+        budget: cost_of_run(
             c4(
                 "1b",
                 "--training.compile=true",
@@ -254,14 +262,14 @@ def test_a_budget_of_activations_saves_memory_in_proportion_and_costs_time() -> 
         )
         for budget in ("null", 0.75, 0.5, 0.25, 0.0)
     }
-    bytes_of = [costs[budget].activations for budget in (0.75, 0.5, 0.25, 0.0)]
+    bytes_of = [costs[budget].memory.activation_bytes for budget in (0.75, 0.5, 0.25, 0.0)]
     falls = [more - less for more, less in pairwise(bytes_of)]
     assert falls == pytest.approx([falls[0]] * 3)
-    assert costs["null"].activations > bytes_of[0] > 2 * bytes_of[-1]
+    assert costs["null"].memory.activation_bytes > bytes_of[0] > 2 * bytes_of[-1]
     recomputing = c4("1b", "--training.activation_checkpointing=true", "--training.compile=true")
-    all_again = cost_with(recomputing, hardware)
-    assert costs[0.0].computing_s == pytest.approx(all_again.computing_s)
-    assert costs["null"].computing_s < costs[0.5].computing_s < costs[0.25].computing_s
+    seconds = {budget: cost.time.computing_s for budget, cost in costs.items() if cost.time}
+    assert seconds[0.0] == pytest.approx(time_of(recomputing, hardware).computing_s)
+    assert seconds["null"] < seconds[0.5] < seconds[0.25]
 
 
 def test_tasks_of_lm_eval_need_a_whole_copy_of_the_model_on_each_device_and_in_main_memory() -> (
@@ -276,17 +284,16 @@ def test_tasks_of_lm_eval_need_a_whole_copy_of_the_model_on_each_device_and_in_m
     )
     with_tasks = replace(plain, evaluation=replace(plain.evaluation, lm_eval=["hellaswag"]))
     whole = 4 * count_parameters(without_memory(plain.model))
-    cost = cost_with(with_tasks, hardware)
-    assert cost.evaluation > whole
-    assert cost.peak == cost.evaluation + cost.context > cost_with(plain, hardware).peak
-    too_small = replace(hardware, usable_bytes=cost.evaluation - 1)
-    assert (
-        peak_bytes(plain, too_small, 1)
-        < too_small.usable_bytes
-        < peak_bytes(with_tasks, too_small, 1)
-    )
+    cost = cost_of_run(with_tasks, hardware)
+    evaluation_bytes = cost.memory.evaluation_bytes
+    assert evaluation_bytes > whole
+    assert cost.memory.peak_bytes == evaluation_bytes
+    assert cost.memory.total_bytes > cost_of_run(plain, hardware).memory.total_bytes
+    too_small = replace(hardware, usable_bytes=evaluation_bytes - 1)
+    assert device_memory_of(plain, too_small, 1).peak_bytes < too_small.usable_bytes
+    assert device_memory_of(with_tasks, too_small, 1).peak_bytes > too_small.usable_bytes
     lines = estimate(with_tasks, hardware)
-    assert f", evaluation {cost.evaluation / 2**30:.1f}" in lines["memory of a process, fsdp"]
+    assert f", evaluation {evaluation_bytes / 2**30:.1f}" in lines["memory of a process, fsdp"]
     copied = sum(pinned_bytes(4 * weight.numel()) for weight in weights_of(plain))
     assert copied >= whole
     assert f", one for lm_eval {copied / 2**30:.1f})" in lines["main memory"]
@@ -312,14 +319,14 @@ def test_copies_in_pinned_memory_are_counted_as_powers_of_two() -> None:
 
 
 def test_each_engine_is_estimated_with_the_micro_batches_that_fit_it() -> None:
-    _, _, lines = cost_of(c4("1b"), Hardware.of("h100", 16, None))
+    lines = describe_run(c4("1b"), Hardware.of("h100", 16, None)).lines
     assert "micro-batches of 16" in lines["memory of a process, ddp"]
     assert "micro-batches of 32" in lines["memory of a process, zero2"]
 
 
 def test_network_cards_of_a_node_carry_its_gradients_together() -> None:
     config = c4("1b", "--engine.name=ddp")
-    hours = [cost_with(config, Hardware.of("h100", 16, 2, nics)).hours for nics in (None, 8, 1)]
+    hours = [time_of(config, Hardware.of("h100", 16, 2, nics)).hours for nics in (None, 8, 1)]
     assert hours[0] == hours[1] == pytest.approx(4.1, abs=0.05)
     assert hours[2] == pytest.approx(5.8, abs=0.05)
 
@@ -337,11 +344,11 @@ ZERO_3 = ("--engine.name=zero3", "--training.compile=false")
 def test_weights_that_stay_within_nodes_are_not_sent_through_network_cards() -> None:
     config = seven_billion(*WITHIN_NODES, "--training.micro_batch_size=2")
     num_parameters = count_parameters(without_memory(config.model))
-    cost = cost_with(config, Hardware.of("h100", 64, nodes=8, nics_per_node=1))
+    time = time_of(config, Hardware.of("h100", 64, nodes=8, nics_per_node=1))
     gathered = 16 * 2 * 2 * num_parameters * 7 / 8  # 16 micro-batches, forward and backward, bf16
     scattered = 4 * num_parameters * 7 / 8  # fp32, once a step
     sent_by_node = 2 * 4 * num_parameters * 7 / 8  # its eight shards together make a whole gradient
-    assert cost.sending_s == pytest.approx((gathered + scattered) / 300e9 + sent_by_node / 25e9)
+    assert time.sending_s == pytest.approx((gathered + scattered) / 300e9 + sent_by_node / 25e9)
     lines = estimate(config, Hardware.of("h100", 64, nodes=8, nics_per_node=1))
     assert "at 300 GB/s a GPU within nodes and 25 a node between" in lines["tokens per second"]
 
@@ -349,7 +356,7 @@ def test_weights_that_stay_within_nodes_are_not_sent_through_network_cards() -> 
 def test_with_one_network_card_a_node_shards_within_nodes_are_fastest() -> None:
     hardware = Hardware.of("h100", 64, nodes=8, nics_per_node=1)
     within_nodes, over_all, zero3 = (
-        cost_with(seven_billion(*words, "--training.micro_batch_size=2"), hardware).sending_s
+        time_of(seven_billion(*words, "--training.micro_batch_size=2"), hardware).sending_s
         for words in (WITHIN_NODES, OVER_ALL, ZERO_3)
     )
     assert within_nodes < over_all < zero3
@@ -358,16 +365,16 @@ def test_with_one_network_card_a_node_shards_within_nodes_are_fastest() -> None:
 def test_on_one_node_shards_within_nodes_are_shards_over_all() -> None:
     hardware = Hardware.of("h100", 8, nodes=1)
     within_node, over_all = (
-        cost_with(seven_billion(*words), hardware).sending_s for words in (WITHIN_NODES, OVER_ALL)
+        time_of(seven_billion(*words), hardware).sending_s for words in (WITHIN_NODES, OVER_ALL)
     )
     assert within_node == over_all
 
 
 def test_gpus_without_nvlink_send_at_the_speed_of_pcie() -> None:
     config = c4("150m", "--engine.name=ddp")
-    cost = cost_with(config, Hardware.of("l40s", 4, 1))
+    time = time_of(config, Hardware.of("l40s", 4, 1))
     sent = 4 * 190_513_152 * 2 * 3 / 4
-    assert cost.sending_s == pytest.approx(sent / 20e9)
+    assert time.sending_s == pytest.approx(sent / 20e9)
 
 
 def test_a_small_model_is_expected_to_fill_less_of_a_gpu() -> None:
@@ -382,7 +389,7 @@ def test_a_model_that_is_not_compiled_is_expected_to_be_slower_and_is_marked() -
     assert measured.origin == "measured on one H200 (150M)"
     assert assumed.origin == "assumed: 54% of a compiled model's 34%"
     assert assumed.share == 0.54 * measured.share
-    _, _, lines = cost_of(c4("1b", "--training.compile=true"), Hardware.of("h100", 64, None))
+    lines = describe_run(c4("1b", "--training.compile=true"), Hardware.of("h100", 64, None)).lines
     assert "not compiled" not in lines["memory of a process, fsdp"]
     assert lines["memory of a process, zero3"].endswith(
         "(not compiled, which is assumed to be slower)"
@@ -393,8 +400,7 @@ def test_zero_3_is_not_ranked_ahead_of_a_compiled_engine() -> None:
     hardware = Hardware.of("h100", 64, None)
     compiled = seven_billion(*OVER_ALL, "--training.compile=true")
     assert (
-        cost_with(compiled, hardware).hours
-        < cost_with(with_engine(compiled, "zero3"), hardware).hours
+        time_of(compiled, hardware).hours < time_of(with_engine(compiled, "zero3"), hardware).hours
     )
 
 
@@ -418,7 +424,7 @@ def test_a_price_is_that_of_the_gpu_hours(capsys: pytest.CaptureFixture) -> None
     words = ["train", "configs/c4_1b_pose.yaml", "--dry-run", "--gpus=16", "--gpu-hour=2.5"]
     assert main(words) == 0
     printed = capsys.readouterr().out
-    hours = gpu_hours(c4("1b", "--engine.name=ddp"), Hardware.of("h100", 16, None))
+    hours = time_of(c4("1b", "--engine.name=ddp"), Hardware.of("h100", 16, None)).gpu_hours
     assert f"# price: {2.5 * hours:,.2f}, at 2.5 a GPU-hour" in printed
 
 
@@ -468,9 +474,9 @@ def test_a_save_that_takes_longer_than_the_signal_leads_names_the_signal_to_ask_
 def test_more_evaluations_and_saves_take_more_hours() -> None:
     hardware = Hardware.of("h100", 64, None)
     at_end = ("--checkpoint.interval_steps=null", "--evaluation.interval_steps=null")
-    once = cost_with(seven_billion(*OVER_ALL, *at_end), hardware)
+    once = time_of(seven_billion(*OVER_ALL, *at_end), hardware)
     assert once.pauses.num_evaluations == once.pauses.num_saves == 1
-    often = cost_with(
+    often = time_of(
         seven_billion(
             *OVER_ALL,
             "--checkpoint.interval_steps=500",
@@ -491,11 +497,11 @@ def test_more_evaluations_and_saves_take_more_hours() -> None:
 def test_training_waits_for_a_save_that_takes_longer_than_the_steps_between() -> None:
     config = seven_billion(*OVER_ALL, "--checkpoint.interval_steps=1")
     hardware = Hardware.of("h100", 64, None, disk_speed=0.5)
-    cost = cost_with(config, hardware)
+    time = time_of(config, hardware)
     writing_s = 12 * count_parameters(without_memory(config.model)) / 0.5e9
-    assert writing_s > cost.step_s
-    waiting_s = cost.pauses.saving_s / 20_000 - save_time(config, hardware).pause_s
-    assert waiting_s == pytest.approx(writing_s - cost.step_s)
+    assert writing_s > time.step_s
+    waiting_s = time.pauses.saving_s / 20_000 - save_time(config, hardware).pause_s
+    assert waiting_s == pytest.approx(writing_s - time.step_s)
 
 
 def test_an_evaluation_of_many_sequences_at_once_does_not_fit_and_a_smaller_one_is_named() -> None:
@@ -503,7 +509,7 @@ def test_an_evaluation_of_many_sequences_at_once_does_not_fit_and_a_smaller_one_
     many = c4("1b", "--engine.name=ddp", "--evaluation.batch_size=1024")
     check_fits(many, hardware)  # each process has 32 of 256 sequences
     many.evaluation.num_sequences = 65_536
-    cost = cost_with(many, hardware)
+    cost = cost_of_run(many, hardware)
     assert not cost.fits
     assert cost.micro_batch_size == 16
     with pytest.raises(
@@ -513,7 +519,7 @@ def test_an_evaluation_of_many_sequences_at_once_does_not_fit_and_a_smaller_one_
     many.evaluation.batch_size = int(str(e.value).rpartition("=")[2])
     check_fits(many, hardware)
     many.evaluation.batch_size *= 2
-    assert not cost_with(many, hardware).fits
+    assert not cost_of_run(many, hardware).fits
 
 
 def test_a_dry_run_names_cheaper_settings_if_they_save_more_than_a_tenth() -> None:
@@ -523,19 +529,22 @@ def test_a_dry_run_names_cheaper_settings_if_they_save_more_than_a_tenth() -> No
     options = line.partition(" takes ")[0].split()
     assert "--training.micro_batch_size=auto" in options
     assert "--engine.shard_over=node" in options
-    changed = cost_with(
+    changed = cost_of_run(
         seven_billion(*OVER_ALL, "--training.micro_batch_size=2", *options), hardware
     )
     assert changed.fits
-    hours = cost_with(slow, hardware).hours
-    assert changed.hours < 0.9 * hours
-    assert f"takes {changed.hours:,.1f} hours, {1 - changed.hours / hours:.0%} less" in line
+    assert changed.time is not None
+    hours = time_of(slow, hardware).hours
+    assert changed.time.hours < 0.9 * hours
+    assert (
+        f"takes {changed.time.hours:,.1f} hours, {1 - changed.time.hours / hours:.0%} less" in line
+    )
     cheapest = seven_billion(*OVER_ALL, *options)
     assert "cheaper" not in estimate(cheapest, hardware)
 
 
 @pytest.mark.parametrize("count", [1, 8, 64])
 def test_no_cheaper_settings_are_named_for_the_shipped_1b_config(count: int) -> None:
-    _, _, lines = cost_of(c4("1b"), Hardware.of("h100", count, None))
+    lines = describe_run(c4("1b"), Hardware.of("h100", count, None)).lines
     assert "time" in lines
     assert "cheaper" not in lines

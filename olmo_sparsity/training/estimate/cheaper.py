@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
 from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.training.estimate.cost import Cost, cost_with
+from olmo_sparsity.training.estimate.cost import RunTime, cost_of_run
 from olmo_sparsity.training.estimate.hardware import Hardware
 
 LEAST_SAVING = 0.1
@@ -17,61 +16,80 @@ the error of the estimate."""
 
 
 class Cheaper(NamedTuple):
-    """Settings that take less time, and what the run then costs."""
+    """Settings that take less time, and the time that the run then takes."""
 
     options: list[str]
-    cost: Cost
+    """The settings as words of the command line."""
+
+    micro_batch_size: int
+    time: RunTime
 
 
-def find_cheaper(config: RunConfig, hardware: Hardware, cost: Cost) -> Cheaper | None:
+def find_cheaper(config: RunConfig, hardware: Hardware, time: RunTime) -> Cheaper | None:
     """Return the settings of memory and communication with which a run takes the fewest hours; None
-    if they save too little. They change no loss but by rounding. Engines are compared elsewhere:
-    the dry run has a line for each of them. `cost`: that of the run as it is configured."""
-    if not cost.hours:
-        return None
+    if they save too little.
+
+    They change no loss but by rounding. Engines are compared elsewhere: the dry run has a line for
+    each of them.
+
+    time: The time of the run as it is configured.
+    """
     best: Cheaper | None = None
-    for options, changed in _variants(config, hardware):
-        changed_cost = cost_with(changed, hardware)
+    for options, changed_config in _variants(config, hardware):
+        cost = cost_of_run(changed_config, hardware)
+        assert cost.time is not None  # the same GPUs as those of `time`
         # Variants come with fewest changes first: one that saves hardly more is not better.
-        limit = (1 - LEAST_SAVING) * cost.hours if best is None else 0.99 * best.cost.hours
-        if changed_cost.fits and changed_cost.hours < limit:
-            best = Cheaper(options, changed_cost)
+        limit = (1 - LEAST_SAVING) * time.hours if best is None else 0.99 * best.time.hours
+        if cost.fits and cost.time.hours < limit:
+            best = Cheaper(options, cost.micro_batch_size, cost.time)
     return best
 
 
-def _variants(config: RunConfig, hardware: Hardware) -> Iterator[tuple[list[str], RunConfig]]:
-    """Yield the options of each variant of a run, and its config; those of fewest options first."""
+class _Variant(NamedTuple):
+    """A run with some settings changed."""
+
+    options: list[str]
+    """The changes as words of the command line."""
+
+    config: RunConfig
+
+
+def _variants(config: RunConfig, hardware: Hardware) -> list[_Variant]:
+    """Return the run with each combination of settings, those of fewest changes first."""
+    choices = _choices(config, hardware)
+    variants = []
+    for values in product(*choices.values()):
+        changed_config = config
+        options = []
+        for key, value in zip(choices, values, strict=True):
+            section_name, _, name = key.partition(".")
+            section = getattr(changed_config, section_name)
+            if getattr(section, name) != value:
+                changed_section = replace(section, **{name: value})
+                changed_config = replace(changed_config, **{section_name: changed_section})
+                options.append(f"--{key}={_spell_value(name, value)}")
+        variants.append(_Variant(options, changed_config))
+    return sorted(variants, key=lambda variant: len(variant.options))
+
+
+def _choices(config: RunConfig, hardware: Hardware) -> dict[str, list[object]]:
+    """Return the values that are tried for each setting, by its dotted key. Settings that exclude
+    each other, or have no effect, are left out."""
     training = config.training
-    engine = config.engine
     choices: dict[str, list[object]] = {}
     if training.activation_memory_budget is None:
         choices["training.activation_checkpointing"] = [False, True]
     if training.micro_batch_size != 0:
         choices["training.micro_batch_size"] = [training.micro_batch_size, 0]
-    if engine.name == "fsdp":
+    if config.engine.name == "fsdp":
         choices["engine.reduce_every_micro_batch"] = [False, True]
         if hardware.num_nodes > 1:
             choices["engine.shard_over"] = ["all", "node"]
-    variants = []
-    for values in product(*choices.values()):
-        changes: dict[str, dict[str, object]] = {"training": {}, "engine": {}}
-        options = []
-        for key, value in zip(choices, values, strict=True):
-            section, _, name = key.partition(".")
-            if getattr(getattr(config, section), name) != value:
-                changes[section][name] = value
-                options.append(f"--{key}={_written(name, value)}")
-        changed = replace(
-            config,
-            training=replace(training, **changes["training"]),  # type: ignore[arg-type]
-            engine=replace(engine, **changes["engine"]),  # type: ignore[arg-type]
-        )
-        variants.append((options, changed))
-    yield from sorted(variants, key=lambda variant: len(variant[0]))
+    return choices
 
 
-def _written(name: str, value: object) -> str:
+def _spell_value(name: str, value: object) -> str:
     """Return a value as a user writes it."""
     if name == "micro_batch_size":
-        return "auto"
+        return "auto"  # it is stored as 0, and the other value is the configured one, no change
     return str(value).lower()

@@ -1,4 +1,9 @@
-"""Compute what a run costs with its engine: memory of a device, seconds of a step, GPU-hours."""
+"""Compute what a run costs with its engine: memory of a device, seconds of a step, GPU-hours.
+
+cost = cost_of_run(config, Hardware.of("h100", 16, nodes=2))
+cost.memory.total_bytes    # on each device, at the peak
+cost.time.gpu_hours        # `time` is None where the speed of the GPU is not known
+"""
 
 from __future__ import annotations
 
@@ -8,14 +13,11 @@ from typing import Literal
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.training.estimate.compute import computing_seconds
 from olmo_sparsity.training.estimate.device_memory import (
-    bytes_at_start,
-    bytes_in_evaluation,
-    bytes_of_state,
+    DeviceMemory,
+    device_memory_of,
     fitting_micro_batch_size,
-    peak_bytes,
 )
-from olmo_sparsity.training.estimate.hardware import CUDA_CONTEXT_BYTES, Hardware
-from olmo_sparsity.training.estimate.memory_formulas import activation_bytes
+from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.estimate.network import sending_seconds
 from olmo_sparsity.training.estimate.pauses import Pauses, pauses_of
 
@@ -26,89 +28,77 @@ ENGINES: tuple[EngineName, ...] = ("ddp", "fsdp", "zero1", "zero2", "zero3")
 
 
 @dataclass(frozen=True)
-class Cost:
-    """The cost of a run with one engine. Memory is in bytes on each device."""
+class RunTime:
+    """The time of a run on GPUs whose speed is known."""
 
-    engine: str
-    is_compiled: bool
-    micro_batch_size: int
-    state: float
-    """Bytes of weights, gradients and optimizer."""
-
-    activations: float
-    """Bytes at the peak of a step, beside the state."""
-
-    start: float
-    """Bytes at the peak of the start, before the first step."""
-
-    evaluation: float
-    """Bytes at the peak of an evaluation."""
-
-    context: float
-    """Bytes that CUDA takes for itself."""
-
-    fits: bool
     computing_s: float
-    """Seconds of a step in which the GPUs compute; 0 if the GPU is not known."""
+    """Seconds of a step in which the GPUs compute."""
 
     sending_s: float
     """Seconds of a step in which the GPUs send, if they do not compute meanwhile."""
 
     pauses: Pauses
-    """Evaluations and saves of the run; none if the GPU is not known."""
+    """Evaluations and saves of the run."""
 
     hours: float
-    """Hours of all steps, evaluations and saves; 0 if the GPU is not known."""
+    """Hours of all steps, evaluations and saves."""
 
     gpu_hours: float
-
-    @property
-    def peak(self) -> float:
-        """Return the bytes on each device at the peak of the run."""
-        return max(self.state + self.activations, self.start, self.evaluation) + self.context
+    """These hours, times the number of GPUs."""
 
     @property
     def step_s(self) -> float:
         """Return the seconds of a step, if nothing is sent while the GPUs compute."""
         return self.computing_s + self.sending_s
 
+    def __str__(self) -> str:
+        return f"{self.hours:,.1f} hours, {self.gpu_hours:,.0f} GPU-hours"
 
-def cost_with(config: RunConfig, hardware: Hardware) -> Cost:
+
+@dataclass(frozen=True)
+class RunCost:
+    """The cost of a run with one engine."""
+
+    engine: str
+    is_compiled: bool
+    micro_batch_size: int
+    memory: DeviceMemory
+    fits: bool
+    """Whether the memory is at most what the hardware has."""
+
+    time: RunTime | None
+    """None if the speed of the GPU is not known, as for a CPU."""
+
+
+def cost_of_run(config: RunConfig, hardware: Hardware) -> RunCost:
     """Return the cost of a run with its engine. `training.micro_batch_size` may still be auto."""
     micro_batch_size = fitting_micro_batch_size(config, hardware)
     config = with_micro_batches(config, micro_batch_size)
-    computing_s = 0.0
-    sending_s = 0.0
-    pauses = Pauses()
-    if hardware.gpu and hardware.gpu.tflops:
-        computing_s = computing_seconds(config, hardware)
-        sending_s = sending_seconds(config, hardware)
-        pauses = pauses_of(config, hardware, computing_s + sending_s)
-    steps_s = config.training.num_steps * (computing_s + sending_s)
-    hours = (steps_s + pauses.total_s) / 3600
-    return Cost(
+    memory = device_memory_of(config, hardware, micro_batch_size)
+    return RunCost(
         engine=config.engine.name,
         is_compiled=config.training.compile,
         micro_batch_size=micro_batch_size,
-        state=bytes_of_state(config, hardware, micro_batch_size),
-        activations=activation_bytes(
-            config.model, config.training, micro_batch_size, hardware.device_type
-        ),
-        start=bytes_at_start(config, hardware),
-        evaluation=bytes_in_evaluation(config, hardware),
-        context=CUDA_CONTEXT_BYTES if hardware.gpu else 0,
-        fits=peak_bytes(config, hardware, micro_batch_size) <= hardware.usable_bytes,
+        memory=memory,
+        fits=memory.peak_bytes <= hardware.usable_bytes,
+        time=_time_of_run(config, hardware) if hardware.has_known_speed else None,
+    )
+
+
+def _time_of_run(config: RunConfig, hardware: Hardware) -> RunTime:
+    """Return the time of a run. The size of its micro-batches must be known."""
+    computing_s = computing_seconds(config, hardware)
+    sending_s = sending_seconds(config, hardware)
+    step_s = computing_s + sending_s
+    pauses = pauses_of(config, hardware, step_s)
+    hours = (config.training.num_steps * step_s + pauses.total_s) / 3600
+    return RunTime(
         computing_s=computing_s,
         sending_s=sending_s,
         pauses=pauses,
         hours=hours,
         gpu_hours=hours * hardware.num_processes,
     )
-
-
-def gpu_hours(config: RunConfig, hardware: Hardware) -> float:
-    """Return the GPU-hours of a run on a known GPU."""
-    return cost_with(config, hardware).gpu_hours
 
 
 def with_engine(config: RunConfig, engine: EngineName) -> RunConfig:

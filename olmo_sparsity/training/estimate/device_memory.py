@@ -1,15 +1,24 @@
 """Estimate the memory of a run on each device, and choose the micro-batches that fit into it.
 
-A run has three peaks, in its start, in its steps and in an evaluation with tasks of lm_eval. The
-largest of them is what it needs. All numbers are bytes.
+A run takes most in one of three phases: its start, its steps, or an evaluation. It needs the
+largest of the three, not their sum, as each frees its memory before the next:
+
+    start         weights, and copies of them that an engine makes while it is built
+    steps         state (weights, gradients, optimizer) + activations of a micro-batch
+    evaluation    state + activations of a forward pass, or a copy of the model for lm_eval
+
+A GPU has CUDA's own memory, too. It is not part of the peak, which is compared with
+`Hardware.usable_bytes`: these bytes are already without it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.training.estimate.evaluations import bytes_in_forward
-from olmo_sparsity.training.estimate.hardware import Hardware
+from olmo_sparsity.training.estimate.hardware import CUDA_CONTEXT_BYTES, Hardware
 from olmo_sparsity.training.estimate.memory_formulas import (
     activation_bytes,
     gathered_at_once,
@@ -24,43 +33,81 @@ MAX_MICRO_BATCH_TOKENS = 65_536
 fixed cost of a micro-batch is below 2% of a step."""
 
 
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The memory of a run on each device, in bytes."""
+
+    state_bytes: int
+    """Weights, gradients and optimizer."""
+
+    activation_bytes: float
+    """What the peak of a step adds to the state."""
+
+    start_bytes: int
+    """The peak of the start, before the first step."""
+
+    evaluation_bytes: float
+    """The peak of an evaluation, with the state."""
+
+    cuda_bytes: int
+    """What CUDA takes for itself; 0 on a CPU."""
+
+    @property
+    def step_bytes(self) -> float:
+        """Return the peak of a step."""
+        return self.state_bytes + self.activation_bytes
+
+    @property
+    def peak_bytes(self) -> float:
+        """Return the peak of all tensors of the run."""
+        return max(self.step_bytes, self.start_bytes, self.evaluation_bytes)
+
+    @property
+    def total_bytes(self) -> float:
+        """Return the peak of the process, as `nvidia-smi` would show it."""
+        return self.peak_bytes + self.cuda_bytes
+
+
+def device_memory_of(config: RunConfig, hardware: Hardware, micro_batch_size: int) -> DeviceMemory:
+    """Return the memory of a run with micro-batches of this size."""
+    return DeviceMemory(
+        state_bytes=bytes_of_state(config, hardware, micro_batch_size),
+        activation_bytes=activation_bytes(
+            config.model, config.training, micro_batch_size, hardware.device_type
+        ),
+        start_bytes=bytes_at_start(config, hardware),
+        evaluation_bytes=bytes_in_evaluation(config, hardware),
+        cuda_bytes=CUDA_CONTEXT_BYTES if hardware.gpu else 0,
+    )
+
+
 def fitting_micro_batch_size(config: RunConfig, hardware: Hardware) -> int:
     """Return the number of sequences in a micro-batch: the largest divisor of a process's share of
     the batch that is at most the configured number, or that fits into memory with `auto`."""
     training = config.training
-    share = training.batch_size // hardware.num_processes
+    sequences_of_process = training.batch_size // hardware.num_processes
     if training.micro_batch_size is None:
-        return share
-    divisors = [size for size in range(1, share + 1) if share % size == 0]
+        return sequences_of_process
+    divisors = [
+        size for size in range(1, sequences_of_process + 1) if sequences_of_process % size == 0
+    ]
     is_auto = training.micro_batch_size == 0
     if not is_auto:
         return max((size for size in divisors if size <= training.micro_batch_size), default=1)
-    fitting = [
-        size
-        for size in divisors
-        if size * training.length <= MAX_MICRO_BATCH_TOKENS
-        and _bytes_of_steps(config, hardware, size) <= hardware.usable_bytes
-    ]
+
+    # An evaluation takes the same memory with any micro-batch, so it does not count here. Where it
+    # alone is too large, `check_fits` says so.
+    fitting = []
+    for size in divisors:
+        if size * training.length > MAX_MICRO_BATCH_TOKENS:
+            continue
+        state = bytes_of_state(config, hardware, size)
+        activations = activation_bytes(config.model, training, size, hardware.device_type)
+        peak = max(state + activations, bytes_at_start(config, hardware))
+        if peak <= hardware.usable_bytes:
+            fitting.append(size)
+    # If not even one sequence fits, a size is needed all the same, to say how much is missing.
     return max(fitting, default=1)
-
-
-def peak_bytes(config: RunConfig, hardware: Hardware, micro_batch_size: int) -> float:
-    """Return the bytes on each device at the peak of the run: in its start, in its steps, or in an
-    evaluation."""
-    return max(
-        _bytes_of_steps(config, hardware, micro_batch_size),
-        bytes_in_evaluation(config, hardware),
-    )
-
-
-def _bytes_of_steps(config: RunConfig, hardware: Hardware, micro_batch_size: int) -> float:
-    """Return the bytes on each device at the peak of the start and of steps. An evaluation takes
-    the same memory with any micro-batch, so that it does not determine them."""
-    state = bytes_of_state(config, hardware, micro_batch_size)
-    activations = activation_bytes(
-        config.model, config.training, micro_batch_size, hardware.device_type
-    )
-    return max(state + activations, bytes_at_start(config, hardware))
 
 
 def count_shards(config: RunConfig, hardware: Hardware) -> int:
@@ -76,8 +123,8 @@ def bytes_of_state(config: RunConfig, hardware: Hardware, micro_batch_size: int 
     model = without_memory(config.model)
     is_fsdp = config.engine.name == "fsdp"
     num_shards = count_shards(config, hardware)
-    share = config.training.batch_size // hardware.num_processes
-    has_several_micro_batches = micro_batch_size < share
+    sequences_of_process = config.training.batch_size // hardware.num_processes
+    has_several_micro_batches = micro_batch_size < sequences_of_process
     sums_whole_gradients = has_several_micro_batches and not config.engine.reduce_every_micro_batch
     state = state_bytes(
         config.training.precision,
@@ -113,8 +160,8 @@ def bytes_in_evaluation(config: RunConfig, hardware: Hardware) -> float:
     then has a whole copy of the model in fp32 beside its state."""
     # Whole gradients, which `fsdp` adds up over micro-batches, are gone by then. So this is the
     # state of a run whose steps have a single micro-batch.
-    share = config.training.batch_size // hardware.num_processes
-    state = bytes_of_state(config, hardware, share)
+    sequences_of_process = config.training.batch_size // hardware.num_processes
+    state = bytes_of_state(config, hardware, micro_batch_size=sequences_of_process)
     return state + max(bytes_in_forward(config, hardware), bytes_copied_for_tasks(config))
 
 

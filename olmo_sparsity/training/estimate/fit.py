@@ -7,7 +7,7 @@ from dataclasses import replace
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.training.estimate.cost import ENGINES, with_engine
-from olmo_sparsity.training.estimate.device_memory import peak_bytes
+from olmo_sparsity.training.estimate.device_memory import device_memory_of
 from olmo_sparsity.training.estimate.hardware import Hardware
 
 MAX_GPUS = 4096
@@ -16,11 +16,11 @@ MAX_GPUS = 4096
 
 def check_fits(config: RunConfig, hardware: Hardware) -> None:
     """Raise ConfigError for a run that does not fit with a single sequence at a time."""
-    needed = peak_bytes(config, hardware, micro_batch_size=1)
+    needed = device_memory_of(config, hardware, micro_batch_size=1).peak_bytes
     if needed <= hardware.usable_bytes:
         return
-    batch_size = _fitting_batch_of_evaluation(config, hardware)
-    if batch_size:
+    batch_size = _find_batch_of_evaluation(config, hardware)
+    if batch_size is not None:
         raise ConfigError(
             f"an evaluation needs {needed / 2**30:.1f} GiB a device, of "
             f"{hardware.usable_bytes / 2**30:.1f}; use --evaluation.batch_size={batch_size}"
@@ -31,16 +31,23 @@ def check_fits(config: RunConfig, hardware: Hardware) -> None:
     )
 
 
-def _fitting_batch_of_evaluation(config: RunConfig, hardware: Hardware) -> int:
-    """Return the largest evaluation.batch_size with which a run fits, where this option alone
-    decides; 0 where none does."""
+def _fits_one_sequence(config: RunConfig, hardware: Hardware) -> bool:
+    """Return whether a run fits with a single sequence at a time."""
+    return (
+        device_memory_of(config, hardware, micro_batch_size=1).peak_bytes <= hardware.usable_bytes
+    )
+
+
+def _find_batch_of_evaluation(config: RunConfig, hardware: Hardware) -> int | None:
+    """Return the largest evaluation.batch_size with which a run fits; None if it fits with none, so
+    that evaluations are not what is too large."""
     batch_size = config.evaluation.batch_size
     while batch_size > 1:
         batch_size //= 2
         smaller = replace(config, evaluation=replace(config.evaluation, batch_size=batch_size))
-        if peak_bytes(smaller, hardware, micro_batch_size=1) <= hardware.usable_bytes:
+        if _fits_one_sequence(smaller, hardware):
             return batch_size
-    return 0
+    return None
 
 
 def _remedy(config: RunConfig, hardware: Hardware) -> str:
@@ -49,6 +56,8 @@ def _remedy(config: RunConfig, hardware: Hardware) -> str:
     fitting = _options_of_fitting_engines(config, hardware)
     if fitting:
         return f"use {' or '.join(fitting)}"
+
+    # Twice as many GPUs, and twice again: batch sizes are mostly powers of two, which they divide.
     count = hardware.num_processes
     while count <= MAX_GPUS and count <= config.training.batch_size:
         count *= 2
@@ -83,6 +92,6 @@ def _options_of_fitting_engines(config: RunConfig, hardware: Hardware) -> list[s
         changed = with_engine(config, engine)
         if changed.training.compile != config.training.compile:
             options += " --training.compile=false"
-        if peak_bytes(changed, hardware, micro_batch_size=1) <= hardware.usable_bytes:
+        if _fits_one_sequence(changed, hardware):
             fitting.append(options)
     return fitting

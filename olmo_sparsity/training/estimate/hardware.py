@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from olmo_sparsity.base.devices import Gpu, device_name, find_gpu, known_gpu
+from olmo_sparsity.base.devices import UNKNOWN_TFLOPS, Gpu, device_name, find_gpu, known_gpu
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.launch import Launch
 
@@ -60,6 +60,11 @@ class Hardware:
         return "cuda" if self.gpu else "cpu"
 
     @property
+    def has_known_speed(self) -> bool:
+        """Return whether times can be predicted: for GPUs with a data sheet, not for CPUs."""
+        return self.gpu is not None and self.gpu.tflops != UNKNOWN_TFLOPS
+
+    @property
     def processes_per_node(self) -> int:
         """Return the number of processes of each node, which all have equally many."""
         return self.num_processes // self.num_nodes
@@ -77,8 +82,7 @@ class Hardware:
             return Hardware(num_processes, num_nodes, usable_bytes, None)
         total = torch.cuda.get_device_properties(device).total_memory
         name = device_name(device)
-        # Of an unknown GPU the speed is not known, so its hours are not estimated.
-        gpu = find_gpu(name) or Gpu(name, 0, total / 1e9)
+        gpu = find_gpu(name) or Gpu(name, UNKNOWN_TFLOPS, total / 1e9)
         usable_bytes = USABLE_SHARE * total - CUDA_CONTEXT_BYTES
         return Hardware(num_processes, num_nodes, usable_bytes, gpu)
 

@@ -31,12 +31,12 @@ LIBRARIES_BYTES = 4 * 2**30
 class Disk:
     """Bytes on disk of a run and its text."""
 
-    text: int
-    """Bytes of the tokens that the run reads, if it reads none of them twice."""
+    text_bytes: int
+    """The tokens that the run reads, if it reads none of them twice."""
 
-    checkpoint: int
-    run_folder: int
-    """Bytes of all checkpoints that exist at once, with the one that is being written."""
+    checkpoint_bytes: int
+    run_folder_bytes: int
+    """All checkpoints that exist at once, with the one that is being written."""
 
 
 def disk_of(config: RunConfig) -> Disk:
@@ -44,14 +44,14 @@ def disk_of(config: RunConfig) -> Disk:
     training = config.training
     num_tokens = training.batch_size * training.length * training.num_steps
     bytes_of_token = 2 if config.model.vocab_size <= 2**16 else 4
-    checkpoint = checkpoint_bytes(config)
+    bytes_of_checkpoint = checkpoint_bytes(config)
     # One more than is kept: the oldest is deleted after the new one is complete.
     num_checkpoints = config.checkpoint.keep + 1
     num_checkpoints += config.checkpoint.num_staying(0, training.num_steps)
     return Disk(
-        text=num_tokens * bytes_of_token,
-        checkpoint=checkpoint,
-        run_folder=checkpoint * num_checkpoints,
+        text_bytes=num_tokens * bytes_of_token,
+        checkpoint_bytes=bytes_of_checkpoint,
+        run_folder_bytes=bytes_of_checkpoint * num_checkpoints,
     )
 
 

@@ -19,12 +19,12 @@ from olmo_sparsity.training.save_steps import SaveSteps
 class Pauses:
     """The time of a run outside of its steps."""
 
-    num_evaluations: int = 0
-    evaluating_s: float = 0.0
+    num_evaluations: int
+    evaluating_s: float
     """Seconds of all evaluations."""
 
-    num_saves: int = 0
-    saving_s: float = 0.0
+    num_saves: int
+    saving_s: float
     """Seconds in which all saves stop training."""
 
     @property
@@ -41,7 +41,7 @@ def pauses_of(config: RunConfig, hardware: Hardware, step_s: float) -> Pauses:
     save = save_time(config, hardware)
     checkpoint = config.checkpoint
     interval_steps = checkpoint.interval_steps
-    if interval_steps == 0:  # auto, as SaveSteps chooses it
+    if interval_steps == 0:  # auto: what SaveSteps will choose once it has timed steps and saves
         between_s = max(SaveSteps.PAUSE_S, save.pause_s / SaveSteps.SHARE)
         interval_steps = max(1, round(between_s / step_s))
     num_saves = _count_due(num_steps, interval_steps) + checkpoint.num_staying(0, num_steps)

@@ -1,8 +1,14 @@
-"""Say what a run costs, in the lines of `train --dry-run`."""
+"""Say what a run costs, in the lines of `train --dry-run`.
+
+estimate(config, Hardware.of("h100", 16, nodes=2))
+# {"parameters": "1,176,764,416", "tokens per step": "524,288 (512 × 1024)", …,
+#  "time": "4.1 hours, 65 GPU-hours", "memory of a process, ddp": "47.4 GiB (fits; …", …}
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.transformers_folder import count_parameters
@@ -10,8 +16,9 @@ from olmo_sparsity.training.estimate.cheaper import find_cheaper
 from olmo_sparsity.training.estimate.compute import flops_per_token, share_of_peak
 from olmo_sparsity.training.estimate.cost import (
     ENGINES,
-    Cost,
-    cost_with,
+    RunCost,
+    RunTime,
+    cost_of_run,
     with_engine,
     with_micro_batches,
 )
@@ -35,55 +42,86 @@ SIGNAL_LEAD_S = 120
 
 
 def estimate(
-    config: RunConfig, hardware: Hardware, micro_batch_size: int | None = None
+    config: RunConfig, hardware: Hardware, configured_micro_batch_size: int | None = None
 ) -> dict[str, str]:
-    """Return the lines of `--dry-run`, by their titles. `micro_batch_size`: the configured number,
-    where `config` has the number that was chosen for its engine. Each engine is then estimated with
-    the number that fits it."""
-    lines = _lines_of_size(config) | _line_of_batch(config, hardware)
-    if micro_batch_size is not None:
-        config = with_micro_batches(config, micro_batch_size)
-    cost = cost_with(config, hardware)
-    if cost.hours:
-        lines |= _lines_of_time(config, hardware, cost)
-    if cost.fits:
-        lines |= _line_of_cheaper(config, hardware, cost)
+    """Return the lines of `--dry-run`, by their titles.
+
+    configured_micro_batch_size: What the user has set, where `config` has the number that was
+        chosen for its engine. Each engine is then estimated with the number that fits it. None: the
+        number in `config` is the user's.
+    """
+    size = size_of_run(config)
+    lines = {
+        "parameters": f"{size.num_parameters:,}",
+        "tokens per step": (
+            f"{size.tokens_per_step:,} ({config.training.batch_size} × {config.training.length})"
+        ),
+        "tokens in all": f"{size.num_tokens:,} in {size.num_steps:,} steps",
+        "FLOPs in all": f"{size.flops:.3g}",
+        "batch": describe_batch(config, hardware),
+    }
+    if configured_micro_batch_size is not None:
+        config = with_micro_batches(config, configured_micro_batch_size)
+
+    cost = cost_of_run(config, hardware)
+    if cost.time is not None:
+        lines |= _lines_of_time(config, hardware, cost.time)
+        if cost.fits:
+            lines |= _line_of_cheaper(config, hardware, cost.time)
+
+    # One process has no choice of engines, and several may have forgotten theirs.
     costs = [cost]
     if hardware.num_processes > 1:
-        costs = [cost_with(with_engine(config, engine), hardware) for engine in ENGINES]
+        costs = [cost_of_run(with_engine(config, engine), hardware) for engine in ENGINES]
     for cost_of_engine in costs:
         title = f"memory of a process, {cost_of_engine.engine}"
         lines[title] = _describe_memory(cost_of_engine)
     return lines | _lines_of_host(config, hardware)
 
 
-def _lines_of_size(config: RunConfig) -> dict[str, str]:
-    """Return lines about the model, and about the tokens and FLOPs of the run."""
+@dataclass(frozen=True)
+class RunSize:
+    """How much a run computes, on whatever hardware."""
+
+    num_parameters: int
+    tokens_per_step: int
+    num_steps: int
+    flops: float
+    """Of the whole run, forward and backward, without what is computed again."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the number of tokens of the whole run."""
+        return self.tokens_per_step * self.num_steps
+
+
+def size_of_run(config: RunConfig) -> RunSize:
+    """Return how much a run computes. The vocabulary of the config must be known."""
     training = config.training
     model = without_memory(config.model)
     tokens_per_step = training.batch_size * training.length
     flops_per_step = flops_per_token(model, config.model, training.length) * tokens_per_step
-    tokens = tokens_per_step * training.num_steps
-    return {
-        "parameters": f"{count_parameters(model):,}",
-        "tokens per step": f"{tokens_per_step:,} ({training.batch_size} × {training.length})",
-        "tokens in all": f"{tokens:,} in {training.num_steps:,} steps",
-        "FLOPs in all": f"{flops_per_step * training.num_steps:.3g}",
-    }
+    return RunSize(
+        num_parameters=count_parameters(model),
+        tokens_per_step=tokens_per_step,
+        num_steps=training.num_steps,
+        flops=flops_per_step * training.num_steps,
+    )
 
 
-def _line_of_batch(config: RunConfig, hardware: Hardware) -> dict[str, str]:
-    """Return a line about how the batch is divided among processes."""
+def describe_batch(config: RunConfig, hardware: Hardware) -> str:
+    """Return how the batch is divided among processes, or which batches they would divide."""
     batch_size = config.training.batch_size
-    count = hardware.num_processes
-    share, rest = divmod(batch_size, count)
-    if rest == 0:
-        return {"batch": f"{batch_size} = {count} processes × {share}"}
-    divisible = batch_size - rest
-    return {"batch": f"{count} processes do not divide it; {divisible} and {divisible + count} do"}
+    num_processes = hardware.num_processes
+    num_sequences, remainder = divmod(batch_size, num_processes)
+    if remainder == 0:
+        return f"{batch_size} = {num_processes} processes × {num_sequences}"
+    smaller = batch_size - remainder
+    larger = smaller + num_processes
+    return f"{num_processes} processes do not divide it; {smaller} and {larger} do"
 
 
-def _lines_of_time(config: RunConfig, hardware: Hardware, cost: Cost) -> dict[str, str]:
+def _lines_of_time(config: RunConfig, hardware: Hardware, time: RunTime) -> dict[str, str]:
     """Return lines about the time and the price of a run on known GPUs."""
     training = config.training
     gpu = hardware.gpu
@@ -91,12 +129,12 @@ def _lines_of_time(config: RunConfig, hardware: Hardware, cost: Cost) -> dict[st
     expected = share_of_peak(count_parameters(without_memory(config.model)), training.compile)
     reason = f"predicted: {expected.share:.0%} of {gpu.tflops:.0f} TFLOP/s, {expected.origin}"
     if hardware.num_processes > 1:
-        waits = f"{cost.sending_s / cost.step_s:.0%} of the time for collectives"
+        waits = f"{time.sending_s / time.step_s:.0%} of the time for collectives"
         reason += f"; {waits} at {describe_speed(config, hardware)}, if none overlaps"
-    tokens_per_s = training.batch_size * training.length / cost.step_s
-    pauses = cost.pauses
+    tokens_per_s = training.batch_size * training.length / time.step_s
+    pauses = time.pauses
     lines = {
-        "time": f"{cost.hours:,.1f} hours, {cost.gpu_hours:,.0f} GPU-hours",
+        "time": str(time),
         "of this time": (
             f"{pauses.evaluating_s / 3600:,.2f} hours for {pauses.num_evaluations:,} evaluations, "
             f"{pauses.saving_s / 3600:,.2f} for {pauses.num_saves:,} saves"
@@ -104,62 +142,68 @@ def _lines_of_time(config: RunConfig, hardware: Hardware, cost: Cost) -> dict[st
         "tokens per second": f"{tokens_per_s:,.0f} ({reason})",
     }
     if hardware.price is not None:
-        price = cost.gpu_hours * hardware.price
+        price = time.gpu_hours * hardware.price
         lines["price"] = f"{price:,.2f}, at {hardware.price:g} a GPU-hour"
     return lines
 
 
-def _line_of_cheaper(config: RunConfig, hardware: Hardware, cost: Cost) -> dict[str, str]:
+def _line_of_cheaper(config: RunConfig, hardware: Hardware, time: RunTime) -> dict[str, str]:
     """Return a line with other settings that would save time; none if there are none."""
-    cheaper = find_cheaper(config, hardware, cost)
+    cheaper = find_cheaper(config, hardware, time)
     if cheaper is None:
         return {}
-    saved = 1 - cheaper.cost.hours / cost.hours
+    saved_share = 1 - cheaper.time.hours / time.hours
     return {
         "cheaper": (
-            f"{' '.join(cheaper.options)} takes {cheaper.cost.hours:,.1f} hours, {saved:.0%} less "
-            f"(predicted; micro-batches of {cheaper.cost.micro_batch_size})"
+            f"{' '.join(cheaper.options)} takes {cheaper.time.hours:,.1f} hours, "
+            f"{saved_share:.0%} less (predicted; micro-batches of {cheaper.micro_batch_size})"
         )
     }
 
 
-def _describe_memory(cost: Cost) -> str:
-    """Return a line about the memory of a process with one engine."""
-    parts = [
-        f"state {cost.state / 2**30:.1f}",
-        f"activations {cost.activations / 2**30:.1f}",
-        f"start {cost.start / 2**30:.1f}",
-        f"evaluation {cost.evaluation / 2**30:.1f}",
-    ]
+def _describe_memory(cost: RunCost) -> str:
+    """Return a line about the memory of a process with one engine, and the hours with it."""
+    memory = cost.memory
     fits = "fits" if cost.fits else "DOES NOT FIT"
-    line = f"{cost.peak / 2**30:.1f} GiB ({fits}; {', '.join(parts)}), micro-batches of "
-    line += str(cost.micro_batch_size)
-    if not cost.hours:
+    line = (
+        f"{_gib(memory.total_bytes)} GiB ({fits}; state {_gib(memory.state_bytes)}, "
+        f"activations {_gib(memory.activation_bytes)}, start {_gib(memory.start_bytes)}, "
+        f"evaluation {_gib(memory.evaluation_bytes)}), micro-batches of {cost.micro_batch_size}"
+    )
+    if cost.time is None:
         return line
-    line += f", {cost.hours:,.1f} hours"
+    line += f", {cost.time.hours:,.1f} hours"
     return line if cost.is_compiled else f"{line} (not compiled, which is assumed to be slower)"
+
+
+def _gib(num_bytes: float) -> str:
+    """Return a number of bytes in GiB, with one digit after the point."""
+    return f"{num_bytes / 2**30:.1f}"
 
 
 def _lines_of_host(config: RunConfig, hardware: Hardware) -> dict[str, str]:
     """Return lines about main memory, disks, and the duration of a save."""
-    of_process = main_memory_of(config, hardware)
-    of_node = of_process * hardware.num_processes / hardware.num_nodes
-    for_tasks = copied_for_tasks(config, hardware)
-    parts = (
-        f"the start takes {main_memory_at_start(config) / 2**30:.1f}, a copy for a save "
-        f"{copied_for_save(config, hardware) / 2**30:.1f}"
-    )
-    if for_tasks:
-        parts += f", one for lm_eval {for_tasks / 2**30:.1f}"
+    # These are not added up: a process needs the largest of them (`main_memory_of`).
+    uses = [
+        f"the start takes {_gib(main_memory_at_start(config))}",
+        f"a copy for a save {_gib(copied_for_save(config, hardware))}",
+    ]
+    bytes_for_tasks = copied_for_tasks(config, hardware)
+    if bytes_for_tasks:
+        uses.append(f"one for lm_eval {_gib(bytes_for_tasks)}")
+    bytes_of_process = main_memory_of(config, hardware)
+    bytes_of_node = bytes_of_process * hardware.num_processes / hardware.num_nodes
 
     disk = disk_of(config)
     return {
         "main memory": (
-            f"{of_process / 2**30:.1f} GiB a process ({parts}); {of_node / 2**30:.0f} GiB a node"
+            f"{_gib(bytes_of_process)} GiB a process ({', '.join(uses)}); "
+            f"{bytes_of_node / 2**30:.0f} GiB a node"
         ),
         "disk": (
-            f"text {disk.text / 1e9:.1f} GB if read once; a checkpoint {disk.checkpoint / 1e9:.1f} "
-            f"GB, the run folder {disk.run_folder / 1e9:.1f} GB"
+            f"text {disk.text_bytes / 1e9:.1f} GB if read once; a checkpoint "
+            f"{disk.checkpoint_bytes / 1e9:.1f} GB, the run folder "
+            f"{disk.run_folder_bytes / 1e9:.1f} GB"
         ),
         "a save": _describe_save(config, hardware),
     }
@@ -177,6 +221,7 @@ def _describe_save(config: RunConfig, hardware: Hardware) -> str:
     if save.longest_s <= SIGNAL_LEAD_S:
         line += f"within the {SIGNAL_LEAD_S} s of slurm/train.sbatch before a time limit"
     else:
+        # Rounded up to whole minutes, as the estimate is not exact to the second.
         lead_s = 60 * math.ceil(save.longest_s / 60)
         line += (
             f"more than the {SIGNAL_LEAD_S} s of slurm/train.sbatch before a time limit: pass "
