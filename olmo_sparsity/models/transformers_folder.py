@@ -67,7 +67,7 @@ def add_adapter(model: PreTrainedModel, folder: Path, weight_file: Path, device:
     with safe_open(weight_file, framework="pt") as file:
         stored_names = set(file.keys())
     needed_names = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
-    # If training added tokens, the file holds the whole embedding as well.
+    # PEFT may have saved the whole embedding as well, such as after tokens were added.
     allowed_names = set(get_peft_model_state_dict(adapted, save_embedding_layers=True))
     allowed_names |= needed_names
     _check_names(
@@ -91,7 +91,7 @@ def read_hugging_face(
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    # Read here first, as it also rejects deep nesting, which would end transformers' own reader.
+    # Read here first, as `read_json` rejects a damaged file, or deep nesting, with a message.
     read_json(folder / "config.json", dict, REMEDY)
     config = AutoConfig.from_pretrained(folder, **NO_CODE)
     # The config may name a kernel that is not installed, or one on the hub, which would run.

@@ -1,10 +1,9 @@
 """Check the files of a Hugging Face folder before transformers reads them: they may come from
 anybody.
 
-    model.safetensors               one file, or
-    model.safetensors.index.json    the names of several: each must be in the folder, and
-    safetensors
-    model.bin, *.bin                pickles, which may run any code when they are read: never read
+    model.safetensors               one file with all weights, or
+    model.safetensors.index.json    the names of several, which must be safetensors in this folder
+    *.bin                           pickles, which may run any code when they are read: never read
     config.json, tokenizer*, …      read whole, so their size is bounded
 
 `check_weight_files` returns the files with a model's weights, `check_adapter_file` that of a PEFT
@@ -33,7 +32,7 @@ _MAX_BYTES = 2**28
 
 def check_adapter_file(folder: Path) -> Path:
     """Return the file of an adapter's weights, after checking its header."""
-    # PEFT reads no other file without unpickling, and none that an index names.
+    # The only file that PEFT reads without unpickling.
     if not (folder / "adapter_model.safetensors").is_file():
         raise _no_weights(folder, "adapter_model.safetensors")
     (file,) = check_weight_files(folder, "adapter_model")

@@ -50,20 +50,26 @@ def context_losses(
     blocks = list(windows.blocks(document.tokens) if blocks is None else blocks)
     if not blocks:
         return pd.DataFrame(columns=["target", "token_id", "loss_short", "loss_long"], dtype=float)
-    # Prefix of a column → the blocks that its losses are computed with.
-    blocks_by_prefix = {"": blocks}
+    placebo_blocks = None
     if controls is not None:
-        blocks_by_prefix["placebo_"] = [
+        placebo_blocks = [
             block.with_distant(controls.placebo(document, block).tokens_F) for block in blocks
         ]
+    losses = scorer.window_losses(windows, blocks, placebo_blocks)
+
     targets = np.concatenate(
         [np.arange(block.start, block.start + block.num_targets) for block in blocks]
     )
-    columns = {"target": targets, "token_id": document.tokens[targets]}
-    columns |= scorer.window_losses(windows, blocks_by_prefix)
-    if controls is not None:
-        for prefix, group in blocks_by_prefix.items():
-            columns[f"{prefix}bigram"] = np.concatenate([bigrams(block) for block in group])
+    columns = {
+        "target": targets,
+        "token_id": document.tokens[targets],
+        "loss_short": losses.short_T,
+        "loss_long": losses.long_T,
+    }
+    if placebo_blocks is not None and losses.placebo_long_T is not None:
+        columns["placebo_loss_long"] = losses.placebo_long_T
+        columns["bigram"] = np.concatenate([bigrams(block) for block in blocks])
+        columns["placebo_bigram"] = np.concatenate([bigrams(block) for block in placebo_blocks])
     return pd.DataFrame(columns)
 
 

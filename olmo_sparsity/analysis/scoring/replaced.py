@@ -18,6 +18,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -27,7 +28,7 @@ from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.options import ExplainSettings, Settings
 from olmo_sparsity.analysis.scoring.logprobs import CountingLogprobs, logprobs_of
 from olmo_sparsity.analysis.scoring.rows import Context, Row
-from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.analysis.scoring.scorer import Scorer, WindowLosses
 from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.prompts import LogprobModel, Prompt
@@ -126,17 +127,21 @@ class ReplacingScorer(Scorer):
         return np.array([nll_W.sum() for nll_W in self.losses(rows)])
 
     def window_losses(
-        self, windows: Windows, blocks_by_prefix: dict[str, list[Block]]
-    ) -> dict[str, np.ndarray]:
+        self, windows: Windows, blocks: list[Block], placebo_blocks: list[Block] | None = None
+    ) -> WindowLosses:
         """Return the losses of all targets of a document; see `Scorer.window_losses`. For the loss
         with the local window, all distant tokens of a prompt are replaced."""
-        any_blocks = next(iter(blocks_by_prefix.values()))
-        rows = [self.context(block).set_row(NOTHING) for block in any_blocks]
-        for blocks in blocks_by_prefix.values():
-            rows += [self.context(block).long_row() for block in blocks]
-        names = ["loss_short", *(f"{prefix}loss_long" for prefix in blocks_by_prefix)]
-        losses = np.split(np.concatenate(self.losses(rows)), len(names))
-        return dict(zip(names, losses, strict=True))
+        kinds = [
+            [self.context(block).set_row(NOTHING) for block in blocks],
+            [self.context(block).long_row() for block in blocks],
+        ]
+        if placebo_blocks is not None:
+            kinds.append([self.context(block).long_row() for block in placebo_blocks])
+        # Rows of all kinds are scored together, so that those with one text share prompts. All
+        # kinds have the same targets, so their losses are of one length.
+        losses_N = np.concatenate(self.losses(list(chain(*kinds))))
+        short_T, long_T, *placebo_long = np.split(losses_N, len(kinds))
+        return WindowLosses(short_T, long_T, placebo_long[0] if placebo_long else None)
 
     def by_text(self, rows: Sequence[Row]) -> list[np.ndarray]:
         """Return nll_RW for each row: the losses of its targets with each of the unrelated

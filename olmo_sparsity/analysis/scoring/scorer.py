@@ -16,7 +16,8 @@ rows of a context. Only the places that predict a target are unembedded. Every f
 token-forwards, the unit of cost in all results.
 
 Dimension key: B rows, L tokens of a row, F distant places, W targets of a row (its last places), N
-targets of all rows, D width, C targets of a chunk, V vocabulary, T targets of a document.
+targets of all rows, D width, C targets of a chunk, V vocabulary, T targets of a document. A suffix
+1 is a dimension of size 1. Losses are in nats.
 """
 
 from __future__ import annotations
@@ -64,6 +65,39 @@ class KnownText:
     states: DistantStates
     model_identity: ModelIdentity | None
     """The identity of the model that computed them. A change to the model makes them stale."""
+
+
+@dataclass(frozen=True)
+class WindowLosses:
+    """The losses of all targets of a document, in nats."""
+
+    short_T: np.ndarray
+    """L_short: with the local window alone."""
+
+    long_T: np.ndarray
+    """L_long: with the long window of the document itself."""
+
+    placebo_long_T: np.ndarray | None
+    """The same with the distant tokens of the placebo; None without a placebo."""
+
+
+@dataclass(frozen=True)
+class _BatchOutputs:
+    """What was computed of rows, batch by batch, and where the result of each row is."""
+
+    outputs: list[Tensor]
+    """One tensor for each batch, with a result for each of its rows."""
+
+    distinct_indices: list[int]
+    """Which distinct row each result is of, in the order of the results."""
+
+    index_of_row: Sequence[int]
+    """Which distinct row serves each row. Rows that are equal to the model are computed once."""
+
+    def by_row(self, outputs: Sequence[Any]) -> list[Any]:
+        """Return the result of each row. `outputs`: `self.outputs`, or copies of them."""
+        result_by_index = dict(zip(self.distinct_indices, chain(*outputs), strict=True))
+        return [result_by_index[index] for index in self.index_of_row]
 
 
 class Scorer:
@@ -161,27 +195,31 @@ class Scorer:
         computes nothing.
         """
         with in_use(self.model), fast_kernels(self.device):
-            identity = last_identity(self.model)
-            known = self._known_text
-            if known is not None and known.model_identity is identity:
-                beginning = known.tokens[: len(tokens)]
-                if np.array_equal(beginning, tokens):
-                    return known.states.first(len(tokens))
+            known_states = self._known_states(tokens)
+            if known_states is not None:
+                return known_states
+
             # Freed before new states are computed, as those of two texts may not fit in memory.
-            known = None
             self._known_text = None
-            (tokens_BL,) = to_device([tokens[None]], self.device)
-            positions_BL = torch.arange(len(tokens), device=self.device)[None]
+            (tokens_1L,) = to_device([tokens[None]], self.device)
+            positions_1L = torch.arange(len(tokens), device=self.device)[None]
             self.token_forwards += len(tokens)
             with threads_for(self.num_parameters):
-                states = self.model.distant_states(tokens_BL, positions_BL, self.batch_tokens)
-            self._known_text = KnownText(tokens, states, identity)
+                states = self.model.distant_states(tokens_1L, positions_1L, self.batch_tokens)
+            self._known_text = KnownText(tokens, states, last_identity(self.model))
             return states
+
+    def _known_states(self, tokens: np.ndarray) -> DistantStates | None:
+        """Return the states of a text if it is a beginning of the known text, else None."""
+        known = self.known_text
+        if known is None or not np.array_equal(known.tokens[: len(tokens)], tokens):
+            return None
+        return known.states.first(len(tokens))
 
     @property
     def known_text(self) -> KnownText | None:
-        """Return the text that `states` computed last. Return None if there is none, if the model
-        is not in use, or if it has changed since."""
+        """Return the text that `states` computed last. Return None if there is none, or if the
+        model has changed since, which is noticed when it is used (`in_use`)."""
         known = self._known_text
         if known is None or known.model_identity is not last_identity(self.model):
             return None
@@ -219,7 +257,8 @@ class Scorer:
     @torch.no_grad()
     def hidden(self, rows: Sequence[Row]) -> list[Tensor]:
         """Return hidden_WD of each row, at the places that predict its targets."""
-        return self._evaluate(rows, lambda hidden_BWD, _: hidden_BWD)
+        computed = self._evaluate(rows, lambda hidden_BWD, _: hidden_BWD)
+        return computed.by_row(computed.outputs)
 
     @torch.no_grad()
     def losses(self, rows: Sequence[Row]) -> list[np.ndarray]:
@@ -230,47 +269,47 @@ class Scorer:
             nll_N = self.nll_on_device(hidden_BWD.flatten(0, 1), targets_BW.ravel())
             return nll_N.view(targets_BW.shape)
 
-        return self._evaluate(rows, nll, to_host)
+        computed = self._evaluate(rows, nll)
+        # All batches are copied at once, so that the host waits for a GPU once.
+        return computed.by_row(to_host(computed.outputs))
 
     def sums(self, rows: Sequence[Row]) -> np.ndarray:
         """Return the sum of each row's losses. The targets of all rows are unembedded together,
         however many forwards they took."""
-        # Rows have different numbers of targets, so all targets are put one after another, and
-        # summed from each row's first one to that of the next.
-        hidden = self.hidden(rows)
-        loss_N = self.nll(torch.cat(hidden), np.concatenate([row.targets for row in rows]))
-        num_targets = [len(hidden_WD) for hidden_WD in hidden]
+        hidden_of_rows = self.hidden(rows)
+        hidden_ND = torch.cat(hidden_of_rows)
+        targets_N = np.concatenate([row.targets for row in rows])
+        loss_N = self.nll(hidden_ND, targets_N)
+
+        # Rows have different numbers of targets, so no dimension can be summed. Losses are added
+        # from the first target of each row to that of the next.
+        num_targets = [len(hidden_WD) for hidden_WD in hidden_of_rows]
         first_targets = np.cumsum([0, *num_targets[:-1]])
         return np.add.reduceat(loss_N, first_targets)
 
     # --- the windows of a document ---
 
     def window_losses(
-        self, windows: Windows, blocks_by_prefix: dict[str, list[Block]]
-    ) -> dict[str, np.ndarray]:
-        """Return the losses of all targets of a document, a column for each kind of window:
+        self, windows: Windows, blocks: list[Block], placebo_blocks: list[Block] | None = None
+    ) -> WindowLosses:
+        """Return the losses of all targets of a document.
 
-            loss_short            with the local window alone
-            loss_long             with the long window of the document itself
-            placebo_loss_long     with the long window of the placebo
-
-        `blocks_by_prefix`: prefix of a column, "" or "placebo_" → blocks, in which the targets have
-        the distant tokens of the document or of the placebo. Other tokens are the same in both.
+        Args:
+            windows: The windows of the document.
+            blocks: The blocks of the document.
+            placebo_blocks: The same blocks with the distant tokens of the placebo.
         """
-        # The local windows and the targets are the same in all groups of blocks.
-        any_blocks = next(iter(blocks_by_prefix.values()))
-        targets_T = np.concatenate([block.targets_W for block in any_blocks])
-        short_rows = [Context(block).set_row(NOTHING) for block in any_blocks]
-        short_TD = torch.cat(self.hidden(short_rows))
-        long_hidden = {
-            prefix: self._long_hidden(windows, blocks)
-            for prefix, blocks in blocks_by_prefix.items()
-        }
-        columns = {"loss_short": self.nll_on_device(short_TD, targets_T)}
-        for prefix, hidden_TD in long_hidden.items():
-            columns[f"{prefix}loss_long"] = self.nll_on_device(hidden_TD, targets_T)
-        # All columns are copied at once, so that the host waits for a GPU once.
-        return dict(zip(columns, to_host(list(columns.values())), strict=True))
+        # Local windows and targets are the same with the placebo, so they are computed once.
+        targets_T = np.concatenate([block.targets_W for block in blocks])
+        short_rows = [Context(block).set_row(NOTHING) for block in blocks]
+        hidden = [torch.cat(self.hidden(short_rows)), self._long_hidden(windows, blocks)]
+        if placebo_blocks is not None:
+            hidden.append(self._long_hidden(windows, placebo_blocks))
+
+        losses = [self.nll_on_device(hidden_TD, targets_T) for hidden_TD in hidden]
+        # All are copied at once, so that the host waits for a GPU once.
+        short_T, long_T, *placebo_long = to_host(losses)
+        return WindowLosses(short_T, long_T, placebo_long[0] if placebo_long else None)
 
     @torch.no_grad()
     def _long_hidden(self, windows: Windows, blocks: list[Block]) -> Tensor:
@@ -278,34 +317,34 @@ class Scorer:
         # With `long="all"` the long windows of the first blocks begin where the text begins, so
         # that one pass over the text serves them all. Windows with a limit begin later and later.
         from_start = [block for block in blocks if windows.has_all and block.first == 0]
-        contexts = [Context(block) for block in blocks[len(from_start) :]]
+        later = blocks[len(from_start) :]
+
         hidden_of_blocks: list[Tensor] = []
-        if from_start:
+        contexts: list[Context] = []
+        if from_start and _are_beginnings(from_start):
+            hidden_of_blocks = self._hidden_in_one_pass(from_start)
+        elif from_start:
+            # The distant text is the placebo's, so the document goes on after it in another way for
+            # each block: one pass over the distant text, then the local windows of all blocks.
             last_block = from_start[-1]
-            if all(_is_beginning(block, last_block) for block in from_start):
-                hidden_of_blocks = self._hidden_in_one_pass(from_start)
-            else:
-                # An unrelated distant text: one pass over it, then the local windows of all blocks.
-                states = self.states(last_block.tokens[: _num_earlier(last_block)])
-                contexts_of_text = [
-                    Context(block, states.first(_num_earlier(block))) for block in from_start
-                ]
-                contexts = contexts_of_text + contexts
+            states = self.states(last_block.tokens[: _num_earlier(last_block)])
+            contexts = [Context(block, states.first(_num_earlier(block))) for block in from_start]
+        contexts += [Context(block) for block in later]
         hidden_of_blocks += self.hidden([context.long_row() for context in contexts])
         return torch.cat(hidden_of_blocks)
 
     def _hidden_in_one_pass(self, blocks: list[Block]) -> list[Tensor]:
         """Return hidden_WD at the targets of blocks whose tokens are all beginnings of those of the
         last block, as in a document with its own distant text."""
-        # The tokens before a target predict it, so the last target itself is not an input.
-        hidden_BFD = self.states(blocks[-1].tokens[:-1]).hidden_BFD
-        assert hidden_BFD is not None
-        hidden = []
+        # The last target predicts nothing that is asked for, so it is not an input.
+        hidden_1FD = self.states(blocks[-1].tokens[:-1]).hidden_BFD
+        assert hidden_1FD is not None
+        hidden_of_blocks = []
         for block in blocks:
-            # A target is predicted at the place before it.
-            end = block.num_before + block.num_targets - 1
-            hidden.append(hidden_BFD[0, end - block.num_targets : end])
-        return hidden
+            # Each target is predicted at the place before it.
+            first = block.num_before - 1
+            hidden_of_blocks.append(hidden_1FD[0, first : first + block.num_targets])
+        return hidden_of_blocks
 
     # --- from hidden states to losses ---
 
@@ -331,8 +370,9 @@ class Scorer:
         # One tensor, filled in place: small ones made between chunks would keep the memory of the
         # logits from being reused.
         loss_N = torch.empty(len(labels_N), dtype=torch.float, device=self.device)
-        for first in range(0, len(labels_N), self.targets_per_chunk):
-            chunk = slice(first, first + self.targets_per_chunk)
+        chunk_size = self.targets_per_chunk
+        for start in range(0, len(labels_N), chunk_size):
+            chunk = slice(start, start + chunk_size)
             logits_CV = self.model.unembed(hidden_ND[chunk]).float()
             loss_N[chunk] = F.cross_entropy(logits_CV, labels_N[chunk], reduction="none")
         return loss_N
@@ -340,23 +380,19 @@ class Scorer:
     # --- batches ---
 
     def _evaluate(
-        self,
-        rows: Sequence[Row],
-        read: Callable[[Tensor, Sequence[Row]], Tensor],
-        finish: Callable[[list[Tensor]], Sequence[Any]] = lambda outputs: outputs,
-    ) -> list[Any]:
-        """Return a result for each row.
+        self, rows: Sequence[Row], read: Callable[[Tensor, Sequence[Row]], Tensor]
+    ) -> _BatchOutputs:
+        """Compute a result for each row.
 
         Args:
-            rows: Rows of any contexts. Those that are equal to the model are computed once.
+            rows: Rows of any contexts.
             read: Computes a tensor of results from the hidden states of a batch, hidden_BWD, and
                 its rows. Its first dimension is the rows.
-            finish: Turns the tensors of all batches into the returned results, for example by one
-                copy to the host, which then waits for a GPU once.
         """
         distinct, index_of_row = distinct_rows(rows, self.model.reach)
+        # Asked for the size of a batch anew, as it may have been halved since.
         grouping = RowGrouping(self.model, self.device, lambda: self.batch_tokens)
-        evaluated_indices: list[int] = []
+        distinct_indices: list[int] = []
         outputs: list[Tensor] = []
         for group in grouping.groups(distinct):
 
@@ -368,13 +404,8 @@ class Scorer:
             group_rows = [distinct[index] for index in group.indices]
             with threads_for(self.num_parameters):
                 outputs += self.in_batches(group_rows, group.num_keys, compute)
-            evaluated_indices += group.indices
-
-        # Groups are in another order than the rows.
-        results: list[Any] = [None] * len(distinct)
-        for index, result in zip(evaluated_indices, chain(*finish(outputs)), strict=True):
-            results[index] = result
-        return [results[index] for index in index_of_row]
+            distinct_indices += group.indices
+        return _BatchOutputs(outputs, distinct_indices, index_of_row)
 
     def in_batches(
         self, items: Sequence[Item], num_tokens: int, compute: Callable[[Sequence[Item]], Output]
@@ -390,26 +421,35 @@ class Scorer:
     ) -> list[Output]:
         """Compute all batches while the model is in use; see `in_batches`."""
         outputs: list[Output] = []
-        first = 0
-        while first < len(items):
-            batch = items[first : first + max(1, self.batch_tokens // num_tokens)]
+        num_done = 0
+        while num_done < len(items):
+            batch_size = max(1, self.batch_tokens // num_tokens)
+            batch = items[num_done : num_done + batch_size]
             forwards_before = self.token_forwards
+            fits_in_memory = True
             try:
                 outputs.append(compute(batch))
             except Exception as error:
                 if len(batch) == 1 or not is_out_of_memory(error):
                     raise
-            else:
-                first += len(batch)
+                fits_in_memory = False
+
+            if fits_in_memory:
+                num_done += len(batch)
                 self.after_batch()
-                continue
-            # Outside of `except`, as its traceback would keep the memory alive.
-            self.batch_tokens = len(batch) // 2 * num_tokens
-            self.token_forwards = forwards_before  # the batch that failed is computed again
-            say(f"out of memory: batches of {self.batch_tokens:,} tokens from here on")
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+            else:
+                # Outside of `except`, as its traceback would keep the memory alive.
+                self.token_forwards = forwards_before  # this batch is computed again
+                self._halve_batches(len(batch), num_tokens)
         return outputs
+
+    def _halve_batches(self, num_items: int, num_tokens: int) -> None:
+        """Halve the size of all later batches, as one of `num_items` items with `num_tokens` tokens
+        each ran out of memory."""
+        self.batch_tokens = num_items // 2 * num_tokens
+        say(f"out of memory: batches of {self.batch_tokens:,} tokens from here on")
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def _num_earlier(block: Block) -> int:
@@ -417,6 +457,7 @@ def _num_earlier(block: Block) -> int:
     return block.num_prefix + block.num_distant
 
 
-def _is_beginning(block: Block, longer: Block) -> bool:
-    """Return whether the tokens of a block are the beginning of those of a longer one."""
-    return np.array_equal(block.tokens, longer.tokens[: len(block.tokens)])
+def _are_beginnings(blocks: Sequence[Block]) -> bool:
+    """Return whether the tokens of each block are a beginning of those of the last one."""
+    longest = blocks[-1].tokens
+    return all(np.array_equal(block.tokens, longest[: len(block.tokens)]) for block in blocks)
