@@ -212,10 +212,11 @@ def _describe_signs(of_seeds: pd.DataFrame, column: str) -> str:
     high = of_seeds[f"{column}_high"]
     num_above = int((values > 0).sum())
     num_below = int((values < 0).sum())
+    seeds = "the only seed" if len(values) == 1 else f"all {len(values)} seeds"
     if num_above == len(values):
-        signs = f"above 0 in all {len(values)} seeds"
+        signs = f"above 0 in {seeds}"
     elif num_below == len(values):
-        signs = f"below 0 in all {len(values)} seeds"
+        signs = f"below 0 in {seeds}"
     else:
         signs = f"not the same sign: above 0 in {num_above} of {len(values)} seeds"
     # An interval may be missing where too few documents were measured.
