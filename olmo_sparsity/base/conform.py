@@ -8,158 +8,116 @@
     conform({"long": 32}, Window)         # Window(long=32, short=8)
     conform({"long": "none"}, Window)     # ValueError: long must be …, not 'none'
 
-A ValueError names the key of a wrong value (`a.b[2]`), what it must be, and what it is. Files of
-ours have a CRC-32 as their last key (`with_crc`), by which a damaged one is noticed.
+A ValueError names the key of a wrong value (`a.b[2]`), what it must be, and what it is.
 
-Place in the flow: below everything that reads JSON or YAML. Imports nothing of ours.
+Place in the flow: below everything that reads JSON (json_text.py) or YAML (config/schema.py).
+Imports nothing of ours.
 """
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from numbers import Integral, Real
-from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-T = TypeVar("T")
 Fill = Callable[[dict, type, str], Any]
-"""Builds a dataclass of a type from the values under a dotted key: (values, type, key)."""
-
-MAX_DEPTH = 50
-"""The deepest nesting of lists and mappings that is read, deeper than that of our files. More could
-exhaust the stack."""
+"""Function (values, type, key) that builds a dataclass of this type from the values under a dotted
+key."""
 
 LONGEST_SHOWN = 60
 """The number of characters of a wrong value that a message shows."""
 
 
-def parse_json(content: bytes, kind: type[T]) -> T:
-    """Return the content of a JSON file as this type. Raise ValueError with the reason."""
-    try:
-        value = json.loads(content.decode("utf-8"))
-        is_too_deep = _depth(value) > MAX_DEPTH
-    except RecursionError:
-        is_too_deep = True
-    except ValueError as error:
-        raise ValueError(f"not readable JSON ({error})") from None
-    if is_too_deep:
-        raise ValueError("it is nested too deep")
-    if isinstance(value, dict):
-        value = without_crc(value)
-    return conform(value, kind)
-
-
-class DuplicateKey(ValueError):
-    """An object of JSON has a key twice."""
-
-
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of these keys and values. Raise DuplicateKey if a key is there twice, for
-    which `json.loads` would take the last value. Pass this as its `object_pairs_hook`."""
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        keys = [key for key, _ in pairs]
-        (first, *_) = [key for number, key in enumerate(keys) if key in keys[:number]]
-        raise DuplicateKey(f"the key {first!r:.40} is there twice; keep one")
-    return value
-
-
-def with_crc(value: dict[str, Any]) -> dict[str, Any]:
-    """Return an object with a CRC-32 of its content as the last key. Files and lines that no
-    manifest lists are stored like this."""
-    return {**value, "crc32": _crc(value)}
-
-
-def without_crc(value: dict[str, Any]) -> dict[str, Any]:
-    """Return an object without its CRC-32. Raise ValueError if the content has another one. An
-    object of an older version, which has none, is accepted."""
-    content = {key: item for key, item in value.items() if key != "crc32"}
-    has_crc = len(content) < len(value)
-    if has_crc and value["crc32"] != _crc(content):
-        raise ValueError("it is not what was written (its crc32 differs)")
-    return content
-
-
-def _crc(value: dict[str, Any]) -> str:
-    return f"{zlib.crc32(json.dumps(value).encode()):08x}"
-
-
-def conform(value: Any, kind: Any, place: str = "", fill: Fill | None = None) -> Any:
+def conform(value: Any, kind: Any, key: str = "", fill: Fill | None = None) -> Any:
     """Return a value as this type, or raise ValueError if it is of another one.
 
     kind: A class, or a type hint such as `list[int] | None`.
-    place: The dotted key of the value in its file, for the error.
-    fill: Builds dataclasses from mappings, in place of `_fill`.
+    key: The dotted key of the value in its file, for the error. Empty: the file itself.
+    fill: Builds dataclasses from mappings. None: by `_fill`, which takes each key for a field.
 
     An int is accepted as a float, but a bool as neither, and the name of an enum's member as that
     member.
     """
+    converted = _convert(value, kind, key, fill or _fill)
+    if converted is _OTHER_TYPE:
+        shown = repr(value)
+        if len(shown) >= LONGEST_SHOWN:
+            shown = f"{shown[:LONGEST_SHOWN]}…"
+        raise ValueError(f"{_spell_key(key)} must be {_describe(kind)}, not {shown}")
+    return converted
+
+
+_OTHER_TYPE = object()
+"""The result of `_convert` for a value of another type. (None is a value.)"""
+
+
+def _spell_key(key: str) -> str:
+    """Return a key as a message names it. Keys below the file itself begin with a dot."""
+    return key.lstrip(".") or "it"
+
+
+def _convert(value: Any, kind: Any, key: str, fill: Fill) -> Any:
+    """Return a value as this type; `_OTHER_TYPE` if it is of another one. Raise ValueError if the
+    type is right and that of a value inside is not, so that the message names the inner key."""
     if kind is Any:
         return value
     if is_dataclass(kind) and isinstance(value, dict):
         # is_dataclass also accepts instances, and `kind` is a type.
-        return (fill or _fill)(value, kind, place)  # type: ignore[arg-type]
+        return fill(value, kind, key)  # type: ignore[arg-type]
+
     origin = get_origin(kind)
     arguments = get_args(kind)
     if origin is Literal:
         # The types are compared as well, since 1 == True in Python.
-        if any(type(value) is type(item) and value == item for item in arguments):
-            return value
-    elif origin in (Union, UnionType):
-        for choice in arguments:
-            if _may_become(value, choice):
-                return conform(value, choice, place, fill)
-    elif origin is dict and isinstance(value, dict):
+        is_member = any(type(value) is type(member) and value == member for member in arguments)
+        return value if is_member else _OTHER_TYPE
+    if origin in (Union, UnionType):
+        for member_kind in arguments:
+            if _may_become(value, member_kind):
+                return conform(value, member_kind, key, fill)
+        return _OTHER_TYPE
+    if origin is dict and isinstance(value, dict):
         _, kind_of_values = arguments
         return {
-            key: conform(item, kind_of_values, f"{place}.{key}", fill)
-            for key, item in value.items()
+            name: conform(item, kind_of_values, f"{key}.{name}", fill)
+            for name, item in value.items()
         }
-    elif origin in (list, tuple) and isinstance(value, origin):
+    if origin in (list, tuple) and isinstance(value, origin):
         kind_of_items = arguments[0]  # a tuple is declared as tuple[T, ...]
         return origin(
-            conform(item, kind_of_items, f"{place}[{index}]", fill)
+            conform(item, kind_of_items, f"{key}[{index}]", fill)
             for index, item in enumerate(value)
         )
-    else:
-        plain = _as_plain(value, kind)
-        if plain is not _NO_VALUE:
-            return plain
-    shown = repr(value)
-    if len(shown) >= LONGEST_SHOWN:
-        shown = f"{shown[:LONGEST_SHOWN]}…"
-    raise ValueError(f"{place.lstrip('.') or 'it'} must be {_describe(kind)}, not {shown}")
+    return _convert_plain(value, kind)
 
 
-_NO_VALUE = object()
-"""The result of `_as_plain` for a value of another type. (None is a value.)"""
-
-
-def _as_plain(value: Any, kind: Any) -> Any:
+def _convert_plain(value: Any, kind: Any) -> Any:
     """Return a value as a member of an enum, as a number, or as an instance of another class.
-    Return _NO_VALUE if it is of another type."""
+    Return `_OTHER_TYPE` if it is of another type."""
     if isinstance(kind, type) and issubclass(kind, Enum) and str(value) in kind.__members__:
         return kind[str(value)]
-    if kind in (int, float) and isinstance(value, _accepted(kind)) and not isinstance(value, bool):
-        with suppress(OverflowError):  # an int of thousands of digits as a float
-            return kind(value)
-    elif type(value) is kind:
-        return value
-    return _NO_VALUE
+    if kind in (int, float):
+        is_number = isinstance(value, _accepted(kind)) and not isinstance(value, bool)
+        if is_number:
+            with suppress(OverflowError):  # an int of thousands of digits as a float
+                return kind(value)
+        return _OTHER_TYPE
+    return value if type(value) is kind else _OTHER_TYPE
 
 
-def _may_become(value: Any, choice: Any) -> bool:
+def _may_become(value: Any, kind: Any) -> bool:
     """Return whether a value is tried as this type of a union. Only its outer type decides. So for
     [1, "x"] as `list[int] | str` the error names the "x", and not the union."""
-    if get_origin(choice) is Literal and value not in get_args(choice):
+    if value is None or kind is NoneType:
+        return value is None and kind is NoneType
+    if get_origin(kind) is Literal and value not in get_args(kind):
         return False
-    return isinstance(value, _accepted(choice)) and (value is None) == (choice is type(None))
+    return isinstance(value, _accepted(kind))
 
 
 def _accepted(kind: Any) -> Any:
@@ -168,6 +126,7 @@ def _accepted(kind: Any) -> Any:
         return tuple(map(type, get_args(kind)))
     if is_dataclass(kind):
         return dict
+    # Not int and float: numpy's numbers are of these classes, too.
     if kind is float:
         return Real
     if kind is int:
@@ -175,12 +134,12 @@ def _accepted(kind: Any) -> Any:
     return get_origin(kind) or kind
 
 
-_NAMES = {
+_TYPES_IN_WORDS = {
     int: "a whole number",
     float: "a number",
     str: "a string",
     bool: "true or false",
-    type(None): "null",
+    NoneType: "null",
     list: "a list",
     tuple: "a list",
     dict: "a mapping",
@@ -198,33 +157,26 @@ def _describe(kind: Any) -> str:
         return " or ".join(map(_describe, arguments))
     if is_dataclass(kind):
         return "a mapping"
-    return _NAMES.get(origin or kind, str(kind))
+    return _TYPES_IN_WORDS.get(origin or kind, str(kind))
 
 
-def _fill(value: dict, kind: type, place: str) -> Any:
+def _fill(value: dict, kind: type, key: str) -> Any:
     """Return a dataclass with the values of a mapping, and defaults for fields that it lacks. Raise
     ValueError for an unknown key, and for a field that has no default."""
     known = {item.name: item for item in fields(kind)}
     types = _types(kind)
     for name in value.keys() - known.keys():
-        raise ValueError(f"{place.lstrip('.') or 'it'} has an unknown key '{name}'")
+        raise ValueError(f"{_spell_key(key)} has an unknown key '{name}'")
     for name, item in known.items():
         has_default = item.default is not MISSING or item.default_factory is not MISSING
         if name not in value and not has_default:
-            raise ValueError(f"{place.lstrip('.') or 'it'} lacks '{name}'")
+            raise ValueError(f"{_spell_key(key)} lacks '{name}'")
     return kind(
-        **{name: conform(item, types[name], f"{place}.{name}") for name, item in value.items()}
+        **{name: conform(item, types[name], f"{key}.{name}") for name, item in value.items()}
     )
 
 
 @cache
 def _types(kind: type) -> dict[str, Any]:
+    """Return the types of a dataclass's fields. They are kept, as each is evaluated from its text."""
     return get_type_hints(kind)
-
-
-def _depth(value: Any) -> int:
-    """Return how deep lists and mappings are nested: 1 for a plain value, 2 for a list of them."""
-    if not isinstance(value, dict | list):
-        return 1
-    items = value.values() if isinstance(value, dict) else value
-    return 1 + max(map(_depth, items), default=0)

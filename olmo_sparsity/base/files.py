@@ -30,8 +30,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from olmo_sparsity.base.conform import parse_json
 from olmo_sparsity.base.errors import DataError, UserError, one_line
+from olmo_sparsity.base.json_text import parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

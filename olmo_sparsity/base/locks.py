@@ -30,9 +30,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from olmo_sparsity.base.conform import parse_json
 from olmo_sparsity.base.errors import UserError
 from olmo_sparsity.base.files import age_s, read_bounded
+from olmo_sparsity.base.json_text import parse_json
 from olmo_sparsity.base.progress import say
 
 LOCK = "lock"

@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
-from olmo_sparsity.base.conform import parse_json
 from olmo_sparsity.base.errors import UnreadableNowError
 from olmo_sparsity.base.files import read_bounded, sha256_of, write_json, writing
+from olmo_sparsity.base.json_text import parse_json
 
 MANIFEST = "manifest.json"
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.base.conform import with_crc
 from olmo_sparsity.base.differences import differences
 from olmo_sparsity.base.errors import ConfigError, DataError, UserError, check_encodable
 from olmo_sparsity.base.files import (
@@ -32,6 +31,7 @@ from olmo_sparsity.base.files import (
     write_atomically,
     write_json,
 )
+from olmo_sparsity.base.json_text import with_crc
 from olmo_sparsity.base.locks import CLAIM, LOCK, locked
 from olmo_sparsity.base.path_options import check_no_tilde, path_of
 from olmo_sparsity.base.progress import say

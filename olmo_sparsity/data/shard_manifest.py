@@ -20,9 +20,10 @@ from typing import Any, Literal
 import numpy as np
 from tokenizers import Tokenizer
 
-from olmo_sparsity.base.conform import conform, with_crc
+from olmo_sparsity.base.conform import conform
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import read_json, write_atomically
+from olmo_sparsity.base.json_text import with_crc
 from olmo_sparsity.base.manifest import FileEntry, find_damaged_file, stays_inside
 from olmo_sparsity.data.tokenizer import load_tokenizer
 from olmo_sparsity.text.tally import Tally

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from olmo_sparsity.base.conform import parse_json
 from olmo_sparsity.base.errors import DataError, UnreadableNowError, UserError
 from olmo_sparsity.base.files import read_bounded, write_json
+from olmo_sparsity.base.json_text import parse_json
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.retry import may_pass, retry
 from olmo_sparsity.base.share import Share

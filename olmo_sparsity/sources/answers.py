@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from olmo_sparsity.analysis.results.tables import to_json_value, write_as_json
-from olmo_sparsity.base.conform import conform, with_crc
+from olmo_sparsity.base.conform import conform
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import read_json, sha256_of
+from olmo_sparsity.base.json_text import with_crc
 from olmo_sparsity.sources.statements import Attribution
 
 VERSION = 3

@@ -1,8 +1,9 @@
 """Compare answers with the answers of an earlier run, the baseline.
 
 Place in the flow: matching.py pairs questions and statements of both runs →
-**`compare_with_baseline`** → gate.py. renamed_sources.py finds the names that sources have now, and
-same_model.py has checked before that both runs are of one model.
+**`compare_with_baseline`** → gate.py. renamed_sources.py finds the names that sources have now,
+statement_changes.py compares two verdicts, and same_model.py has checked before that both runs are
+of one model.
 
 A statement fails if its verdict no longer names a source that it named. All other changes are
 notes:
@@ -13,21 +14,21 @@ notes:
     rests on a              rests on a and b           passes, with a note
     rests on no source      rests on b                 passes, with a note
     undecided               anything                   passes, and is counted as unchecked
-    does not have it        a new statement            a note; fails on request if it has no source
-    had it                  the statement is gone      a note
-    had none of these statements                       the question fails: nothing was compared
+    (has no such statement) a new statement            a note; fails on request if it has no source
+    a statement             (it is gone)               a note
+    an answer               no statement in common     the question fails: nothing was compared
+    all its questions       no question in common      the run fails: nothing was compared
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
-from math import hypot
 from pathlib import Path
 from textwrap import shorten
 from typing import NamedTuple
 
-from olmo_sparsity.sources.answers import StoredAnswer, StoredCell, StoredStatement
+from olmo_sparsity.sources.answers import StoredAnswer, StoredStatement
 from olmo_sparsity.sources.gate_report import Check, check_of
 from olmo_sparsity.sources.matching import match_questions, match_statements
 from olmo_sparsity.sources.renamed_sources import (
@@ -35,11 +36,7 @@ from olmo_sparsity.sources.renamed_sources import (
     describe_changes,
     with_current_names,
 )
-
-NOISE = 3.0
-"""An effect has changed if the difference of its means over decoys exceeds so many standard errors.
-With other decoys and the same model, 4 of 720 comparisons then failed by chance
-(docs/sources.md)."""
+from olmo_sparsity.sources.statement_changes import StatementChange
 
 
 class StatementKey(NamedTuple):
@@ -48,6 +45,14 @@ class StatementKey(NamedTuple):
 
     question: int | None
     statement: int | None
+
+    @staticmethod
+    def of(answer: StoredAnswer, statement: StoredStatement) -> StatementKey:
+        """Return the key of a statement. Stored numbers are from 0."""
+        return StatementKey(answer.question + 1, statement.number + 1)
+
+    def __str__(self) -> str:
+        return f"question {self.question}, statement {self.statement}"
 
 
 class NewStatement(NamedTuple):
@@ -97,12 +102,12 @@ def compare_with_baseline(
     questions = match_questions(answers, earlier_answers)
     comparison = Comparison()
     for answer in questions.only_new:
-        comparison.notes.append(_note_of_question("not in", answer))
+        comparison.notes.append(f"not in the baseline: {_describe_question(answer)}")
         comparison.new_statements.extend(
             NewStatement(answer, statement) for statement in answer.statements
         )
     for answer in questions.only_earlier:
-        comparison.notes.append(_note_of_question("only in", answer))
+        comparison.notes.append(f"only in the baseline: {_describe_question(answer)}")
 
     # In the order of this run's file, not of what the pairs were matched by.
     for answer, earlier_answer in sorted(questions.pairs, key=lambda pair: pair.new.question):
@@ -113,22 +118,14 @@ def compare_with_baseline(
         comparison.checks.append(_check_of_no_common_question(baseline))
     if new_need_source:
         for new in comparison.new_statements:
-            if _key_of(new.answer, new.statement) not in as_expected:
+            if StatementKey.of(new.answer, new.statement) not in as_expected:
                 comparison.checks.append(_check_of_new_statement(new))
     return comparison
 
 
-def _key_of(answer: StoredAnswer, statement: StoredStatement) -> StatementKey:
-    return StatementKey(answer.question + 1, statement.number + 1)
-
-
-def _note_of_question(where: str, answer: StoredAnswer) -> str:
-    """Return the note of a question that only one of the runs has.
-
-    where: "not in" the baseline, or "only in" it.
-    """
-    text = shorten(answer.asked, 60)
-    return f"{where} the baseline: question {answer.question + 1}, '{text}'"
+def _describe_question(answer: StoredAnswer) -> str:
+    """Return a question in words, for the note that only one of the runs has it."""
+    return f"question {answer.question + 1}, '{shorten(answer.asked, 60)}'"
 
 
 def _check_of_no_common_question(baseline: str | Path) -> Check:
@@ -164,47 +161,52 @@ def _compare_answers(
     answer: StoredAnswer, earlier_answer: StoredAnswer, as_expected: Set[StatementKey]
 ) -> Comparison:
     """Compare the answer to a question with the earlier answer to it."""
-    # From here on the earlier answer has the names of today, so that names can be compared.
+    comparison = Comparison()
     new_names = current_names(answer.source_texts, earlier_answer.source_texts)
-    notes = _notes_of_question(answer, earlier_answer)
-    notes += _notes_of_names(answer, new_names)
+    comparison.notes.extend(_notes_of_rewording(answer, earlier_answer))
+    comparison.notes.extend(_notes_of_names(answer, new_names))
+    # From here on the earlier answer has the names of today, so that names can be compared.
     earlier_answer = with_current_names(earlier_answer, new_names)
-    notes += _notes_of_sources(answer, earlier_answer)
+    comparison.notes.extend(_notes_of_sources(answer, earlier_answer))
 
+    # Statements that both answers have.
     matches = match_statements(answer.statements, earlier_answer.statements)
-    checks = list[Check]()
-    unchecked = list[StatementKey]()
     for statement, earlier in matches.pairs:
-        key = _key_of(answer, statement)
-        if earlier.is_undecided and not earlier.origins:
-            # It named no source that could be lost, so the comparison below always passes.
-            unchecked.append(key)
+        change = StatementChange(statement, earlier)
+        key = StatementKey.of(answer, statement)
         is_as_expected = key in as_expected
-        is_worse = _is_worse(statement, earlier)
-        notes += _notes_of_statement(key, statement, earlier, is_worse, is_as_expected)
-        checks.append(
-            check_of(
-                answer,
-                statement=statement.number + 1,
-                text=statement.text,
-                expected=earlier.verdict,
-                found=statement.verdict,
-                passed=is_as_expected or not is_worse,
-                kind="baseline",
-            )
-        )
+        if change.cannot_get_worse:
+            comparison.unchecked.append(key)
+        comparison.notes.extend(change.notes(str(key), is_as_expected))
+        comparison.checks.append(_check_of_change(answer, change, is_as_expected))
 
+    # Statements that only one of them has.
     num_new = len(matches.only_new)
     num_gone = len(matches.only_earlier)
-    if not checks:
-        # The answer has no statement in common with the earlier one, so nothing was compared.
-        checks.append(_check_of_no_common_statement(answer, earlier_answer))
+    if not matches.pairs:
+        # Nothing was compared, and a gate that compares nothing must not pass.
+        comparison.checks.append(_check_of_no_common_statement(answer, earlier_answer))
     elif num_new or num_gone:
         number = answer.question + 1
-        notes.append(f"question {number}: {num_new} statements are new, {num_gone} gone")
-    new_statements = [NewStatement(answer, statement) for statement in matches.only_new]
-    return Comparison(
-        checks=checks, notes=notes, new_statements=new_statements, unchecked=unchecked
+        comparison.notes.append(f"question {number}: {num_new} statements are new, {num_gone} gone")
+    for statement in matches.only_new:
+        comparison.new_statements.append(NewStatement(answer, statement))
+    return comparison
+
+
+def _check_of_change(answer: StoredAnswer, change: StatementChange, is_as_expected: bool) -> Check:
+    """Return the check that a statement is not worse than it was.
+
+    is_as_expected: Whether it passes its `expect`, which outweighs the earlier verdict.
+    """
+    return check_of(
+        answer,
+        statement=change.statement.number + 1,
+        text=change.statement.text,
+        expected=change.earlier.verdict,
+        found=change.statement.verdict,
+        passed=is_as_expected or not change.is_worse,
+        kind="baseline",
     )
 
 
@@ -221,7 +223,7 @@ def _check_of_no_common_statement(answer: StoredAnswer, earlier_answer: StoredAn
     )
 
 
-def _notes_of_question(answer: StoredAnswer, earlier_answer: StoredAnswer) -> list[str]:
+def _notes_of_rewording(answer: StoredAnswer, earlier_answer: StoredAnswer) -> list[str]:
     """Return a note if the question is reworded."""
     if answer.asked == earlier_answer.asked:
         return []
@@ -245,73 +247,3 @@ def _notes_of_sources(answer: StoredAnswer, earlier_answer: StoredAnswer) -> lis
     if not changes:
         return []
     return [f"question {answer.question + 1}, sources: {', '.join(changes)}"]
-
-
-def _notes_of_statement(
-    key: StatementKey,
-    statement: StoredStatement,
-    earlier: StoredStatement,
-    is_worse: bool,
-    is_as_expected: bool,
-) -> list[str]:
-    """Return what differs from the earlier statement without failing.
-
-    key: The numbers of the statement, for the notes.
-    is_worse: Whether the statement has lost a source beyond noise.
-    is_as_expected: Whether it passes its `expect`, so that it may lose a source.
-    """
-    numbers = f"question {key.question}, statement {key.statement}"
-    notes = list[str]()
-    gained_sources = sorted(set(statement.origins) - set(earlier.origins))
-    lost_sources = sorted(set(earlier.origins) - set(statement.origins))
-    if is_worse and is_as_expected:
-        verdict = statement.verdict
-        notes.append(f"{numbers} differs from the baseline, as `expect` says: {verdict}")
-    elif not is_worse:
-        if gained_sources:
-            names = ", ".join(gained_sources)
-            notes.append(f"{numbers} now rests on {names}: {statement.verdict}")
-        if lost_sources:
-            names = ", ".join(lost_sources)
-            notes.append(f"{numbers} lost {names} by no more than noise: {statement.verdict}")
-    if statement.text != earlier.text:
-        notes.append(f"{numbers} is reworded: '{statement.text}', before '{earlier.text}'")
-    return notes
-
-
-# --- one statement --------------------------------------------------------------------------------
-
-
-def _is_worse(statement: StoredStatement, earlier: StoredStatement) -> bool:
-    """Return whether a statement no longer relies on a source that it relied on, beyond noise."""
-    lost_names = set(earlier.origins) - set(statement.origins)
-    # Noise is known only for a source whose effect both runs measured on the same words. So a
-    # reworded statement may lose no source.
-    if statement.text != earlier.text:
-        return bool(lost_names)
-    return any(_is_lost_beyond_noise(name, statement, earlier) for name in lost_names)
-
-
-def _is_lost_beyond_noise(name: str, statement: StoredStatement, earlier: StoredStatement) -> bool:
-    """Return whether the effect of a source on a statement has changed by more than noise."""
-    was_named_itself = name in earlier.sources
-    has_effects = name in earlier.cells and name in statement.cells
-    if not was_named_itself or not has_effects:
-        # It was reached through reasoning, and has no effect of its own, or one run lacks it.
-        return True
-    return _has_changed(statement.cells[name], earlier.cells[name])
-
-
-def _has_changed(cell: StoredCell, earlier_cell: StoredCell) -> bool:
-    """Return whether what the source gives, or what is lost without it, has changed by more than
-    noise. It counts as changed, too, if no effect was evaluated in both runs."""
-    num_compared = 0
-    for effect, earlier_effect in zip(cell.effects, earlier_cell.effects, strict=True):
-        if effect is None or earlier_effect is None:
-            continue
-        num_compared += 1
-        # The standard error of a difference of two independent means.
-        standard_error = hypot(effect.se, earlier_effect.se)
-        if abs(effect.nats - earlier_effect.nats) > NOISE * standard_error:
-            return True
-    return num_compared == 0

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.analysis.explain.text_file import read_text
-from olmo_sparsity.base.conform import DuplicateKey, unique
 from olmo_sparsity.base.errors import ConfigError, DataError, one_line, printable
+from olmo_sparsity.base.json_text import DuplicateKey, unique
 
 KEYS_OF_THE_API = {
     *("role", "content"),  # read by themselves

@@ -188,9 +188,7 @@ SHOWN_STATEMENTS = 5
 
 def _note_of_unchecked(keys: Sequence[StatementKey]) -> str:
     """Return a note of the statements that neither `expect` nor the baseline checks."""
-    shown = [
-        f"question {key.question}, statement {key.statement}" for key in keys[:SHOWN_STATEMENTS]
-    ]
+    shown = [str(key) for key in keys[:SHOWN_STATEMENTS]]
     if len(keys) > SHOWN_STATEMENTS:
         shown.append("…")
     subject = "1 statement" if len(keys) == 1 else f"{len(keys)} statements"

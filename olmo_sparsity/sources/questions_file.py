@@ -19,8 +19,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from olmo_sparsity.analysis.explain.text_file import read_text
-from olmo_sparsity.base.conform import DuplicateKey, conform, unique
+from olmo_sparsity.base.conform import conform
 from olmo_sparsity.base.errors import ConfigError, DataError, UserError, one_line, printable
+from olmo_sparsity.base.json_text import DuplicateKey, unique
 from olmo_sparsity.sources.documents import (
     Answer,
     Segment,

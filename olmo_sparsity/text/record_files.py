@@ -26,9 +26,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from olmo_sparsity.base.conform import DuplicateKey, unique
 from olmo_sparsity.base.errors import ConfigError, DataError, one_line
 from olmo_sparsity.base.files import open_standard_input
+from olmo_sparsity.base.json_text import DuplicateKey, unique
 from olmo_sparsity.config.text import CorpusConfig
 from olmo_sparsity.text.records import (
     LARGEST_DOCUMENT,

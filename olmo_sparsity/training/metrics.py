@@ -18,9 +18,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from olmo_sparsity.base.conform import conform, parse_json, with_crc
+from olmo_sparsity.base.conform import conform
 from olmo_sparsity.base.errors import DataError, UserError
 from olmo_sparsity.base.files import read_bounded, writing
+from olmo_sparsity.base.json_text import parse_json, with_crc
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.retry import retry
 from olmo_sparsity.models.checkpoint_files import list_checkpoints

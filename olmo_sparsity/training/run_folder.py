@@ -24,7 +24,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from olmo_sparsity.base.conform import with_crc
 from olmo_sparsity.base.devices import device_name
 from olmo_sparsity.base.differences import differences
 from olmo_sparsity.base.errors import ConfigError, UserError
@@ -33,6 +32,7 @@ from olmo_sparsity.base.files import (
     write_atomically,
     write_json,
 )
+from olmo_sparsity.base.json_text import with_crc
 from olmo_sparsity.base.provenance import provenance, typed_command
 from olmo_sparsity.base.work_folder import WorkFolder
 from olmo_sparsity.config.run import flatten, load_saved_config

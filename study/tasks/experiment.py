@@ -21,10 +21,10 @@ from typing import Any, cast
 
 import torch
 
-from olmo_sparsity.base.conform import with_crc
 from olmo_sparsity.base.devices import choose_device, device_name
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import read_json, sha256_of, write_atomically
+from olmo_sparsity.base.json_text import with_crc
 from olmo_sparsity.base.locks import locked
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.base.provenance import provenance

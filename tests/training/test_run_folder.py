@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from olmo_sparsity.base.conform import with_crc
 from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.json_text import with_crc
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training import loop
