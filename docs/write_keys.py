@@ -11,14 +11,14 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, is_dataclass
+from dataclasses import is_dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from olmo_sparsity.base.files import write_atomically
-from olmo_sparsity.config.schema import kinds_of
+from olmo_sparsity.config.schema import SchemaField, schema_fields
 from olmo_sparsity.config.sections import RunConfig
 
 PAGE = Path(__file__).parent / "keys.md"
@@ -38,23 +38,24 @@ def _sections(schema: type, above: str) -> Iterator[str]:
     """Yield the table of a section's own keys, then those of the sections in it."""
     sentences = _sentences(schema)
     title = f"`{above.rstrip('.')}`" if above else "The run"
-    fields_shown = list(kinds_of(schema))
+    fields_shown = list(schema_fields(schema))
     if above.endswith("[]."):
         title += ", each of a list"
         # A section of a list may extend that of a single one, whose keys are shown above.
         fields_shown = list(inspect.get_annotations(schema))
-        if len(fields_shown) < len(kinds_of(schema)):
+        if len(fields_shown) < len(schema_fields(schema)):
             title += f", beside the keys of `{above.removesuffix('[].')}`"
-    in_stages = {item.metadata.get("several") for item, _ in kinds_of(schema).values()}
+    in_stages = {item.properties.several for item in schema_fields(schema).values()}
     rows = []
     inner: list[tuple[Any, str]] = []
     for name in fields_shown:
-        item, kind = kinds_of(schema)[name]
+        item = schema_fields(schema)[name]
+        kind = item.kind
         if is_dataclass(kind):
             inner.append((kind, f"{above}{name}."))
-        elif "several" in item.metadata:
-            inner.append((*get_args(kind), f"{above}{item.metadata['several']}[]."))
-        elif "refused" not in item.metadata:
+        elif item.properties.several is not None:
+            inner.append((*get_args(kind), f"{above}{item.properties.several}[]."))
+        elif item.properties.refused is None:
             shown_kind = _kind(kind) + (" or list of stages" if name in in_stages else "")
             cells = (f"`{above}{name}`", shown_kind, _default(item), sentences.get(name, ""))
             rows.append(f"| {' | '.join(cells)} |\n")
@@ -90,9 +91,9 @@ def _kind(kind: Any) -> str:
     return {**names, NoneType: "`null`"}.get(kind, "mapping")
 
 
-def _default(item: Field) -> str:
-    value = item.default if item.default_factory is MISSING else item.default_factory()
-    if value == 0 and "parse" in item.metadata:
+def _default(item: SchemaField) -> str:
+    value = item.default
+    if value == 0 and item.properties.parse is not None:
         value = "auto"
     if value is None or isinstance(value, bool):
         value = {None: "null", True: "true", False: "false"}[value]

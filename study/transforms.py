@@ -27,7 +27,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.config.schema import build, enforce, option
+from olmo_sparsity.config.build import build, enforce
+from olmo_sparsity.config.schema import option
 from olmo_sparsity.data.transform import Changed, Transform
 from olmo_sparsity.text.vocabulary import IGNORED, ordinary_tokens
 

@@ -25,8 +25,9 @@ from olmo_sparsity.analysis.interpretation import (
     interpretation_of,
 )
 from olmo_sparsity.base.errors import ConfigError, check_unset
-from olmo_sparsity.config.schema import Schema, kinds_of, option, validate
-from olmo_sparsity.config.schema import build as fill
+from olmo_sparsity.config.build import Schema, validate
+from olmo_sparsity.config.build import build as fill
+from olmo_sparsity.config.schema import option, schema_fields
 from olmo_sparsity.config.text import Control, SplitAt
 from olmo_sparsity.config.windows import LOCAL_OF_DOCUMENTS, Long, default_local, long_window
 
@@ -365,7 +366,7 @@ def build(schema: type[Schema], options: Mapping[str, Any]) -> Schema:
     """Build an options class from keywords. Keywords that it does not have are ignored, as they
     belong to other groups."""
     # mypy does not know that `Schema` is a dataclass.
-    names = set[str](kinds_of(schema))  # type: ignore[arg-type]
+    names = set[str](schema_fields(schema))
     return fill(schema, {name: value for name, value in options.items() if name in names})
 
 
@@ -394,7 +395,7 @@ class Request:
         """Return the keywords that `of` accepts: its own fields, and all options of its groups."""
         groups = cls.groups()
         names = {item.name for item in fields(cls)} - groups.keys()  # type: ignore[arg-type]
-        return names.union(*map(kinds_of, groups.values()))
+        return names.union(*map(schema_fields, groups.values()))
 
     @classmethod
     def of(cls, **options: Any) -> Self:
@@ -406,7 +407,7 @@ class Request:
         grouped: set[str] = set()
         for name, kind in cls.groups().items():
             groups[name] = build(kind, options)
-            grouped.update(kinds_of(kind))
+            grouped.update(schema_fields(kind))
         ungrouped = {name: value for name, value in options.items() if name not in grouped}
         return cls(**ungrouped, **groups).checked()
 

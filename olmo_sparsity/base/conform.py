@@ -10,7 +10,7 @@
 
 A ValueError names the key of a wrong value (`a.b[2]`), what it must be, and what it is.
 
-Place in the flow: below everything that reads JSON (json_text.py) or YAML (config/schema.py).
+Place in the flow: below everything that reads JSON (json_text.py) or YAML (config/build.py).
 Imports nothing of ours.
 """
 
@@ -178,5 +178,5 @@ def _fill(value: dict, kind: type, key: str) -> Any:
 
 @cache
 def _types(kind: type) -> dict[str, Any]:
-    """Return the types of a dataclass's fields. They are kept, as each is evaluated from its text."""
+    """Return the types of a dataclass's fields. They are kept: each is evaluated from text."""
     return get_type_hints(kind)

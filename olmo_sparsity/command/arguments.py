@@ -31,7 +31,7 @@ from olmo_sparsity.command.parser import (
     add_shard,
 )
 from olmo_sparsity.config.command_line import add_options, arguments_of
-from olmo_sparsity.config.schema import kinds_of, spell
+from olmo_sparsity.config.schema import schema_fields, spell
 
 AddCommand = Callable[[str, str], Parser]
 """Adds a command by its name and help, and returns its parser, to which options are added."""
@@ -264,7 +264,7 @@ def measured_losses() -> set[str]:
     """Return the names of the options that say how `losses` reads a model. With any of them a model
     is evaluated; without them the log of a run is read."""
     schemas = (settings.LossSettings, ModelOptions)
-    return {"text", "field", "out"}.union(*map(kinds_of, schemas))
+    return {"text", "field", "out"}.union(*map(schema_fields, schemas))
 
 
 def _add_results(command: AddCommand) -> None:

@@ -7,8 +7,8 @@ schema of its settings gives their types, defaults and choices. Both together ar
     Settings(**given_options(parser.parse_args(), names))
 
 An option that the user leaves out is absent, so that defaults are in one place, the schema. A text
-that is not of the option's type, such as --draws=many, is kept as it is: `schema.build` then
-rejects it, in the same words as a wrong value in a file.
+that is not of the option's type, such as --draws=many, is kept as it is: `build` then rejects it,
+in the same words as a wrong value in a file.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import argparse
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import Field
 from typing import Any, Literal, get_args, get_origin
 
-from olmo_sparsity.config.schema import kinds_of, spell
+from olmo_sparsity.config.schema import SchemaField, schema_fields, spell
 
 
 def arguments_of(function: Callable[..., Any]) -> dict[str, str]:
@@ -46,31 +45,32 @@ def add_options(
     """
     added = set[str]()
     for schema in schemas:
-        for name, (item, kind) in kinds_of(schema).items():
-            if item.metadata.get("hidden") or name in added:
+        for name, item in schema_fields(schema).items():
+            if item.properties.hidden or name in added:
                 continue
             added.add(name)
-            text = item.metadata.get("help") or (help or {})[name]
+            text = item.properties.help or (help or {})[name]
             flag = f"--{name.replace('_', '-')}" if len(name) > 1 else f"-{name}"
-            parser.add_argument(flag, dest=name, **_keywords_of(item, kind, text))
+            parser.add_argument(flag, dest=name, **_keywords_of(item, text))
 
 
-def _keywords_of(item: Field, kind: Any, text: str) -> dict[str, Any]:
+def _keywords_of(item: SchemaField, text: str) -> dict[str, Any]:
     """Return the keywords of argparse's `add_argument` for a field. `text`: its help."""
     default = spell(item.default)
     if default:
         text += f" ({default})"
     # argparse formats the help with %.
     keywords: dict[str, Any] = {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS}
-    if "parse" in item.metadata:
-        keywords["metavar"] = item.metadata.get("metavar")  # `build` reads the text
+    kind = item.kind
+    if item.properties.parse is not None:
+        keywords["metavar"] = item.properties.metavar  # `build` reads the text
     elif kind is bool:
         keywords["action"] = "store_true"
     elif get_origin(kind) is Literal:
         keywords["choices"] = get_args(kind)
     else:
-        metavar = "A,B,…" if get_origin(kind) is tuple else None
-        keywords["metavar"] = item.metadata.get("metavar", metavar)
+        usual_metavar = "A,B,…" if get_origin(kind) is tuple else None
+        keywords["metavar"] = item.properties.metavar or usual_metavar
         keywords["type"] = _reader_of(kind)
     return keywords
 

@@ -24,8 +24,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
+from olmo_sparsity.config.build import Rules, enforce
 from olmo_sparsity.config.model import ModelConfig
-from olmo_sparsity.config.schema import Rules, enforce
 from olmo_sparsity.config.sections import RunConfig, StageConfig
 from olmo_sparsity.config.text import PositionsConfig
 

@@ -17,8 +17,9 @@ from typing import Any
 from olmo_sparsity.base.differences import leaves
 from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.base.path_options import check_no_tilde
+from olmo_sparsity.config.build import build
 from olmo_sparsity.config.rules import check_config
-from olmo_sparsity.config.schema import build, used
+from olmo_sparsity.config.schema import used
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.config.yaml_files import read_given, read_yaml, to_yaml
 

@@ -10,7 +10,7 @@
 
     together     {"seed": 4, "data": {"folder": "data/c4"}, "run_folder": "runs/seed4"}
 
-find_config → read_yaml → merge over its base → merge the words → references → `schema.build`
+find_config → read_yaml → merge over its base → merge the words → references → `build`
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from typing import Any
 
 from olmo_sparsity.base.errors import ConfigError, one_line
 from olmo_sparsity.base.files import read_bounded
+from olmo_sparsity.config.build import Schema, build
 from olmo_sparsity.config.installed import find_config, suggest_config
-from olmo_sparsity.config.schema import Schema, build, used
+from olmo_sparsity.config.schema import used
 from olmo_sparsity.config.yaml_dialect import dump_yaml, parse_yaml
 
 LARGEST_FILE = 2**24

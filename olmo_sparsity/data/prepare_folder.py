@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.base.work_folder import WorkFolder, check_unchanged
-from olmo_sparsity.config.schema import applies
+from olmo_sparsity.config.schema import schema_fields
 from olmo_sparsity.data import document_batches
 from olmo_sparsity.data.encode_shards import write_shards
 from olmo_sparsity.data.shard_manifest import (
@@ -140,9 +140,9 @@ def decisive_settings(data: DataConfig) -> dict[str, Any]:
     """Return the settings that determine the content of the shards."""
     corpus = {
         item.name: getattr(data.corpus, item.name)
-        for item in fields(data.corpus)
+        for item in schema_fields(type(data.corpus)).values()
         # These two only decide whether preparing ends with an error.
-        if item.name not in ("max_bad_share", "max_damaged_files") and applies(data.corpus, item)
+        if item.name not in ("max_bad_share", "max_damaged_files") and item.applies(data.corpus)
     }
     return {
         "corpus": corpus,

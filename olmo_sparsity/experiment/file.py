@@ -23,8 +23,8 @@ from olmo_sparsity.base.errors import ConfigError, printable
 from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.base.path_options import check_no_tilde
 from olmo_sparsity.base.renamed import EXPERIMENT_KEYS, current_keys
+from olmo_sparsity.config.build import build
 from olmo_sparsity.config.installed import find_config
-from olmo_sparsity.config.schema import build
 from olmo_sparsity.config.yaml_files import read_given
 from olmo_sparsity.experiment.grid import check_overrides
 from olmo_sparsity.experiment.measurements import (

@@ -28,7 +28,8 @@ from olmo_sparsity.analysis.interpretation import InterpretationName
 from olmo_sparsity.analysis.options import ModelOptions, Settings, TextOptions
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.renamed import current_keys
-from olmo_sparsity.config.schema import build, kinds_of
+from olmo_sparsity.config.build import build
+from olmo_sparsity.config.schema import schema_fields
 from olmo_sparsity.config.windows import Long, long_window
 from olmo_sparsity.experiment.models import Model, is_named_by, pairs_of_seeds
 from olmo_sparsity.experiment.sections import ExperimentFile, MeasureSection
@@ -98,7 +99,7 @@ def read_measure_section(file: ExperimentFile, path: str) -> MeasurePlan:
     path: The path of the file, for messages.
     """
     given = current_keys(file.measure or {})
-    keys_of_section = kinds_of(MeasureSection).keys()
+    keys_of_section = schema_fields(MeasureSection).keys()
     _check_keys(given, path)
     section_values = {key: value for key, value in given.items() if key in keys_of_section}
     for key in ("long", "steps", "distant_states"):
@@ -110,7 +111,7 @@ def read_measure_section(file: ExperimentFile, path: str) -> MeasurePlan:
     options = {key: value for key, value in given.items() if key not in keys_of_section}
     for schema in _OPTION_SCHEMAS:  # for the messages alone: each measurement builds its own
         options_of_schema = {
-            key: value for key, value in options.items() if key in kinds_of(schema)
+            key: value for key, value in options.items() if key in schema_fields(schema)
         }
         build(schema, options_of_schema, f"{path}: measure")
     return MeasurePlan(section, options)
@@ -119,9 +120,9 @@ def read_measure_section(file: ExperimentFile, path: str) -> MeasurePlan:
 def _check_keys(given: Mapping[str, Any], path: str) -> None:
     """Raise ConfigError for a key that is neither one of `MeasureSection` nor an option of the
     command `measure`."""
-    known = set(kinds_of(MeasureSection))
+    known = set(schema_fields(MeasureSection))
     for schema in _OPTION_SCHEMAS:
-        known |= set(kinds_of(schema))
+        known |= set(schema_fields(schema))
     known.remove("prefix_ids")  # follows from `prefix` and the tokenizer
     for key in given.keys() - known:
         close = difflib.get_close_matches(key, known, n=1)
@@ -246,7 +247,7 @@ class _MeasurementMaker:
         if targets_of is not None or choices_of is not None:
             left_out.update(OPTIONS_OF_CHOOSING)
         if choices_of is not None:  # its settings are those of the choices
-            left_out.update(kinds_of(Settings))
+            left_out.update(schema_fields(Settings))
         options = {key: value for key, value in self.plan.options.items() if key not in left_out}
         return Measurement(
             name=name,
@@ -265,7 +266,7 @@ class _MeasurementMaker:
 def _check_settings(path: str, model: Model, options: Mapping[str, Any], long: Any) -> None:
     """Raise ConfigError for windows that do not fit the options or the model. This is noticed
     before anything is trained, as training takes days."""
-    given = {key: value for key, value in options.items() if key in kinds_of(Settings)}
+    given = {key: value for key, value in options.items() if key in schema_fields(Settings)}
     settings = build(Settings, given | {"long": long}, f"{path}: measure")
     try:
         settings.check()

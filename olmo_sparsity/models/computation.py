@@ -17,6 +17,7 @@ from typing import Any
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.model import COMPUTATION, ModelConfig
+from olmo_sparsity.config.schema import properties_of
 from olmo_sparsity.models.families import embedding_rows, mlp_width
 
 _FIELDS_OF_ALL_ARCHITECTURES = (
@@ -36,7 +37,7 @@ def computation_of(config: ModelConfig) -> dict[str, Any]:
     values = {
         item.name: getattr(config, item.name)
         for item in fields(ModelConfig)
-        if item.metadata["changes"] == COMPUTATION and item.name not in _REDUNDANT_FIELDS
+        if properties_of(item).changes == COMPUTATION and item.name not in _REDUNDANT_FIELDS
     }
     values |= _effective_values(config)
     if config.architecture == "gpt_neox":

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.model import COMPUTATION, ModelConfig
+from olmo_sparsity.config.schema import properties_of
 from olmo_sparsity.models.rope import to_rope_parameters
 
 if TYPE_CHECKING:
@@ -260,7 +261,7 @@ def _inexpressible_fields(family: Family) -> dict[str, Any]:
     return {
         item.name: item.default
         for item in dataclasses.fields(ModelConfig)
-        if item.metadata["changes"] == COMPUTATION and item.name not in expressible
+        if properties_of(item).changes == COMPUTATION and item.name not in expressible
     }
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from olmo_sparsity.config.schema import option, validate
+from olmo_sparsity.config.build import validate
+from olmo_sparsity.config.schema import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from olmo_sparsity.analysis.options import ModelOptions, build
 from olmo_sparsity.base.errors import check_type
 from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.base.path_options import path_of
-from olmo_sparsity.config.schema import kinds_of
+from olmo_sparsity.config.schema import schema_fields
 from olmo_sparsity.sources import gate, questions
 from olmo_sparsity.sources.expectations import read_expectations
 from olmo_sparsity.sources.gate_report import GateReport
@@ -69,7 +69,11 @@ def check(
             assert check("smollm2", "questions.jsonl", tmp_path, decoys="my_texts", prefix="\\n")
     """
     # A misspelt option would otherwise have no effect.
-    known = {*kinds_of(SourceSettings), *kinds_of(ModelOptions), *kinds_of(ServerOptions)}
+    known = {
+        *schema_fields(SourceSettings),
+        *schema_fields(ModelOptions),
+        *schema_fields(ServerOptions),
+    }
     unknown = sorted(options.keys() - known)
     if unknown:
         raise TypeError(f"check has no option {', '.join(unknown)}")

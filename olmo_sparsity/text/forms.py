@@ -14,13 +14,14 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.config.schema import schema_fields
 from olmo_sparsity.config.text import CorpusConfig
 from olmo_sparsity.text.corpus import read_records
 from olmo_sparsity.text.record_files import STDIN, is_records, read_file
@@ -159,8 +160,7 @@ def _reason_of_path(text: str) -> str:
 def check_options_are_used(corpus: CorpusConfig, name: str) -> None:
     """Raise ConfigError for an option that has no effect on this kind of input, as the config of a
     run does. `name`: that of the input, for the message."""
-    for item in fields(corpus):
-        _, *kinds = item.metadata.get("only_if", ("source",))
+    for item in schema_fields(type(corpus)).values():
         value = getattr(corpus, item.name)
-        if kinds and corpus.source not in kinds and value != item.default:
+        if not item.applies(corpus) and value != item.default:
             raise ConfigError(f"{item.name}={value} means nothing to {name}; leave it out")

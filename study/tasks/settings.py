@@ -15,9 +15,10 @@ import numpy as np
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.extend import read_object
+from olmo_sparsity.config.build import Rules, build, enforce
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.config.rules import check_model
-from olmo_sparsity.config.schema import Rules, build, enforce, option
+from olmo_sparsity.config.schema import option
 from olmo_sparsity.config.sections import OptimizerConfig
 from olmo_sparsity.config.yaml_files import load
 from study.tasks.addition import Addition

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.config.schema import Rules, enforce, option
+from olmo_sparsity.config.build import Rules, enforce
+from olmo_sparsity.config.schema import option
 from olmo_sparsity.config.yaml_files import load
 from study.theory.planted import (
     Planted,

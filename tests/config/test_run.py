@@ -13,7 +13,7 @@ import yaml
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.run import config_from_dict, flatten, load_saved_config, save_config
-from olmo_sparsity.config.schema import kinds_of
+from olmo_sparsity.config.schema import schema_fields
 from olmo_sparsity.config.sections import RunConfig
 
 MINIMAL = {"data": {"tokenizer": {"train_vocab": 300}}}
@@ -163,10 +163,11 @@ def test_a_run_on_planted_text_of_an_earlier_version_loads_and_differs_from_any_
 
 
 def _numbers(schema: type, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    for name, (item, kind) in kinds_of(schema).items():
+    for name, item in schema_fields(schema).items():
+        kind = item.kind
         if is_dataclass(kind):
             yield from _numbers(kind, (*above, name))
-        elif {int, float} & {kind, *get_args(kind)} and "refused" not in item.metadata:
+        elif {int, float} & {kind, *get_args(kind)} and item.properties.refused is None:
             yield (*above, name)
 
 

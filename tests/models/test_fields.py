@@ -10,7 +10,7 @@ import pytest
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config import model as model_section
 from olmo_sparsity.config.model import COMPUTATION, ModelConfig
-from olmo_sparsity.config.schema import kinds_of
+from olmo_sparsity.config.schema import properties_of, schema_fields
 from olmo_sparsity.models.computation import computation_of
 from olmo_sparsity.models.families import family_of, transformers_config
 
@@ -50,7 +50,9 @@ OTHER_VALUES: dict[str, Any] = {
 # Without the field that they belong to they mean nothing, which loading a config refuses.
 WITH = {"alibi_bias_max": {"alibi": True, "rope": False, "alibi_bias_max": 4.0}}
 
-OF_COMPUTATION = [item for item in fields(ModelConfig) if item.metadata["changes"] == COMPUTATION]
+OF_COMPUTATION = [
+    item for item in fields(ModelConfig) if properties_of(item).changes == COMPUTATION
+]
 
 
 def other_value(item: Field) -> Any:
@@ -59,13 +61,13 @@ def other_value(item: Field) -> Any:
     present = EXPORTED.get(item.name, item.default)
     if isinstance(present, bool):
         return not present
-    choices = get_args(kinds_of(ModelConfig)[item.name][1])
+    choices = get_args(schema_fields(ModelConfig)[item.name].kind)
     return next(choice for choice in choices if choice != present)
 
 
 @pytest.mark.parametrize("item", fields(ModelConfig), ids=lambda item: item.name)
 def test_each_field_says_what_it_changes(item: Field) -> None:
-    assert item.metadata.get("changes") in WORDS
+    assert properties_of(item).changes in WORDS
 
 
 @pytest.mark.parametrize("item", OF_COMPUTATION, ids=lambda item: item.name)
