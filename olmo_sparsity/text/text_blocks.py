@@ -18,6 +18,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
 
 FENCES = ("```", "~~~")
 """How fenced code begins. It ends with a line that begins in the same way."""
@@ -54,18 +56,31 @@ class Block:
     end: int
 
 
-@dataclass(frozen=True)
-class _Line:
+class _LineKind(Enum):
+    """What a line is, whatever is around it."""
+
+    GAP = auto()
+    """An empty line or a rule, which ends a block and is in none."""
+
+    CODE = auto()
+    """The first line of fenced code."""
+
+    WHOLE_BLOCK = auto()
+    """A heading, the row of a table, or a line in bold."""
+
+    TEXT = auto()
+    """A line of a paragraph or of a list item, which may begin it or go on with it."""
+
+
+class _Line(NamedTuple):
     """A line of a text. Its bounds are indices of characters of the text."""
 
     start: int
     raw: str
     """The line with its white space and its line break."""
 
-    @property
-    def content(self) -> str:
-        """Return the line without white space around it."""
-        return self.raw.strip()
+    content: str
+    """The line without white space around it."""
 
     @property
     def content_start(self) -> int:
@@ -75,6 +90,10 @@ class _Line:
     @property
     def end(self) -> int:
         return self.start + len(self.raw)
+
+    @property
+    def is_quote(self) -> bool:
+        return self.content.startswith(">")
 
 
 @dataclass(frozen=True)
@@ -93,30 +112,30 @@ def split_blocks(text: str) -> Iterator[Block]:
     """Yield the blocks of a text, in order."""
     lines = _lines(text)
     open_block: _OpenBlock | None = None
-    content_above = ""
+    line_above = _Line(0, "", "")
     for line in lines:
-        content = line.content
-        is_gap = not content or RULE.fullmatch(content) is not None
-        is_code = not is_gap and content.startswith(FENCES)
-        is_whole_block = is_code or HEADING_OR_ROW.match(line.raw) is not None
+        kind = _kind_of(line)
+        marker = None
+        if kind is _LineKind.TEXT:
+            marker = _item_marker(line.raw, _may_be_number(open_block, line_above.content))
+            begins_quote = line.is_quote and not line_above.is_quote
+            if open_block is not None and marker is None and not begins_quote:
+                # The next line of the open block: nothing begins or ends here.
+                line_above = line
+                continue
+        line_above = line
 
-        marker: re.Match[str] | None = None
-        continues_block = False
-        if not is_gap and not is_whole_block:
-            marker = _item_marker(line.raw, _may_be_number(open_block, content_above))
-            begins_quote = content.startswith(">") and not content_above.startswith(">")
-            continues_block = open_block is not None and marker is None and not begins_quote
-        content_above = content
-        if continues_block:
-            continue
-
+        # Any other line ends the block above it …
         if open_block is not None:
             yield open_block.ended_at(line.start)
             open_block = None
-        if is_whole_block and not is_gap:
-            end = _end_of_code(line, lines) if is_code else line.end
-            yield Block(line.content_start, end, end)
-        elif not is_gap:
+        # … and is a block, begins one, or is a gap between two.
+        if kind is _LineKind.CODE:
+            end = _end_of_code(line, lines)  # takes its lines from the loop
+            yield Block(line.content_start, words_start=end, end=end)
+        elif kind is _LineKind.WHOLE_BLOCK:
+            yield Block(line.content_start, words_start=line.end, end=line.end)
+        elif kind is _LineKind.TEXT:
             words_start = line.start + marker.end() if marker else line.start
             open_block = _OpenBlock(line.content_start, words_start, is_item=marker is not None)
     if open_block is not None:
@@ -127,8 +146,20 @@ def _lines(text: str) -> Iterator[_Line]:
     """Yield the lines of a text."""
     start = 0
     for raw in text.splitlines(keepends=True):
-        yield _Line(start, raw)
+        yield _Line(start, raw, raw.strip())
         start += len(raw)
+
+
+def _kind_of(line: _Line) -> _LineKind:
+    """Return what a line is, whatever is around it."""
+    # In this order: `|---|---|`, below the head of a table, is a rule, and looks like a row.
+    if not line.content or RULE.fullmatch(line.content) is not None:
+        return _LineKind.GAP
+    if line.content.startswith(FENCES):
+        return _LineKind.CODE
+    if HEADING_OR_ROW.match(line.raw) is not None:
+        return _LineKind.WHOLE_BLOCK
+    return _LineKind.TEXT
 
 
 def _end_of_code(first_line: _Line, lines: Iterator[_Line]) -> int:
