@@ -53,8 +53,8 @@ def entry(arguments: list[str] | None = None) -> NoReturn:
         code = int(ended.code or 0)
     except UserError as error:  # --help could not be written
         code = print_error(str(error))
-    except KeyboardInterrupt:  # before the command began
-        code = print_error("stopped", ending.EXIT_INTERRUPTED)
+    except KeyboardInterrupt as error:  # before the command began
+        code = ending.exit_code_of(error, again=None)
     except Exception:
         traceback.print_exc()
         code = ending.EXIT_DEFECT

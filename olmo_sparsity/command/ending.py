@@ -41,7 +41,7 @@ EXIT_BROKEN_PIPE = 141
 
 def print_error(message: str, code: int = EXIT_BAD_INPUT) -> int:
     """Print a line on standard error, and return the exit code."""
-    with contextlib.suppress(OSError):  # stderr may be closed
+    with contextlib.suppress(OSError, ReaderHasLeft):  # stderr may be closed
         print(f"olmo-sparsity: {readable(message)}", file=sys.stderr, flush=True)
     return code
 
@@ -78,6 +78,8 @@ def exit_code_of(error: BaseException, *, again: str | None, code: int = EXIT_ST
         return error.exit_code
     if isinstance(error, UserError):
         return print_error(str(error), error.exit_code)
+    if isinstance(error, ReaderHasLeft):
+        return EXIT_BROKEN_PIPE
     if isinstance(error, KeyboardInterrupt):
         if again is not None:
             return print_error(f"stopped; the same command {again}", code)
@@ -146,6 +148,42 @@ class ResultStream:
         return getattr(self._stream, name)
 
 
+class ReaderHasLeft(KeyboardInterrupt):
+    """Nobody reads standard error any more, as in `… 2>&1 | head -1`, so the command stops as after
+    Ctrl-C. A BrokenPipeError would be taken for an error of the file that is being read: code that
+    loads a model or a text turns any Exception into a message about its file."""
+
+
+class MessageStream:
+    """Standard error, which raises ReaderHasLeft once, and drops what is written afterwards."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._has_reader = True
+
+    def write(self, text: str) -> int:
+        with self._stopping():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._stopping():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _stopping(self) -> Iterator[None]:
+        """Raise ReaderHasLeft in place of the first BrokenPipeError."""
+        try:
+            yield
+        except BrokenPipeError:
+            if self._has_reader:
+                self._has_reader = False
+                raise ReaderHasLeft from None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def prepare_streams() -> None:
     """Let standard output and error replace characters that their encoding lacks, such as ASCII, by
     escapes of JSON."""
@@ -154,7 +192,7 @@ def prepare_streams() -> None:
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name) or open(number, "w", closefd=False)  # noqa: SIM115 # open until the end
         stream.reconfigure(errors="as JSON")
-        setattr(sys, name, ResultStream(stream) if name == "stdout" else stream)
+        setattr(sys, name, ResultStream(stream) if name == "stdout" else MessageStream(stream))
 
 
 def _occupy_closed_streams() -> None:
@@ -216,6 +254,6 @@ def close_streams(code: int) -> int:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, UserError):
+        except (OSError, UserError, ReaderHasLeft):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return code

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Mapping
 from typing import NoReturn
 
-from olmo_sparsity.base.errors import readable
+from olmo_sparsity.command.ending import print_error
 
 
 class Parser(argparse.ArgumentParser):
@@ -18,7 +18,7 @@ class Parser(argparse.ArgumentParser):
     add = argparse.ArgumentParser.add_argument  # a short name, for many lines below
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"olmo-sparsity: {readable(message)} ({self.prog} --help says more)\n")
+        self.exit(print_error(f"{message} ({self.prog} --help says more)"))
 
 
 # Texts of --help that several commands share.

@@ -49,6 +49,24 @@ WAITING = [
 ]
 
 
+# A command that prints a message while it reads a file, likewise.
+READING = [
+    sys.executable,
+    "-c",
+    "import sys, types\n"
+    "from olmo_sparsity.base.errors import DataError\n"
+    "from olmo_sparsity.base.progress import say\n"
+    "def read(run):\n"
+    "    try:\n"
+    "        say('reading')\n"
+    "    except Exception as error:\n"
+    "        raise DataError(f'the file is damaged: {error}')\n"
+    "sys.modules['olmo_sparsity.training.curves'] = types.SimpleNamespace(loss_table=read)\n"
+    "from olmo_sparsity.command.cli import entry\n"
+    "entry(['losses', 'run'])",
+]
+
+
 Failing = Callable[[BaseException], None]
 
 
@@ -81,6 +99,15 @@ def test_nobody_reads_the_results(unbuffered: str) -> None:
 
 
 @pytest.mark.skipif(not REAL_FULL_DISK.exists(), reason="no /dev/full")
+def test_nobody_reads_the_messages() -> None:
+    """Of a command whose messages and results go to `head`: the lost message must not become an
+    error of the file that is being read."""
+    with subprocess.Popen(READING, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as child:
+        assert child.stdout is not None
+        child.stdout.close()
+        assert child.wait() == 141
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk_under_the_results_is_one_line(unbuffered: str) -> None:
     environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
