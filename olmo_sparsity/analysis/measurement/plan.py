@@ -92,8 +92,8 @@ class FixedTargets:
         matched = targets_of(other, documents, settings, transfers)
         return FixedTargets(
             targets=matched.targets[[*COLUMNS, "end"]].reset_index(drop=True),
-            only_named=bool(matched.counts) or matched.has_other_windows,
-            match_counts=matched.counts,
+            only_named=matched.counts is not None or matched.has_other_windows,
+            match_counts={} if matched.counts is None else matched.counts.to_dict(),
             choices=Choices.of(other, matched) if transfers else None,
         )
 

@@ -190,8 +190,8 @@ def targets_of(
     else:
         matched = match_targets(other, documents, windows)
     if not len(matched.targets):
-        raise DataError(f"no target of the other measurement remains: {matched}")
-    say(str(matched))
+        raise DataError(f"no target of the other measurement remains: {matched.counts}")
+    say(str(matched.counts))
     return matched
 
 

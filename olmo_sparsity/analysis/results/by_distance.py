@@ -10,16 +10,22 @@ unrelated text is divided among those, at the distances where they are:
     L_short − L_k = 4 nats, k=2    unit 5 tokens back, influence 3    → 3 nats to the bin 4 to 7
                                    unit 20 tokens back, influence 1   → 1 nat to the bin 16 to 31
 
-Both are summed by distance, and divided by the gap of all targets. So the bins of recovery,
-unrelated, excess, placebo excess and net excess add up to the values of the row. Never imports
-torch.
+Both are summed by distance, and divided by the gap of all targets. For a bin b
 
-Dimension key: B bins of distance, D documents, N ranked units of all targets.
+    recovery_b = Σ_targets Σ_(units of the target in b) weight · (L_short − L_k)
+                 / Σ_targets (L_short − L_long)
+
+and the weights of a target's units add up to 1. So the bins of recovery, unrelated, excess, placebo
+excess and net excess add up to the values of the row. Never imports torch.
+
+Dimension key: B bins of distance, D documents, T targets, N ranked units of all targets. A bin has
+the distances from 2^power to 2^(power + 1) − 1.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -36,19 +42,24 @@ RANDOM = "random"
 """The selector whose units show where there are units to choose."""
 
 
-class _BinShares(NamedTuple):
-    """The fraction of the gap of all targets that the units of each bin recover."""
+@dataclass(frozen=True)
+class _BinRecovery:
+    """What the units of one bin recover of the gap of all targets, as a fraction."""
 
-    own_B: list[Bootstrapped]
-    """Units of the text that the targets were chosen by."""
+    own: Bootstrapped
+    """Recovery by units of the text that the targets were chosen by."""
 
-    unrelated_B: list[Bootstrapped]
-    """Units of another text, as a control."""
+    unrelated: Bootstrapped
+    """Recovery by units of another text, as a control."""
+
+    @property
+    def excess(self) -> Bootstrapped:
+        return self.own - self.unrelated
 
 
 def split_by_distance(results: Results, row: Any) -> pd.DataFrame:
-    """Return a row of a table for each power of two of the distance, from the nearest; an empty
-    table if no units were ranked. `row`: a row of the summary. The columns:
+    """Return a line of a table for each power of two of the distance, from the nearest; an empty
+    table if no units were ranked. `row`: a row of the summary, by the names of its columns.
 
         first, last                 the distances of the bin, in tokens from a unit's first token to
                                     the target
@@ -56,34 +67,36 @@ def split_by_distance(results: Results, row: Any) -> pd.DataFrame:
         recovery, unrelated         the fraction of the whole gap that they recover
         excess, placebo, net, …     as in the summary, of this bin
     """
-    units = _ranked_units(results, row, units=row["units"], selector=row["selector"])
+    units = _first_k_units(results, row, selector=row["selector"])
     recovery = results.recovery
-    is_row = (recovery.units == row["units"]) & (recovery.selector == row["selector"])
-    recovery = recovery[is_row & (recovery.k == row["k"])]
+    is_of_row = recovery.units == row["units"]
+    is_of_row &= recovery.selector == row["selector"]
+    is_of_row &= recovery.k == row["k"]
+    recovery = recovery[is_of_row]
     if units.empty or recovery.empty:
         return pd.DataFrame()
     targets = results.targets[results.targets.target_set == row["target_set"]]
-    rows = pair(results.losses, targets, recovery, results.parts)
-    random_units = _ranked_units(results, row, units=row["units"], selector=RANDOM)
+    target_rows = pair(results.losses, targets, recovery, results.parts)
+    random_units = _first_k_units(results, row, selector=RANDOM)
 
-    # Bins from the nearest to the farthest unit, of both selectors, so that both fit into one
-    # table.
+    # Bins from the nearest to the farthest unit of both selectors, which share a table.
     power_N = pd.concat([units.power, random_units.power])
     powers = range(int(power_N.min()), int(power_N.max()) + 1)
-    # Document and placebo targets are resampled together, as their difference is computed.
-    documents = pd.Index(np.unique(rows.whole_document))
-    document_rows = rows[rows.distant_part == DOCUMENT]
-    placebo_rows = rows[rows.distant_part == PLACEBO]
-    at_document = _shares_of_gap(document_rows, units, powers, documents)
-    at_placebo = _shares_of_gap(placebo_rows, units, powers, documents)
 
-    share_units_B = _shares_of_units(units, powers)
-    share_random_B = _shares_of_units(random_units, powers)
+    # Document and placebo targets are resampled together, as their difference is computed.
+    documents = pd.Index(np.unique(target_rows.whole_document))
+    document_rows = target_rows[target_rows.distant_part == DOCUMENT]
+    placebo_rows = target_rows[target_rows.distant_part == PLACEBO]
+    at_document_B = _recovery_by_bin(document_rows, units, powers, documents)
+    at_placebo_B = _recovery_by_bin(placebo_rows, units, powers, documents)
+
+    share_units_B = _fractions_of_units(units, powers)
+    share_random_B = _fractions_of_units(random_units, powers)
     lines = []
     for index, power in enumerate(powers):
-        excess = at_document.own_B[index] - at_document.unrelated_B[index]
-        placebo_excess = at_placebo.own_B[index] - at_placebo.unrelated_B[index]
-        net = excess - placebo_excess
+        at_document = at_document_B[index]
+        at_placebo = at_placebo_B[index]
+        net = at_document.excess - at_placebo.excess
         net_interval = net.interval()
         lines.append(
             {
@@ -91,48 +104,64 @@ def split_by_distance(results: Results, row: Any) -> pd.DataFrame:
                 "last": 2 ** (power + 1) - 1,
                 "share_units": share_units_B[index],
                 "share_random": share_random_B[index],
-                "recovery": at_document.own_B[index].estimate,
-                "unrelated": at_document.unrelated_B[index].estimate,
-                "excess": excess.estimate,
-                "placebo": placebo_excess.estimate,
+                "recovery": at_document.own.estimate,
+                "unrelated": at_document.unrelated.estimate,
+                "excess": at_document.excess.estimate,
+                "placebo": at_placebo.excess.estimate,
                 "net": net.estimate,
                 "net_low": net_interval.low,
                 "net_high": net_interval.high,
             }
         )
-    table = pd.DataFrame(lines)
+    return _with_intervals_as_reported(pd.DataFrame(lines), row)
+
+
+def _with_intervals_as_reported(bins: pd.DataFrame, row: Any) -> pd.DataFrame:
+    """Return the bins with intervals of net excess as the row of the summary has them: stretched if
+    its documents are few, and none if its targets are few."""
+    # All bins have the documents of the row, by whose number intervals are stretched.
     counts = {name: row[name] for name in ("num_documents", "num_placebo_documents")}
-    table = with_t_intervals(table.assign(**counts)).drop(columns=list(counts))
+    bins = with_t_intervals(bins.assign(**counts)).drop(columns=list(counts))
     if pd.isna(row.get("net_low")):
-        # The row has too few targets for an interval, and so has each bin.
-        table[["net_low", "net_high"]] = np.nan
-    return table
+        bins[["net_low", "net_high"]] = np.nan
+    return bins
 
 
-def _ranked_units(results: Results, row: Any, units: str, selector: str) -> pd.DataFrame:
-    """Return the first k units of each target of a row of the summary, own and unrelated.
+def _first_k_units(results: Results, row: Any, selector: str) -> pd.DataFrame:
+    """Return the first k units that a selector ranked for each target of a row of the summary, own
+    and unrelated, with two more columns:
 
-    The column `power` says in which bin a unit is: the distance, rounded down to a power of two.
-    `weight` is the fraction of the loss reduction by the k units that is assigned to it.
+        power     the bin of the unit: the binary logarithm of its distance, rounded down
+        weight    the fraction of the loss reduction by the k units that is assigned to it
+
+    For a target with k = 3:
+
+        distance   influence   power   weight
+               5         3.0       2     0.75
+              20         1.0       4     0.25
+              40        −0.5       5     0.00     it raises the loss
     """
     targets = results.targets[results.targets.target_set == row["target_set"]]
     ranked = results.influence
-    ranked = ranked[(ranked.units == units) & (ranked.selector == selector)]
+    ranked = ranked[(ranked.units == row["units"]) & (ranked.selector == selector)]
     ranked = ranked[ranked["rank"] <= row["k"]]
     ranked = ranked.merge(targets[[*KEYS, "distant_part"]], on=[*KEYS, "distant_part"])
 
     # A unit that raises the loss takes no part in the loss reduction by the k.
     influence = ranked.influence.clip(lower=0)
     by_target = [*KEYS, "distant_part", "control"]
-    grouped = ranked.assign(influence=influence).groupby(by_target).influence
-    total = grouped.transform("sum")
+    influence_of_target = ranked.assign(influence=influence).groupby(by_target).influence
+    total = influence_of_target.transform("sum")
+    equal_weight = 1 / influence_of_target.transform("size")
     # Where no unit helps by itself, all count alike.
-    weight = (influence / total.where(total > 0)).fillna(1 / grouped.transform("size"))
+    weight = (influence / total.where(total > 0)).fillna(equal_weight)
+
+    # At least 1, as 0 has no logarithm.
     distance = np.maximum(ranked.target - ranked.distant_first, 1)
     return ranked.assign(power=np.floor(np.log2(distance)).astype(int), weight=weight)
 
 
-def _shares_of_units(units: pd.DataFrame, powers: range) -> np.ndarray:
+def _fractions_of_units(units: pd.DataFrame, powers: range) -> np.ndarray:
     """Return the fraction of the documents' own units that is in each bin; NaN if there are
     none."""
     is_own = (units.control == "own") & (units.distant_part == DOCUMENT)
@@ -142,46 +171,58 @@ def _shares_of_units(units: pd.DataFrame, powers: range) -> np.ndarray:
     return np.array([(power_N == power).mean() for power in powers])
 
 
-def _shares_of_gap(
-    rows: pd.DataFrame, units: pd.DataFrame, powers: range, documents: pd.Index
-) -> _BinShares:
-    """Divide the loss reduction by the units of each bin by the gap of all targets.
+def _recovery_by_bin(
+    target_rows: pd.DataFrame, units: pd.DataFrame, powers: range, documents: pd.Index
+) -> list[_BinRecovery]:
+    """Return for each bin the loss reduction by its units, divided by the gap of all targets.
 
     Args:
-        rows: Rows of `pair` with one kind of distant context.
-        units: The units of `_ranked_units`.
+        target_rows: Rows of `pair` with one kind of distant context.
+        units: The units of `_first_k_units`.
         powers: The bins.
         documents: The documents that are resampled.
     """
-    document_T = documents.get_indexer(rows.whole_document)
-    own_DB = _reductions_by_bin(rows, "own", units, powers, documents)
-    unrelated_DB = _reductions_by_bin(rows, "unrelated", units, powers, documents)
-    gap_D = np.bincount(document_T, rows.gap, len(documents))
+    document_T = documents.get_indexer(target_rows.whole_document)
+    own_DB = _reductions_by_bin(target_rows, "own", units, powers, documents)
+    unrelated_DB = _reductions_by_bin(target_rows, "unrelated", units, powers, documents)
+    gap_D = np.bincount(document_T, target_rows.gap, len(documents))
     num_targets_D = np.bincount(document_T, minlength=len(documents))
 
+    # In one call, so that all sums have the same resamples, and in this order of columns.
     columns = np.column_stack([own_DB, unrelated_DB, gap_D, num_targets_D])
     *reductions, gap, num_targets = resample(columns)
     gap = known_gap(gap, num_targets)
-    shares = [reduction / gap for reduction in reductions]
     num_bins = len(powers)
-    return _BinShares(own_B=shares[:num_bins], unrelated_B=shares[num_bins:])
+    own_B = reductions[:num_bins]
+    unrelated_B = reductions[num_bins:]
+    return [
+        _BinRecovery(own / gap, unrelated / gap)
+        for own, unrelated in zip(own_B, unrelated_B, strict=True)
+    ]
 
 
 def _reductions_by_bin(
-    rows: pd.DataFrame, control: str, units: pd.DataFrame, powers: range, documents: pd.Index
+    target_rows: pd.DataFrame,
+    control: Literal["own", "unrelated"],
+    units: pd.DataFrame,
+    powers: range,
+    documents: pd.Index,
 ) -> np.ndarray:
     """Return reduction_DB, the loss reduction by the units of each bin in each document, in nats.
-    All are NaN if it is not known for all targets. `control`: `own` or `unrelated` units."""
-    name = f"{control}_reduction"
+    All are NaN if it is not known for all targets. `control`: which units count."""
+    reduction = f"{control}_reduction"
     keys = [*KEYS, "distant_part"]
-    placed = units[units.control == control].merge(rows[[*keys, "whole_document", name]], on=keys)
-    reduction_DB = np.zeros((len(documents), len(powers)))
-    document_N = documents.get_indexer(placed.whole_document)
-    bin_N = placed.power - powers.start
-    np.add.at(reduction_DB, (document_N, bin_N), placed.weight * placed[name])
-    is_known = len(placed) > 0 and rows[name].notna().all()
+    units = units[units.control == control]
+    units = units.merge(target_rows[[*keys, "whole_document", reduction]], on=keys)
+
+    # A sum over the known targets alone would be smaller than that of all.
+    is_known = len(units) > 0 and target_rows[reduction].notna().all()
     if not is_known:
-        reduction_DB[:] = np.nan
+        return np.full((len(documents), len(powers)), np.nan)
+    reduction_DB = np.zeros((len(documents), len(powers)))
+    document_N = documents.get_indexer(units.whole_document)
+    bin_N = units.power - powers.start
+    np.add.at(reduction_DB, (document_N, bin_N), units.weight * units[reduction])
     return reduction_DB
 
 
@@ -193,21 +234,29 @@ SPLIT = ("recovery", "unrelated", "excess", "placebo", "net")
 
 def describe_distances(row: Any) -> str:
     """Return the title of the table that splits a row by distance."""
-    what = f"k = {row['k']} of {row['units']} by {spell(row['selector'])}"
-    return f"how far back, {what}; the lines add up to the row"
+    chosen = f"k = {row['k']} of {row['units']} by {spell(row['selector'])}"
+    return f"how far back, {chosen}; the lines add up to the row"
 
 
 def cells_of_distances(bins: pd.DataFrame) -> list[tuple[str, ...]]:
     """Return the table of `split_by_distance` as texts, a tuple for each line."""
-    lines = []
-    for part in bins.to_dict("records"):
-        shares = [
-            "–" if pd.isna(part[name]) else f"{part[name]:.0%}"
-            for name in ("share_units", "share_random")
-        ]
-        values = [format_number(part[name], minus="-") for name in ("recovery", "unrelated")]
-        values += [format_number(part[name], sign="+", minus="-") for name in ("excess", "placebo")]
-        net = with_interval(part["net"], part["net_low"], part["net_high"])
-        place = f"{part['first']:,} to {part['last']:,}"
-        lines.append((place, *shares, *values, net))
+    lines = list[tuple[str, ...]]()
+    for line in bins.to_dict("records"):
+        lines.append(
+            (
+                f"{line['first']:,} to {line['last']:,}",
+                _percent(line["share_units"]),
+                _percent(line["share_random"]),
+                format_number(line["recovery"], minus="-"),
+                format_number(line["unrelated"], minus="-"),
+                format_number(line["excess"], sign="+", minus="-"),
+                format_number(line["placebo"], sign="+", minus="-"),
+                with_interval(line["net"], line["net_low"], line["net_high"]),
+            )
+        )
     return lines
+
+
+def _percent(fraction: float) -> str:
+    """Return a fraction in percent, or an en dash if there is none."""
+    return "–" if pd.isna(fraction) else f"{fraction:.0%}"

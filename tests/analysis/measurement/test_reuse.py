@@ -14,7 +14,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from olmo_sparsity import measure, transfer
 from olmo_sparsity.analysis.interpretation import InterpretationName
-from olmo_sparsity.analysis.measurement.matching import Matched, is_other_tokenizer, match_targets
+from olmo_sparsity.analysis.measurement.matching import (
+    MatchCounts,
+    UnitCounts,
+    is_other_tokenizer,
+    match_targets,
+)
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results import reported
@@ -374,10 +379,12 @@ def test_a_document_that_reads_otherwise_is_left_out_and_counted(
     assert is_other_tokenizer(of_large, some)
     found = match_targets(of_large, some, windows)
     chosen = of_large.targets.query("distant_part == 'document'").drop_duplicates(KEYS)
-    assert found.counts["of_targets"] == len(chosen)
-    assert found.counts["targets_in_other_text"] == (chosen.document == number).sum() > 0
+    assert found.counts is not None
+    assert found.counts.of_targets == len(chosen)
+    assert found.counts.targets_in_other_text == (chosen.document == number).sum() > 0
     whole = match_targets(of_large, open_documents(texts(), small), windows)
-    assert whole.counts["targets_in_other_text"] == 0
+    assert whole.counts is not None
+    assert whole.counts.targets_in_other_text == 0
     expected = whole.targets[whole.targets.document != number]
     pd.testing.assert_frame_equal(found.targets, expected)
 
@@ -424,15 +431,20 @@ def test_an_option_that_the_user_passed_stays_and_is_said_to_differ(
 
 
 def test_what_another_tokenizer_leaves_of_the_targets_is_a_sentence() -> None:
-    none = pd.DataFrame()
-    counts = {"targets": 14, "of_targets": 16, "targets_in_other_text": 0}
-    counts |= {"targets_cut_otherwise": 2, "targets_outside_windows": 0}
-    assert str(Matched(none, none, counts)) == (
+    counts = MatchCounts(
+        targets=14,
+        of_targets=16,
+        targets_in_other_text=0,
+        targets_cut_otherwise=2,
+        targets_outside_windows=0,
+    )
+    assert str(counts) == (
         "another tokenizer chose the targets: 14 of 16 targets matched; 0 lie in other text, 2 are "
         "not whole tokens here, 0 have no full window before them (docs/measure.md)"
     )
-    counts |= {"of_units": 32, "units_cut_otherwise": 3, "units_not_distant": 1}
-    counts |= {"targets_with_few_units": 1}
+    units = UnitCounts(
+        of_units=32, units_cut_otherwise=3, units_not_distant=1, targets_with_few_units=1
+    )
     assert "1 have too few units left; of 32 units, 3 are not units here and 1 are not" in str(
-        Matched(none, none, counts)
+        replace(counts, units=units)
     )
