@@ -283,7 +283,20 @@ def test_a_time_limit_that_comes_during_a_save_requeues_and_scancel_does_not(
             ],
             "n4",
         ),
+        # The connection of n2 to n4 breaks, and PyTorch aborts it.
+        (
+            [
+                "n4: task 4: Killed",
+                "n2: tasks 0-1: Aborted (core dumped)",
+                "n3: task 2: Exited with exit code 76",
+            ],
+            "n4",
+        ),
+        # Its GPU has no memory left.
+        (["n4: task 1: Exited with exit code 2", "n3: task 0: Exited with exit code 76"], "n4"),
         # A mistake of the program, or of its input.
+        (["n[3-4]: tasks 0-1: Exited with exit code 2"], ""),
+        (["n3: task 0: Aborted", "n4: task 1: Aborted"], ""),
         (["n[3-4]: tasks 0-1: Exited with exit code 1"], ""),
         (["n3: task 0: Segmentation fault", "n4: task 1: Segmentation fault"], ""),
         (["n[3-4]: tasks 0-1: Exited with exit code 76"], ""),

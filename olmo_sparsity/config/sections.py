@@ -317,8 +317,8 @@ class CheckpointConfig:
     interval_steps: int | None = option(
         0, least=0, parse=lambda text: 0 if text == "auto" else text
     )
-    """auto (or 0): after ten steps, then every ten minutes, or less often where saving would take
-    more than 2% of the time. None: only after the last step (and on a signal)."""
+    """auto (or 0): after ten steps, then every ten minutes, or up to every 30 where copying would
+    take more than 2% of the time. None: only after the last step (and on a signal)."""
 
     max_starts: int = option(3, least=1)
     """How often a run may be started and die before it saves a checkpoint 100 steps, or 10 minutes

@@ -140,7 +140,7 @@ class DataConfig:
     order: Literal["auto", "stored", "computed"] = "auto"
     """How sequences are shuffled. stored: by a list of all of them in each process (4 bytes each),
     which is OLMo's order; computed: by a permutation that takes no memory. auto: stored up to 2^24
-    sequences."""
+    sequences. With stored, as in OLMo, epoch e of seed s is epoch 0 of seed s + e."""
 
     mask_documents: bool = False
     """Restrict attention to the own document of a sequence, in training and held-out evaluation.

@@ -156,7 +156,7 @@ exclude_failed_node() {
 }
 
 # Prints the node that the last start has named as the one that others waited for, or the only one
-# with tasks that crashed while others left because they lost a process (76).
+# with tasks that crashed while others left because they lost a process.
 failed_node() {
   if [[ -s $OLMO_SPARSITY_SUSPECT ]]; then
     head -n 1 "$OLMO_SPARSITY_SUSPECT"
@@ -164,10 +164,13 @@ failed_node() {
   fi
   # srun: error: n4: task 1: Killed
   # srun: error: n[3,5]: tasks 0,2-3: Exited with exit code 76
+  # `Aborted` counts as 76: PyTorch aborts a process whose connection to another one breaks. 2 counts
+  # as a crash: all processes of a run leave with it together, unless the GPU of one has no memory.
   local ends crashed
   ends=$(tail -c +$((log_bytes + 1)) "$log_file" | grep -E '^srun: error: \S+: tasks? [0-9,-]+: ')
-  crashed=$(grep -vE 'Exited with exit code (2|74|75|76)$' <<<"$ends" | cut -d : -f 3 | sort -u)
-  if [[ $ends == *"exit code 76"* && $crashed =~ ^\ [^[:space:],[]+$ ]]; then
+  crashed=$(grep -vE '(Exited with exit code (74|75|76)|Aborted( \(core dumped\))?)$' <<<"$ends" |
+    cut -d : -f 3 | sort -u)
+  if [[ $ends == *@("exit code 76"|": Aborted")* && $crashed =~ ^\ [^[:space:],[]+$ ]]; then
     echo "${crashed# }"
   fi
 }

@@ -4,7 +4,8 @@
     first process   waits for RANK.written of all, writes the other files and manifest.json with
                     their SHA-256, renames step000300.tmp to step000300, deletes older ones
 
-An error of the disk makes both try again, and costs this checkpoint at most.
+An error of the disk makes both try again, and costs this checkpoint at most. If it is full, the
+oldest checkpoint that need not stay is deleted before.
 
 So a folder without `.tmp` is complete, whenever a process is killed. resume.py finds the newest one
 whose files have the SHA-256 of its manifest.
@@ -13,6 +14,7 @@ whose files have the SHA-256 of its manifest.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -81,6 +83,10 @@ EXIT_DISK = 74
 sysexits.h."""
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Numbers of the errors of a full disk and of a full quota."""
+
+
 @dataclass(frozen=True)
 class SaveFailure:
     """Why a checkpoint was not saved."""
@@ -129,6 +135,9 @@ class CheckpointWriter:
         self._partial: Path | None = None
         """The folder that is being written; None between saves."""
 
+        self._expendable: Path | None = None
+        """The checkpoint that is deleted if the disk is full; None if there is none."""
+
         self._part: Future[None] | None = None
         self._whole: Future[None] | None = None
         self._give_up_at = float("inf")
@@ -152,6 +161,7 @@ class CheckpointWriter:
         assert self._partial is None, "call wait() first"
         final = self.run_folder / "checkpoints" / f"step{state.step:06d}"
         begun = time.monotonic() if begun is None else begun
+        self._expendable = self._find_expendable(state.step)
         created = self._create_partial(final)
         if isinstance(created, SaveFailure):
             self._note_failure(created)
@@ -221,7 +231,39 @@ class CheckpointWriter:
             if self.processes.is_first:
                 say(line)
 
-        return retry(act, lambda error: not self._is_ending.is_set(), report, self._is_ending.wait)
+        def is_worth_while(error: Exception) -> bool:
+            if getattr(error, "errno", None) in FULL:
+                self._make_room(error)
+            return not self._is_ending.is_set()
+
+        return retry(act, is_worth_while, report, self._is_ending.wait)
+
+    def _find_expendable(self, step: int) -> Path | None:
+        """Return the oldest checkpoint that need not stay, on all processes the same: if all of
+        them find the disk full, they delete one. None if only the newest one is left, from which
+        the run would resume."""
+        expendable = None
+        if self.processes.is_first:
+            with contextlib.suppress(UserError):  # the folder cannot be listed now
+                older = self._saved_until(step)[1:]
+                may_go = [folder for folder in older if not self.kept.stays(step_of(folder))]
+                expendable = may_go[-1] if may_go else None
+        of_first: Path | None = self.processes.gather(expendable)[0]
+        return of_first
+
+    def _make_room(self, error: Exception) -> None:
+        """Delete a checkpoint, once a save, as the disk is full."""
+        expendable = self._expendable
+        self._expendable = None
+        if expendable is not None:
+            with contextlib.suppress(OSError):  # another process has deleted it
+                _delete([expendable])
+                say(f"{error}: deleted {expendable} to make room")
+
+    def _saved_until(self, step: int) -> list[Path]:
+        """Return the checkpoints up to a step, the newest first. Those of later steps are damaged:
+        the run was resumed before them."""
+        return [path for path in list_checkpoints(self.run_folder) if step_of(path) <= step]
 
     def _after_publishing(self, step: int) -> None:
         """Note that the checkpoint of a step is complete, and delete those that are not kept. It is
@@ -236,9 +278,7 @@ class CheckpointWriter:
 
     def _delete_older(self, step: int) -> None:
         """Delete the checkpoints that are not kept, now that this step's is complete."""
-        # Checkpoints of later steps are damaged: the run was resumed before them.
-        saved = [folder for folder in list_checkpoints(self.run_folder) if step_of(folder) <= step]
-        beyond_last = saved[self.kept.keep :]
+        beyond_last = self._saved_until(step)[self.kept.keep :]
         _delete([folder for folder in beyond_last if not self.kept.stays(step_of(folder))])
 
     def _lists(self, partial: Path) -> list[Path]:

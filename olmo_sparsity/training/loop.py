@@ -55,7 +55,7 @@ from olmo_sparsity.training.metric_writers import MetricWriter, MetricWriters
 from olmo_sparsity.training.metrics import Metrics, check_finite
 from olmo_sparsity.training.optim import learning_rate
 from olmo_sparsity.training.run_folder import skip_batch_of
-from olmo_sparsity.training.save_steps import SaveSteps, is_due
+from olmo_sparsity.training.save_steps import SaveSteps, SaveTime, is_due
 from olmo_sparsity.training.start import Start, prepare
 from olmo_sparsity.training.step_profile import Profile
 
@@ -264,11 +264,9 @@ class Steps:
         """Save, if that is due after this step or if the run stops there. Before the run ends, wait
         until the checkpoint is complete."""
         if stop_reason or self.saves.due(step):
-            save_began_s = time.perf_counter()
             with self.clock.measuring("save_s"):
-                self.save(step)
-            pause_s = time.perf_counter() - save_began_s
-            next_save = self.saves.after_save(step, pause_s, self.processes)
+                save_time = self.save(step)
+            next_save = self.saves.after_save(step, save_time, self.processes)
             if next_save:
                 self.progress.note(f"step {step}: {next_save}")
         if stop_reason or step == self.num_steps:
@@ -277,9 +275,9 @@ class Steps:
                 self.save(step)
             self.metrics.finish()
 
-    def save(self, step: int) -> None:
-        """Begin to save this step."""
-        save_checkpoint(self.start, step, self.metrics, self.writer)
+    def save(self, step: int) -> SaveTime:
+        """Begin to save this step. Return how long training stood still."""
+        return save_checkpoint(self.start, step, self.metrics, self.writer)
 
     def stop_early(self, step: int, reason: str) -> Outcome:
         """End the run after a step that is saved: on a signal, or with an error at its
@@ -395,15 +393,18 @@ def evaluate_step(
             progress.note(f"step {step}: held-out loss of {name} {format_losses(rows)}")
 
 
-def save_checkpoint(start: Start, step: int, metrics: Metrics, writer: CheckpointWriter) -> None:
+def save_checkpoint(
+    start: Start, step: int, metrics: Metrics, writer: CheckpointWriter
+) -> SaveTime:
     """Copy weights and moments into main memory, from which a thread writes them. Training goes on
-    when the copy is complete."""
+    when the copy is complete. Return how long it stood still."""
     engine = start.engine
     processes = engine.processes
     count = processes.world_size
     start.watchdog.expect(f"saving step {step}", "work_timeout_s")
     begun = time.monotonic()
     writer.wait()  # there is memory for one copy
+    waited_s = time.monotonic() - begun
     with processes.agree():
         if processes.is_first:
             check_not_taken_over(writer.run_folder)
@@ -414,8 +415,10 @@ def save_checkpoint(start: Start, step: int, metrics: Metrics, writer: Checkpoin
         state.recent = start.jump_detector.recent
         state.num_skipped = start.jump_detector.num_skipped
     state.skipped_batches = list(start.batches.skipped)
+    copy_began = time.monotonic()
     weights = engine.copy_weights()
     write_moments = engine.copy_moments()
+    copied_s = time.monotonic() - copy_began
     with processes.agree():  # no loss shows the effect of this update yet
         total = sum(float(tensor.sum(dtype=torch.float64)) for tensor in weights.values())
         check_finite(step, {"sum of the weights": total})
@@ -431,6 +434,7 @@ def save_checkpoint(start: Start, step: int, metrics: Metrics, writer: Checkpoin
             write_index(folder, engine.part_of, count)
 
     writer.save(state, write_once, write_part, begun)
+    return SaveTime(waited_s, copied_s)
 
 
 def finish(start: Start, metrics: Metrics, processes: Processes) -> None:

@@ -138,7 +138,11 @@ def describe_start(
     with engine.processes.agree():
         if engine.processes.is_first:
             described = engine.describe() | {"name": config.engine.name}
-            describe_environment(run_folder, described, engine.device, resumed_at=step)
+            changed_code = describe_environment(
+                run_folder, described, engine.device, resumed_at=step
+            )
+            if changed_code:
+                report(changed_code)
 
 
 def find_origin(

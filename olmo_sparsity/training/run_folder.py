@@ -188,8 +188,9 @@ def _changed(folder: Path, settings: Flat, is_compared: Callable[[str], bool]) -
 
 def describe_environment(
     run_folder: Path, engine: dict[str, Any], device: torch.device, resumed_at: int
-) -> None:
-    """Append an entry for this start to environment.json."""
+) -> str:
+    """Append an entry for this start to environment.json. Return a line if its code is another one
+    than that of the last start: a requeued job runs what the clone has by then."""
     import torch
 
     path = run_folder / "environment.json"
@@ -208,6 +209,11 @@ def describe_environment(
         **provenance(device_name(device)),
     }
     write_json(path, [*entries, started])
+    commit = started["commit"]
+    last_commit = entries[-1].get("commit") if entries else None
+    if commit is None or last_commit in (None, commit):
+        return ""
+    return f"the code is commit {commit}; the last start of this run ran {last_commit}"
 
 
 # --- skipped batches ----------------------------------------------------------------------------

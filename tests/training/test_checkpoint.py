@@ -34,7 +34,7 @@ from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.loop import Outcome, train
 from olmo_sparsity.training.metrics import read_metrics
-from olmo_sparsity.training.save_steps import SaveSteps
+from olmo_sparsity.training.save_steps import SaveSteps, SaveTime
 from tests.conftest import MakeConfig, data_section, left_by_a_killed_process, small_run
 from tests.support import children
 from tests.support.metrics import repeatable_rows
@@ -456,7 +456,7 @@ def test_a_folder_that_cannot_be_created_for_a_moment_costs_no_save(
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("number", "code"), [(errno.ESTALE, 74), (errno.ENOSPC, 2)])
-def test_a_disk_that_takes_no_checkpoint_ends_the_run_and_those_before_stay(
+def test_a_disk_that_takes_no_checkpoint_ends_the_run_and_the_one_before_stays(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, number: int, code: int
 ) -> None:
     config = make_config(model__layer_norm_with_affine=True, checkpoint__export_at_end=True)
@@ -466,10 +466,46 @@ def test_a_disk_that_takes_no_checkpoint_ends_the_run_and_those_before_stay(
         train(config)
     assert ended.value.exit_code == code
     folder = Path(config.run_folder)
-    assert content_of_checkpoints(folder) == {"step000002", "step000004"}
+    assert content_of_checkpoints(folder) >= {"step000004"}
     assert not (folder / "huggingface").exists()
     monkeypatch.undo()
     assert train(config) is Outcome.FINISHED
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_takes_a_checkpoint_after_the_oldest_is_deleted(
+    make_config: MakeConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    number: int,
+) -> None:
+    config = make_config(checkpoint__keep=3)
+    folder = Path(config.run_folder)
+    fail_to_publish(
+        monkeypatch,
+        number,
+        lambda step, _: step == 6 and "step000002" in content_of_checkpoints(folder),
+    )
+    assert train(config) is Outcome.FINISHED
+    assert content_of_checkpoints(folder) == {"step000004", "step000006"}
+    shown = capsys.readouterr().err
+    assert re.search("step000006 cannot be written.*: deleted .*step000002 to make room", shown)
+    assert "NOT SAVED" not in shown
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("number", "keep_steps"), [(errno.EDQUOT, [2]), (errno.EDQUOT, [2, 4]), (errno.EIO, [])]
+)
+def test_neither_a_checkpoint_that_stays_nor_the_newest_is_deleted_for_another(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, number: int, keep_steps: list[int]
+) -> None:
+    config = make_config(checkpoint__keep=3, checkpoint__keep_steps=keep_steps)
+    fail_to_publish(monkeypatch, number, lambda step, _: step == 6)
+    with pytest.raises(UserError, match="3 saves in a row"):
+        train(config)
+    assert content_of_checkpoints(Path(config.run_folder)) == {"step000002", "step000004"}
 
 
 @pytest.mark.usefixtures("impatient")
@@ -532,23 +568,76 @@ def test_another_error_waits_for_the_writer_and_hides_nothing(
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
-def test_auto_saves_every_ten_minutes_or_less_often_where_it_costs_more_than_a_fiftieth(
-    monkeypatch: pytest.MonkeyPatch,
+class Watch:
+    """A clock that a test sets."""
+
+    now_s = 100.0
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    watch = Watch()
+    monkeypatch.setattr("time.perf_counter", lambda: watch.now_s)
+    return watch
+
+
+def auto_saves() -> SaveSteps:
+    """Those of a run of 5,000 steps."""
+    return SaveSteps(CheckpointConfig(interval_steps=0, keep_steps=[3]), 0, 5000)
+
+
+def save_after(
+    saves: SaveSteps, watch: Watch, step: int, step_s: float, waited_s: float, copied_s: float
+) -> str:
+    """Take the steps since the last save, and save. Return what the run says."""
+    num_steps = step - saves.timed_from_step
+    watch.now_s += num_steps * step_s + waited_s + copied_s
+    return saves.after_save(step, SaveTime(waited_s, copied_s), Processes())
+
+
+def test_auto_saves_every_ten_minutes_or_less_often_where_copies_cost_more_than_a_fiftieth(
+    watch: Watch,
 ) -> None:
-    now = 100.0
-    monkeypatch.setattr("time.perf_counter", lambda: now)
-    saves = SaveSteps(CheckpointConfig(interval_steps=0, keep_steps=[3]), 0, 5000)
+    saves = auto_saves()
     assert [step for step in range(1, 50) if saves.due(step)][:2] == [3, 10]
-    now += 9 * 1.5
-    said = saves.after_save(10, 2.0, Processes())
-    assert saves.next == 10 + 400, "steps of 1.5 s after the first"
-    assert "in 400 steps, about 10 min" in said
-    now += 400 * 1.5
-    assert "in 1,000 steps, about 25 min" in saves.after_save(410, 30.0, Processes())
-    assert saves.next == 410 + 1000
-    now += 1000 * 1.6
-    assert saves.after_save(1410, 30.0, Processes()) == "", "no news"
+    said = save_after(saves, watch, 10, step_s=1.5, waited_s=0, copied_s=18)
+    assert saves.next == 10 + 600, "every 15 minutes"
+    assert "in 600 steps, about 15 min" in said
+    assert save_after(saves, watch, 610, step_s=1.6, waited_s=0, copied_s=18) == "", "no news"
+    assert saves.next == 610 + 562
     assert saves.due(5000)
+
+
+def test_a_single_slow_copy_postpones_no_later_save(watch: Watch) -> None:
+    saves = auto_saves()
+    saves.due(1)
+    save_after(saves, watch, 10, step_s=1.0, waited_s=0, copied_s=2)
+    assert saves.next == 610
+    save_after(saves, watch, 610, step_s=1.0, waited_s=0, copied_s=120)
+    assert saves.next == 1210, "after 10 minutes, not 100"
+
+
+def test_a_wait_for_the_last_checkpoint_postpones_the_next_one_by_no_more_than_it_took(
+    watch: Watch,
+) -> None:
+    saves = auto_saves()
+    saves.due(1)
+    save_after(saves, watch, 10, step_s=1.0, waited_s=0, copied_s=2)
+    save_after(saves, watch, 610, step_s=1.0, waited_s=42, copied_s=2)
+    assert saves.next == 610 + 642
+    save_after(saves, watch, 1252, step_s=1.0, waited_s=0, copied_s=2)
+    assert saves.next == 1252 + 600
+
+
+def test_auto_never_waits_more_than_half_an_hour_and_says_each_time_that_it_is_long(
+    watch: Watch,
+) -> None:
+    saves = auto_saves()
+    saves.due(1)
+    for step in (10, 1810):
+        said = save_after(saves, watch, step, step_s=1.0, waited_s=0, copied_s=300)
+        assert saves.next == step + 1800
+        assert "the next checkpoint is in 1,800 steps, about 30 min" in said
 
 
 def test_auto_is_a_setting(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -428,6 +428,16 @@ def test_a_price_is_that_of_the_gpu_hours(capsys: pytest.CaptureFixture) -> None
     assert f"# price: {2.5 * hours:,.2f}, at 2.5 a GPU-hour" in printed
 
 
+def test_a_long_run_without_a_limit_of_gpu_hours_is_told_of_one() -> None:
+    config = c4("1b", "--engine.name=ddp")
+    hardware = Hardware.of("h100", 8, None)
+    assert "limit" not in estimate(config, hardware)
+    config.training.num_steps *= 20
+    assert "--training.max_gpu_hours=1500 " in estimate(config, hardware)["limit"]
+    config.training.max_gpu_hours = 5000
+    assert "limit" not in estimate(config, hardware)
+
+
 def test_a_gpu_of_two_sizes_is_the_one_that_is_named() -> None:
     sizes = {"a100-40": 40, "a100-80": 80, "a100": 80, "NVIDIA A100-SXM4-40GB": 40}
     for name, gigabytes in sizes.items():

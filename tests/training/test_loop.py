@@ -27,7 +27,7 @@ from olmo_sparsity.models.config_of_weights import config_of
 from olmo_sparsity.models.exchange import export
 from olmo_sparsity.models.layers import first_query_scale
 from olmo_sparsity.models.load import load_model
-from olmo_sparsity.training import gpu_hours, restore
+from olmo_sparsity.training import gpu_hours, restore, run_folder
 from olmo_sparsity.training.checkpoint import TrainerState
 from olmo_sparsity.training.curves import loss_table
 from olmo_sparsity.training.distributed import Processes
@@ -137,6 +137,18 @@ def test_a_start_whose_files_cannot_be_written_for_a_while_is_requeued(
     with pytest.raises(UserError, match=r"environment\.json cannot be written: Stale") as error:
         train(make_config())
     assert error.value.exit_code == 74
+
+
+def test_a_start_with_other_code_than_the_last_one_says_so(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    config = make_config()
+    for commit in ("1111", "1111", "2222"):
+        monkeypatch.setattr(run_folder, "provenance", lambda _, name=commit: {"commit": name})
+        train(config)
+    shown = capsys.readouterr().err
+    assert shown.count("the code is commit") == 1
+    assert "the code is commit 2222; the last start of this run ran 1111" in shown
 
 
 def test_a_disk_that_takes_no_count_of_hours_does_not_end_a_run(

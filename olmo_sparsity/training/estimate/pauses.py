@@ -42,7 +42,7 @@ def pauses_of(config: RunConfig, hardware: Hardware, step_s: float) -> Pauses:
     checkpoint = config.checkpoint
     interval_steps = checkpoint.interval_steps
     if interval_steps == 0:  # auto: what SaveSteps will choose once it has timed steps and saves
-        between_s = max(SaveSteps.PAUSE_S, save.pause_s / SaveSteps.SHARE)
+        between_s = SaveSteps.seconds_between_saves(save.pause_s)
         interval_steps = max(1, round(between_s / step_s))
     num_saves = _count_due(num_steps, interval_steps) + checkpoint.num_staying(0, num_steps)
     # A save waits for the one before. Training waits for it if steps take less time than it.

@@ -34,6 +34,9 @@ from olmo_sparsity.training.estimate.host import (
 from olmo_sparsity.training.estimate.memory_formulas import without_memory
 from olmo_sparsity.training.estimate.network import describe_speed
 
+MANY_GPU_HOURS = 1000
+"""GPU-hours above which a run should have a limit: one that is requeued or slow may take more."""
+
 GRACE_S = 30
 """Seconds that clusters give a preempted job before they kill it."""
 
@@ -141,6 +144,12 @@ def _lines_of_time(config: RunConfig, hardware: Hardware, time: RunTime) -> dict
         ),
         "tokens per second": f"{tokens_per_s:,.0f} ({reason})",
     }
+    if training.max_gpu_hours is None and time.gpu_hours > MANY_GPU_HOURS:
+        limit = float(f"{1.2 * time.gpu_hours:.2g}")
+        lines["limit"] = (
+            f"none, restarts and a slow network count, too: --training.max_gpu_hours={limit:.0f} "
+            "saves and ends the run there"
+        )
     if hardware.price is not None:
         price = time.gpu_hours * hardware.price
         lines["price"] = f"{price:,.2f}, at {hardware.price:g} a GPU-hour"
