@@ -33,7 +33,7 @@ from olmo_sparsity.models.exchange import export
 from olmo_sparsity.models.huggingface import HuggingFaceLM
 from olmo_sparsity.models.load import load_model
 from olmo_sparsity.text.inputs import open_documents
-from olmo_sparsity.text.units import NOTHING
+from olmo_sparsity.text.units import NO_INDICES
 from olmo_sparsity.text.windows import Windows
 from study.benchmarks import explainers
 from study.benchmarks.explainers import CONTESTANTS, ELSEWHERE, Question
@@ -175,7 +175,7 @@ class Judge:
         self.scorer = Scorer(model)
         block = Windows("all", len(question.near)).block(tokens, first, len(tokens))
         self.context = self.scorer.context(block)
-        none, every = self.masked([NOTHING, np.arange(len(question.distant))])
+        none, every = self.masked([NO_INDICES, np.arange(len(question.distant))])
         self.gap = every - none
 
     def masked(self, sets: list[np.ndarray]) -> np.ndarray:
@@ -220,7 +220,7 @@ class Judge:
             found[f"lds {way}"] = float(lds)
             whole, *less = log_p([every, *without])
             found |= {f"−{k} {way}": whole - some for k, some in zip(TOPS, less, strict=True)}
-        none, four = self.masked([NOTHING, np.sort(best[:4])])
+        none, four = self.masked([NO_INDICES, np.sort(best[:4])])
         return found | {"+4 masked": four - none}
 
 

@@ -109,7 +109,10 @@ def one_at_a_time(model: Any, block: Block, distant: list[int], target: int) -> 
     found = []
     for chosen in [[], *([j] for j in distant)]:
         places = np.concatenate(
-            [block.earlier(np.array(chosen, dtype=np.int64)), block.local(target + 1)]
+            [
+                block.positions_of_distant(np.array(chosen, dtype=np.int64)),
+                block.positions_of_local(target + 1),
+            ]
         )
         tokens_1L = torch.from_numpy(block.tokens[places].astype(np.int64))[None]
         logits = model(

@@ -10,7 +10,7 @@ import numpy as np
 from olmo_sparsity.analysis.scoring.rows import Row
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors.influence import Choice, Question, best_of
-from olmo_sparsity.text.units import NOTHING
+from olmo_sparsity.text.units import NO_INDICES
 
 
 def drop_one(scorer: Scorer, question: Question) -> Choice:
@@ -20,7 +20,8 @@ def drop_one(scorer: Scorer, question: Question) -> Choice:
     (long_W,) = scorer.losses([context.long_row()])
 
     def without(unit: int) -> np.ndarray:
-        (loss_W,) = scorer.losses([context.set_row(np.delete(distant_F, units.places(unit)))])
+        kept_F = np.delete(distant_F, units.distant_indices(unit))
+        (loss_W,) = scorer.losses([context.set_row(kept_F)])
         return loss_W
 
     rises_UW = np.stack([without(unit) for unit in range(len(units))]) - long_W[None]
@@ -41,5 +42,5 @@ def divergence(scorer: Scorer, question: Question) -> Choice:
         log_q_WV = scorer.log_probabilities(hidden_WD)
         return (aim_WV.exp() * (aim_WV - log_q_WV)).sum(-1).cpu().numpy()
 
-    alone = [kl(context.set_row(units.places(unit))) for unit in range(len(units))]
-    return best_of(question.total(kl(context.set_row(NOTHING)) - np.stack(alone)), question.k)
+    alone = [kl(context.set_row(units.distant_indices(unit))) for unit in range(len(units))]
+    return best_of(question.total(kl(context.set_row(NO_INDICES)) - np.stack(alone)), question.k)

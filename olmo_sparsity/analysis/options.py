@@ -267,7 +267,7 @@ class Settings:
         from olmo_sparsity.text.windows import Windows
 
         min_distant = self.short if long_window(self.long).is_all else 1
-        return Windows(self.long, self.short, self.stride, self.prefix_ids, least=min_distant)
+        return Windows(self.long, self.short, self.stride, self.prefix_ids, min_distant=min_distant)
 
     def check(self) -> None:
         """Raise ConfigError if a value is out of range, or two options exclude each other."""

@@ -275,7 +275,8 @@ def _check_settings(path: str, model: Model, options: Mapping[str, Any], long: A
     if settings.windows.has_all:  # windows are cut to what the model takes
         return
     num_available = model.settings.model.max_sequence_length
-    num_needed = settings.windows.num_positions()
+    # These windows have a fixed length, whatever the documents are.
+    num_needed = settings.windows.num_positions(longest_document=0)
     if num_needed > num_available:
         windows = f"measure.long={long} with stride={settings.stride} takes {num_needed} positions"
         limit = f"{model.name} has model.max_sequence_length={num_available}"

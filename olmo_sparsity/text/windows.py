@@ -13,8 +13,8 @@ target a window of exactly N tokens. With `long="all"`, N is b: a target sees ev
 Both windows begin with the same P prefix tokens, such as a beginning-of-text token.
 
 The position ID of a token is its index in the long window, prefix included, whichever other tokens
-are left out. Other indices count the tokens of the document from 0; names such as `start` and
-`target` mean these.
+are left out. A *place* is the index of a token in its document; names such as `start` and `target`
+mean places.
 
 Distant tokens are ranked, added and dropped as units, such as words (units.py).
 
@@ -29,13 +29,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from olmo_sparsity.base.errors import ConfigError, check_type
 from olmo_sparsity.base.renamed import OldAttribute
 from olmo_sparsity.config.windows import AllEarlierText, FixedWindow, Long, long_window
+
+Places = TypeVar("Places", int, np.ndarray)
+"""The place of one token, or an array of places; a function returns the same kind."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,11 @@ class Windows:
     prefix: tuple[int, ...] = ()
     """Token IDs that begin every window. They are never ranked."""
 
-    most: int | None = None
+    max_tokens: int | None = None
     """With `long="all"`: the largest number of tokens of the long window, the last before the
     target. None: no limit."""
 
-    least: int = 1
+    min_distant: int = 1
     """With `long="all"`: the number of distant tokens of the first target. Later targets have
     more."""
 
@@ -64,7 +67,7 @@ class Windows:
 
     @cached_property
     def long_window(self) -> FixedWindow | AllEarlierText:
-        return long_window(self.long, self.most, self.least)
+        return long_window(self.long, self.max_tokens, self.min_distant)
 
     @property
     def has_all(self) -> bool:
@@ -73,8 +76,9 @@ class Windows:
 
     @property
     def num_distant(self) -> int:
+        """Return the number of distant tokens of every target."""
         assert not self.has_all, "the number of distant tokens differs between blocks"
-        return self.long_window.least_distant(self.short)
+        return self.least_distant
 
     @property
     def least_distant(self) -> int:
@@ -83,7 +87,7 @@ class Windows:
 
     @property
     def first_target(self) -> int:
-        """Return the index of the first token of a document with enough distant tokens and a full
+        """Return the place of the first token of a document with enough distant tokens and a full
         local window before it."""
         return self.long_window.first_target(self.short)
 
@@ -98,9 +102,24 @@ class Windows:
                 "those of the long window outside the local one; lower short, or raise long"
             )
 
-    def num_positions(self, longest_document: int = 0) -> int:
-        """Return one more than the largest position ID of a forward pass. `longest_document`: the
-        number of tokens of the longest document, which counts with `long="all"` alone."""
+    def as_stored(self) -> dict[str, Any]:
+        """Return the lengths as results store them, by keys that later releases can read."""
+        return {
+            "long": self.long,
+            "short": self.short,
+            "stride": self.stride,
+            "prefix": self.prefix,
+            # Stored results have these keys, so a new name of the field does not change them.
+            "most": self.max_tokens,
+            "least": self.min_distant,
+        }
+
+    def num_positions(self, longest_document: int) -> int:
+        """Return one more than the largest position ID of a forward pass.
+
+        longest_document: The number of tokens of the longest document. A long window of a fixed
+            length does not depend on it.
+        """
         # The longest window is that of a full block at the document's end.
         num_long = self.tokens_before(longest_document - self.stride)
         return len(self.prefix) + num_long + self.stride - 1  # the last target is no input
@@ -109,19 +128,18 @@ class Windows:
         """Return the number of tokens in the long window of a block that starts at `start`."""
         return self.long_window.tokens_before(start)
 
-    def first_distant(self, start: Any) -> Any:
-        """Return the index of the first distant token of a block that starts at `start`. An array
-        of starts gives an array."""
-        return self.long_window.begin(start)
+    def first_distant(self, start: Places) -> Places:
+        """Return the place of the first distant token of a block that starts at `start`."""
+        first: Places = self.long_window.begin(start)
+        return first
 
-    def start_of(self, target: Any) -> Any:
-        """Return the start of the block that a target belongs to. An array of targets gives an
-        array."""
+    def start_of(self, target: Places) -> Places:
+        """Return the start of the block that a target belongs to."""
         return target - (target - self.first_target) % self.stride
 
     def blocks(self, tokens: np.ndarray) -> Iterator[Block]:
-        """Yield blocks of `stride` targets, which are all tokens with a full long window. The last
-        block may be smaller."""
+        """Yield blocks of `stride` targets until each token with a full long window is a target.
+        The last block may be smaller."""
         for start in range(self.first_target, len(tokens), self.stride):
             yield self.block(tokens, start, min(start + self.stride, len(tokens)))
 
@@ -142,15 +160,15 @@ class Block:
     """The windows of this block: `long` is a number, and `stride` the number of its targets."""
 
     start: int
-    """The index of the first target in its document."""
+    """The place of the first target in its document."""
 
     tokens: np.ndarray
     """The prefix, the long window of the first target, and the targets. A token's index in this
     array is its position ID."""
 
     @property
-    def first(self) -> int:
-        """Return the index in the document of the first distant token."""
+    def first_distant(self) -> int:
+        """Return the place in the document of the first distant token."""
         return self.start - self.num_distant - self.windows.short
 
     @property
@@ -182,7 +200,10 @@ class Block:
     # Selectors of users may have been written for the last release.
     num_far = OldAttribute("num_distant")
     far_F = OldAttribute("distant_F")
-    near = OldAttribute("local")
+    near = OldAttribute("positions_of_local")
+    first = OldAttribute("first_distant")
+    earlier = OldAttribute("positions_of_distant")
+    local = OldAttribute("positions_of_local")
 
     def with_distant(self, distant_F: np.ndarray) -> Block:
         """Return the same local window and targets after other distant tokens."""
@@ -191,12 +212,11 @@ class Block:
         local_and_targets = self.tokens[self.num_prefix + self.num_distant :]
         return replace(self, tokens=np.concatenate([prefix, distant_F, local_and_targets]))
 
-    def earlier(self, distant: np.ndarray) -> np.ndarray:
-        """Return the position IDs of the prefix and of some distant tokens. `distant`: the indices
-        of these among the distant tokens, in rising order."""
-        return np.concatenate([np.arange(self.num_prefix), self.num_prefix + distant])
+    def positions_of_distant(self, distant_indices: np.ndarray) -> np.ndarray:
+        """Return the position IDs of the prefix and of these distant tokens, in rising order."""
+        return np.concatenate([np.arange(self.num_prefix), self.num_prefix + distant_indices])
 
-    def local(self, num_targets: int | None = None) -> np.ndarray:
+    def positions_of_local(self, num_targets: int | None = None) -> np.ndarray:
         """Return the position IDs of the local window, and of the targets that are inputs when the
         first `num_targets` targets are predicted (all by default)."""
         if num_targets is None:

@@ -379,9 +379,9 @@ def measure(
 
 def shown(layout: Layout, sources: Sequence[int]) -> np.ndarray:
     """Return the distant places in view if only these sources are shown."""
-    every = layout.units.places(*range(len(layout.units)))
+    every = layout.units.distant_indices(*range(len(layout.units)))
     in_view = np.setdiff1d(np.arange(layout.num_distant), every)
-    return np.union1d(in_view, layout.units.places(*sources))
+    return np.union1d(in_view, layout.units.distant_indices(*sources))
 
 
 def hidden(found: Attribution) -> dict[str, list[float]]:
@@ -405,7 +405,8 @@ def attention(found: Attribution) -> list[float]:
     last = torch.from_numpy(block.tokens[block.num_before - 1 : block.num_before])[None]
     weights = model.last_attention(last, torch.tensor([[block.num_before - 1]]), states)
     weights_K = weights.float().mean((0, 1)).numpy()[block.num_prefix :]
-    return [float(weights_K[layout.units.places(s)].sum()) for s in range(len(found.names))]
+    sources = range(len(found.names))
+    return [float(weights_K[layout.units.distant_indices(s)].sum()) for s in sources]
 
 
 def subsets(num: int) -> np.ndarray:

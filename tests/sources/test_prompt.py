@@ -35,7 +35,7 @@ def test_what_is_no_candidate_stays_in_view() -> None:
 
 def in_view(layout: Layout) -> list[str]:
     """Return the texts before the last source that belong to none."""
-    source_places = layout.units.places(*range(len(layout.units))).tolist()
+    source_places = layout.units.distant_indices(*range(len(layout.units))).tolist()
     other_places = set(range(layout.num_distant)) - set(source_places)
     return [layout.document.texts[place].strip() for place in sorted(other_places)]
 

@@ -33,7 +33,7 @@ def place_of(distant: DistantText) -> tuple[int, list[int]]:
 
 
 def control_texts(controls: Controls, document: Document, block: Block, draw: int = 0) -> list:
-    distant = DistantText.at(document, block.first, block.num_distant)
+    distant = DistantText.at(document, block.first_distant, block.num_distant)
     spans = [(target, target + 1) for target in range(block.num_targets)]
     found = controls.control_texts(document, block, {"own": ReplacedText(distant, spans)}, draw)
     return [(text, np.array([first for first, _ in some["own"]])) for text, some in found]
@@ -210,7 +210,7 @@ def test_shuffled_text_is_the_distant_part_in_another_order(documents: Documents
     controls, orders = Controls(documents, WINDOWS, "shuffled"), set()
     for document, block in blocks_of(documents):
         for own in (
-            DistantText.at(document, block.first, WINDOWS.num_distant),
+            DistantText.at(document, block.first_distant, WINDOWS.num_distant),
             controls.placebo(document, block),
         ):
             targets = [(0, 1)]
@@ -239,7 +239,7 @@ def of_lengths() -> Documents:
 
 def draws_of(documents: Documents, most: int | None) -> list[DistantText]:
     """Return twelve draws for the last block of the first document, the longest."""
-    windows = Windows("all", 4, 4, most=most)
+    windows = Windows("all", 4, 4, max_tokens=most)
     *_, last = windows.blocks(documents[0].tokens)
     controls = Controls(documents, windows)
     return [controls.unrelated(documents[0], last, draw) for draw in range(12)]
@@ -249,7 +249,7 @@ def draws_of(documents: Documents, most: int | None) -> list[DistantText]:
 def test_with_all_before_it_a_block_has_the_beginning_of_one_draw(
     of_lengths: Documents, most: int | None
 ) -> None:
-    windows = Windows("all", 4, 4, most=most)
+    windows = Windows("all", 4, 4, max_tokens=most)
     controls = Controls(of_lengths, windows)
     for draw, whole in enumerate(draws_of(of_lengths, most)):
         assert whole.is_run

@@ -61,7 +61,7 @@ def test_sentences_end_where_a_reader_ends_them(tokenizer: Tokenizer, family: st
         )
         whole = [set(range(a, b)) for a, b in zip(units.first, units.end, strict=True)]
         cut = [sorted(p - first for p in unit if first <= p < end) for unit in whole]
-        assert [list(part.places(i)) for i in range(len(part))] == [*filter(None, cut)]
+        assert [list(part.distant_indices(i)) for i in range(len(part))] == [*filter(None, cut)]
         assert distant.units(kind).first.tolist() == part.first.tolist()
         assert distant.text(2, 9) == "".join(document.texts[first + 2 : first + 9])
 

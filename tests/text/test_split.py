@@ -71,7 +71,7 @@ def test_without_paragraphs_parts_begin_at_sentences_and_else_at_words() -> None
 def test_parts_of_one_document_are_never_unrelated_text_for_each_other() -> None:
     novels = [document_of(PARAGRAPH.replace("boat", name) * 10, i) for i, name in enumerate("ab")]
     split = split_long_documents(Documents("novels", novels), 400, "a model")
-    controls = Controls(split, Windows("all", 8, 4, least=8))
+    controls = Controls(split, Windows("all", 8, 4, min_distant=8))
     assert controls.num_candidates == 2
     for part in split:
         others = controls._unrelated_to(part)

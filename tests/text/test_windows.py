@@ -32,7 +32,7 @@ def long_at(windows: Windows, start: int) -> int:
     """Return the tokens of the long window of a block at `start`."""
     if windows.long != "all":
         return windows.long
-    return start if windows.most is None else min(start, windows.most)
+    return start if windows.max_tokens is None else min(start, windows.max_tokens)
 
 
 @given(windows_and_length())
@@ -42,7 +42,7 @@ def test_blocks_cover_every_target_with_a_full_window_once(given: tuple[Windows,
     targets = []
     for block in blocks:
         targets += block.targets_W.tolist()
-    least = windows.short + windows.least
+    least = windows.short + windows.min_distant
     first_target = least if windows.long == "all" else windows.long
     assert targets == list(range(100 + first_target, 100 + length))
     assert windows.first_target == first_target
@@ -65,7 +65,7 @@ def test_a_block_has_the_tokens_of_its_long_window_and_its_targets(
         end = block.start + block.num_targets
         assert block.tokens.tolist() == [*windows.prefix, *document[first:end].tolist()]
         assert block.distant_F.tolist() == document[first : block.start - windows.short].tolist()
-        assert block.first == first == windows.first_distant(block.start)
+        assert block.first_distant == first == windows.first_distant(block.start)
         assert windows.first_distant(np.array([block.start])).tolist() == [first]
 
 
@@ -95,13 +95,14 @@ def test_a_block_gives_the_positions_of_its_inputs(
         num_prefix, num_distant = len(windows.prefix), block.num_distant
         every = list(range(len(block.tokens)))
         inputs = every[num_prefix + num_distant : -1]  # the last target is no input
-        assert block.local().tolist() == inputs
+        assert block.positions_of_local().tolist() == inputs
         last = data.draw(st.integers(1, block.num_targets))
-        assert block.local(last).tolist() == inputs[: windows.short + last - 1]
+        assert block.positions_of_local(last).tolist() == inputs[: windows.short + last - 1]
         distant = np.flatnonzero(
             data.draw(st.lists(st.booleans(), min_size=num_distant, max_size=num_distant))
         )
-        assert block.earlier(distant).tolist() == [*range(num_prefix), *(num_prefix + distant)]
+        positions = [*range(num_prefix), *(num_prefix + distant)]
+        assert block.positions_of_distant(distant).tolist() == positions
         changed = block.with_distant(-block.distant_F)
         assert changed.distant_F.tolist() == [-token for token in block.distant_F.tolist()]
         assert np.flatnonzero(changed.tokens != block.tokens).tolist() == [
@@ -110,12 +111,12 @@ def test_a_block_gives_the_positions_of_its_inputs(
 
 
 @pytest.mark.parametrize(
-    "windows", [Windows(8, 8), Windows(8, 0), Windows("all", 4, 0), Windows("all", 4, most=4)]
+    "windows", [Windows(8, 8), Windows(8, 0), Windows("all", 4, 0), Windows("all", 4, max_tokens=4)]
 )
 def test_windows_that_mean_nothing_are_refused(windows: Windows) -> None:
     with pytest.raises(ConfigError, match="short="):
         windows.check()
-    for good in (Windows(2, 1), Windows("all", 1), Windows("all", 4, most=5)):
+    for good in (Windows(2, 1), Windows("all", 1), Windows("all", 4, max_tokens=5)):
         good.check()
 
 
@@ -161,10 +162,10 @@ def test_places_and_sums_are_those_of_the_units(
         if not by_hand:
             continue
         total = [[scores_F[unit].sum() for unit in by_hand] for scores_F in scores_TF]
-        assert units.total(scores_TF).tolist() == total
+        assert units.sum_by_unit(scores_TF).tolist() == total
         chosen = data.draw(st.lists(st.integers(0, len(units) - 1), max_size=4))
         places = sorted({place for unit in chosen for place in by_hand[unit]})
-        assert units.places(*chosen).tolist() == places
+        assert units.distant_indices(*chosen).tolist() == places
         first = data.draw(st.integers(0, len(units) - 1))
         end = data.draw(st.integers(first + 1, len(units)))
         expected = {place for unit in by_hand[first:end] for place in unit}

@@ -88,7 +88,7 @@ def _reductions_alone(
         units = distant[distant.target == target.target]
         # Units are places of the document; a row wants places of the block.
         rows = [
-            context.set_row(np.arange(first, end) - block.first)
+            context.set_row(np.arange(first, end) - block.first_distant)
             for first, end in zip(units["first"], units["end"], strict=True)
         ]
         losses = np.array([loss_W.sum() for loss_W in scorer.losses(rows)])

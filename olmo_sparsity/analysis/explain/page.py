@@ -8,7 +8,6 @@ explanation is put into the form of a measurement, and only head and tables diff
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -65,7 +64,7 @@ def as_measurement(explained: ExplainedText) -> Results:
     }
     meta = Meta(
         model=explained.model_meta,
-        windows=asdict(explained.windows) | {"distant_states": settings.distant_states},
+        windows=explained.windows.as_stored() | {"distant_states": settings.distant_states},
         units=[settings.units],
         selectors=[settings.selector],
         seed=settings.seed,

@@ -114,13 +114,13 @@ class Prepared:
         replaces = self.settings.interpretation.replaces
         max_blocks = MAX_PROMPTS if replaces else MAX_WINDOWS
         stride = math.ceil(len(tokens) / max_blocks)
-        longest = windows.most
+        longest = windows.max_tokens
         if longest is not None:
             # The last target of a block sees stride − 1 tokens more than the first.
             longest = max(windows.short + 1, longest - stride + 1)
-        blocks = list(replace(windows, stride=stride, most=longest).blocks(tokens))
-        blocks_at_start = [block for block in blocks if block.first == 0]
-        later_blocks = [block for block in blocks if block.first > 0]
+        blocks = list(replace(windows, stride=stride, max_tokens=longest).blocks(tokens))
+        blocks_at_start = [block for block in blocks if block.first_distant == 0]
+        later_blocks = [block for block in blocks if block.first_distant > 0]
         num_later_tokens = sum(len(block.tokens) for block in later_blocks)
         step = math.ceil(num_later_tokens / MAX_TOKENS)
         if step > 1:
@@ -195,7 +195,7 @@ def _windows_of(
         # What a chat template puts after the prompt is never distant.
         short = max(prompt.num_closing, local)
     windows = Windows("all", short, prefix=tuple(prompt.prefix_ids))
-    windows = replace(windows, most=long_window(settings.long).longest)
+    windows = replace(windows, max_tokens=long_window(settings.long).longest)
 
     if model.max_positions is not None:
         # Prefix, long window and target share the positions. The last token of a target is only
@@ -208,9 +208,9 @@ def _windows_of(
                 f"of '{model.name}'; pass shorter ones, or lower short"
             )
         is_text_longer = last_end - longest_target > longest
-        if is_text_longer and longest < (windows.most or math.inf):
+        if is_text_longer and longest < (windows.max_tokens or math.inf):
             say(f"the text is longer than the model takes: long windows of {longest:,} tokens")
-            windows = replace(windows, most=longest)
+            windows = replace(windows, max_tokens=longest)
     windows.check()
     model.check_positions(replace(windows, stride=longest_target).num_positions(last_end))
     return windows

@@ -9,7 +9,6 @@ The keys of the JSON are a format that others read: an earlier name stays when t
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ def to_dict(explained: ExplainedText) -> dict[str, Any]:
         "text": "".join(explained.document.texts),
         "texts": explained.document.texts,
         "token_ids": explained.document.tokens.tolist(),
-        "windows": asdict(explained.windows),
+        "windows": explained.windows.as_stored(),
         **{name: getattr(settings, name) for name in _STORED_SETTINGS},
         "chosen_by_gap": explained.chosen_by_gap,
         "reliability": explained.reliability,

@@ -34,7 +34,7 @@ from olmo_sparsity.analysis.selectors.question import (
     Question,
     reductions_of_unit_sets,
 )
-from olmo_sparsity.text.units import NOTHING, Spans, Units
+from olmo_sparsity.text.units import NO_INDICES, Spans, Units
 
 LEAST_CORRELATION = -1 / 3
 """Spearman–Brown of this correlation is −1, and of a smaller one less than −1."""
@@ -82,7 +82,7 @@ def reliability_of_texts(
         return None
 
     # The first set is empty: its loss is that with the local window alone.
-    sets = [NOTHING, *(units.run(first, end) for first, end in groups)]
+    sets = [NO_INDICES, *(units.run(first, end) for first, end in groups)]
     rows = []
     for span in spans:
         rows += [context.set_row(places, span) for places in sets]

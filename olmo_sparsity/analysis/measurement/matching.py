@@ -33,7 +33,7 @@ from olmo_sparsity.analysis.results.target_rows import DOCUMENT, KEYS
 from olmo_sparsity.analysis.results.view import num_of
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.text.documents import Document, Documents
-from olmo_sparsity.text.units import NOTHING, span_width
+from olmo_sparsity.text.units import NO_INDICES, span_width
 from olmo_sparsity.text.windows import Windows
 
 RANKING_KEYS = [*KEYS, "units", "selector"]
@@ -130,7 +130,7 @@ def is_other_tokenizer(results: Results, documents: Documents) -> bool:
 
 def _document(documents: Documents, number: int) -> Document:
     """Return the document with this number, or an empty one if this text has fewer documents."""
-    return documents[number] if number < len(documents) else Document(NOTHING)
+    return documents[number] if number < len(documents) else Document(NO_INDICES)
 
 
 # --- targets --------------------------------------------------------------------------------------

@@ -205,7 +205,7 @@ class _DocumentEvaluation:
     def _own_distant_text(self, block: Block, distant_part: str) -> DistantText:
         """Return the distant text by which the targets of this kind were chosen."""
         if distant_part == DOCUMENT:
-            return DistantText.at(self.document, block.first, block.num_distant)
+            return DistantText.at(self.document, block.first_distant, block.num_distant)
         assert self.controls is not None, "the placebo is a text of another document"
         return self.controls.placebo(self.document, block)
 

@@ -13,7 +13,7 @@ of the text. choices.py holds the ranked units.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ def _differing_settings(other: Results, settings: Settings) -> dict[str, tuple[A
     """Return the settings in which the other measurement differs from this one: name → the value
     here, and the other's. Only settings count that decide which targets have losses and which text
     is the placebo's."""
-    current = to_json_value(asdict(settings.windows)) | {
+    current = to_json_value(settings.windows.as_stored()) | {
         "seed": settings.seed,
         "draws": settings.draws,
         "sample": settings.sample,

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +144,7 @@ def _meta(
         data["parts"] = documents.parts
     if plan.reused_losses.by_document:
         data["losses_from"] = plan.reused_losses.origin
-    windows = asdict(settings.windows)
+    windows = settings.windows.as_stored()
     for name in ("distant_states", "replacements", "sample"):
         windows[name] = getattr(settings, name)
     return Meta(

@@ -42,7 +42,7 @@ from olmo_sparsity.analysis.results.target_rows import (
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.text.documents import Document, Documents
-from olmo_sparsity.text.units import NOTHING, Spans, span_width
+from olmo_sparsity.text.units import NO_INDICES, Spans, span_width
 from olmo_sparsity.text.windows import Block, Windows
 
 COLUMNS = [*KEYS, "distant_part", "target_set"]
@@ -132,7 +132,7 @@ def sampled_blocks(document: Document, settings: Settings) -> list[Block]:
 
 def places_of(blocks: Sequence[Block]) -> np.ndarray:
     """Return the places of the targets of all blocks."""
-    places = [NOTHING]
+    places = [NO_INDICES]
     for block in blocks:
         places.append(block.start + np.arange(block.num_targets))
     return np.concatenate(places)

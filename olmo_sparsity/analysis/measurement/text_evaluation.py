@@ -136,7 +136,7 @@ class TextEvaluation:
         num_tokens: list[int] = []
         for span, unit_K in zip(spans, choice.unit_TK, strict=True):
             for k in self.ks:
-                places = units.places(*unit_K[:k])
+                places = units.distant_indices(*unit_K[:k])
                 rows_with_units.append(text.context.set_row(places, span))
                 num_tokens.append(len(places))
                 if not text.is_control:
@@ -169,7 +169,9 @@ class TextEvaluation:
             choice = find_selector(labels.selector)(self.scorer, question)
         else:
             places = text.places(spans).tolist()
-            choice = self.choices.pick(self.document_number, labels, places, units, block.first)
+            choice = self.choices.pick(
+                self.document_number, labels, places, units, block.first_distant
+            )
         # The reported cost is that of one choice, without repeated draws and controls.
         if text.is_document_context and labels.draw == 0:
             self._add_cost(labels.units, labels.selector, forwards_before, len(spans))
@@ -264,8 +266,8 @@ class TextEvaluation:
                 {"distant_part": distant_part} | ranking.labels._asdict(),
                 target=text.places(spans).repeat(num_ranks),
                 rank=np.tile(np.arange(1, num_ranks + 1), len(spans)),
-                distant_first=block.first + first,
-                distant_end=block.first + end,
+                distant_first=block.first_distant + first,
+                distant_end=block.first_distant + end,
                 distant_text=list(map(text.distant.text, first, end)),
                 influence=ranking.choice.influence_TK[index_T].ravel(),
             )

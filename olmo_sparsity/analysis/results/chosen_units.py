@@ -60,8 +60,8 @@ def _num_distant_tokens(target: pd.Series, windows: Mapping[str, Any]) -> pd.Ser
         short=windows["short"],
         stride=windows["stride"],
         # Measurements of an earlier release did not store these two.
-        most=windows.get("most"),
-        least=windows.get("least", 1),
+        max_tokens=windows.get("most"),
+        min_distant=windows.get("least", 1),
     )
     start = lengths.start_of(target)
     return start - lengths.first_distant(start) - lengths.short

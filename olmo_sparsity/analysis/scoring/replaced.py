@@ -34,7 +34,7 @@ from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.prompts import LogprobModel, Prompt
 from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document
-from olmo_sparsity.text.units import NOTHING
+from olmo_sparsity.text.units import NO_INDICES
 from olmo_sparsity.text.windows import Block, Windows
 
 MAX_CONTINUATION = 512
@@ -132,7 +132,7 @@ class ReplacingScorer(Scorer):
         """Return the losses of all targets of a document; see `Scorer.window_losses`. For the loss
         with the local window, all distant tokens of a prompt are replaced."""
         kinds = [
-            [self.context(block).set_row(NOTHING) for block in blocks],
+            [self.context(block).set_row(NO_INDICES) for block in blocks],
             [self.context(block).long_row() for block in blocks],
         ]
         if placebo_blocks is not None:
@@ -198,7 +198,7 @@ def _group_by_prompt(texts: list[_Text]) -> list[list[_Text]]:
     texts = sorted(texts, key=lambda text: text.tokens.tobytes(), reverse=True)
     groups: list[list[_Text]] = []
     for text in texts:
-        longest = groups[-1][0].tokens if groups else NOTHING
+        longest = groups[-1][0].tokens if groups else NO_INDICES
         is_beginning = longest.tobytes().startswith(text.tokens.tobytes())
         if not is_beginning or len(longest) - text.first > MAX_CONTINUATION:
             groups.append([])

@@ -25,7 +25,7 @@ from olmo_sparsity.analysis.scoring.rows import Row
 from olmo_sparsity.analysis.scoring.tensors import as_tensors
 from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.language_model import LanguageModel
-from olmo_sparsity.text.units import NOTHING
+from olmo_sparsity.text.units import NO_INDICES
 
 
 def hidden_of_batch(
@@ -40,7 +40,7 @@ def hidden_of_batch(
     """
     first_row = batch[0]
     states = first_row.context.states if first_row.attended is not None else None
-    attended = [NOTHING if row.attended is None else row.attended for row in batch]
+    attended = [NO_INDICES if row.attended is None else row.attended for row in batch]
     # The mask says for each state whether a row attends to it; without a mask there is an index of
     # each state that it attends to.
     sees_all = False

@@ -82,8 +82,8 @@ class Context:
             end_target = max(min(first_target + TARGETS_OF_ONE_LENGTH, block.num_targets), end)
             span = (first - first_target, end - first_target)
         num_targets = end_target - first_target
-        earlier = block.earlier(distant)
-        local = block.local(end_target)
+        earlier = block.positions_of_distant(distant)
+        local = block.positions_of_local(end_target)
         if self.states is not None and len(earlier):
             # Contextual: the row is the local window, which attends to states of earlier places.
             return Row(self, local, num_targets, attended=earlier, span=span)

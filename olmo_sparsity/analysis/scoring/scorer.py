@@ -50,7 +50,7 @@ from olmo_sparsity.models.prompts import PromptModel
 from olmo_sparsity.models.use import in_use, last_identity
 from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document
-from olmo_sparsity.text.units import NOTHING
+from olmo_sparsity.text.units import NO_INDICES
 from olmo_sparsity.text.windows import Block, Windows
 
 Item = TypeVar("Item")
@@ -111,7 +111,7 @@ class Scorer:
         scorer = Scorer(load_model("runs/mine").model)
         for block in Windows(long=64, short=16, stride=8).blocks(document.tokens):
             context = scorer.context(block)
-            rows = [context.set_row(NOTHING), context.long_row()]
+            rows = [context.set_row(NO_INDICES), context.long_row()]
             short_W, long_W = scorer.losses(rows)  # nats of each target of the block
     """
 
@@ -301,7 +301,7 @@ class Scorer:
         """
         # Local windows and targets are the same with the placebo, so they are computed once.
         targets_T = np.concatenate([block.targets_W for block in blocks])
-        short_rows = [Context(block).set_row(NOTHING) for block in blocks]
+        short_rows = [Context(block).set_row(NO_INDICES) for block in blocks]
         hidden = [torch.cat(self.hidden(short_rows)), self._long_hidden(windows, blocks)]
         if placebo_blocks is not None:
             hidden.append(self._long_hidden(windows, placebo_blocks))
@@ -316,7 +316,7 @@ class Scorer:
         """Return hidden_TD at the targets of all blocks of one document, in their long windows."""
         # With `long="all"` the long windows of the first blocks begin where the text begins, so
         # that one pass over the text serves them all. Windows with a limit begin later and later.
-        from_start = [block for block in blocks if windows.has_all and block.first == 0]
+        from_start = [block for block in blocks if windows.has_all and block.first_distant == 0]
         later = blocks[len(from_start) :]
 
         hidden_of_blocks: list[Tensor] = []

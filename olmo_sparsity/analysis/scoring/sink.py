@@ -24,7 +24,7 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.models.use import with_model_in_use
 from olmo_sparsity.text.documents import Document
-from olmo_sparsity.text.units import NOTHING
+from olmo_sparsity.text.units import NO_INDICES
 from olmo_sparsity.text.windows import Windows
 
 NUM_TRIED = 6
@@ -91,7 +91,7 @@ def _harm_of_random_token(
         for place in generator.integers(
             windows.num_distant, size=NUM_TRIED // len(documents_to_try)
         ):
-            rows += [context.set_row(NOTHING), context.set_row(np.array([place]))]
+            rows += [context.set_row(NO_INDICES), context.set_row(np.array([place]))]
     if not rows:
         return 0.0
     losses = np.array([loss_W.mean() for loss_W in scorer.losses(rows)])

@@ -32,7 +32,7 @@ from olmo_sparsity.analysis.selectors.question import (
 )
 from olmo_sparsity.analysis.selectors.saliency import gate_gradients
 from olmo_sparsity.models.use import with_model_in_use
-from olmo_sparsity.text.units import NOTHING, Units
+from olmo_sparsity.text.units import NO_INDICES, Units
 
 MIN_CANDIDATES = 16
 """So many units `add_one_screened` evaluates at least: the gradient is a rough guide, and the best
@@ -45,8 +45,8 @@ def influence_map(scorer: Scorer, context: Context, units: Units) -> np.ndarray:
     of the block."""
     # One row of a distant unit, the local window and the block serves all W targets: what follows a
     # target does not affect it.
-    rows = [context.set_row(units.places(unit)) for unit in range(len(units))]
-    (short_W,) = scorer.losses([context.set_row(NOTHING)])
+    rows = [context.set_row(units.distant_indices(unit)) for unit in range(len(units))]
+    (short_W,) = scorer.losses([context.set_row(NO_INDICES)])
     return short_W[None] - np.stack(scorer.losses(rows))
 
 
@@ -68,7 +68,7 @@ def add_one_screened(scorer: Scorer, question: Question) -> Choice:
 
 def _screened_units(scorer: Scorer, question: Question) -> np.ndarray:
     """Return the units that a gradient ranks highest, a row of them for each target."""
-    gate_TU = question.units.total(gate_gradients(scorer, question.context, question.spans))
+    gate_TU = question.units.sum_by_unit(gate_gradients(scorer, question.context, question.spans))
     num_candidates = min(len(question.units), max(MIN_CANDIDATES, 2 * question.k))
     return best_of(gate_TU, num_candidates).unit_TK
 
@@ -146,7 +146,7 @@ def _add_one_of_candidates(
     """Evaluate each candidate alone, and choose those that lower the loss most. `candidates`: units
     of each target, at least k."""
     sets = [
-        [question.units.places(unit) for unit in target_units.tolist()]
+        [question.units.distant_indices(unit) for unit in target_units.tolist()]
         for target_units in candidates
     ]
     reductions = loss_reductions(scorer, question, sets)

@@ -68,14 +68,14 @@ def gradient(scorer: Scorer, question: Question) -> Choice:
     """Choose the units of largest −gradient · embedding, with the long window: to first order, by
     how much the loss rises without the embeddings of a unit."""
     saliency_TF = embedding_saliency(scorer, question.context, question.spans, loss)
-    return best_of(question.units.total(saliency_TF), question.k)
+    return best_of(question.units.sum_by_unit(saliency_TF), question.k)
 
 
 def attention(scorer: Scorer, question: Question) -> Choice:
     """Choose the units that get most attention from the places that predict the target, in the mean
     over all heads of all layers."""
     weights_TF = head_attention(scorer, question.context, question.spans).mean(1)
-    return best_of(question.units.total(weights_TF), question.k)
+    return best_of(question.units.sum_by_unit(weights_TF), question.k)
 
 
 def nearest(scorer: Scorer, question: Question) -> Choice:

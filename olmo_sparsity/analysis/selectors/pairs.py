@@ -93,7 +93,7 @@ def _evaluate_pairs(scorer: Scorer, question: Question, gate: float) -> list[Red
     describes."""
     context = question.context
     reductions: list[ReductionOfPair] = [{} for _ in question.spans]
-    gate_TU = question.units.total(gate_gradients(scorer, context, question.spans, gate))
+    gate_TU = question.units.sum_by_unit(gate_gradients(scorer, context, question.spans, gate))
     first_TK = best_of(gate_TU, max(NUM_FIRST, question.k)).unit_TK
     opened = [
         _OpenedUnit(target, unit)
@@ -124,8 +124,8 @@ def _try_partners(
         return
     units = question.units
     spans = [question.spans[target] for target, _ in opened]
-    places = [units.places(unit) for _, unit in opened]
-    gate_NU = units.total(gate_gradients(scorer, question.context, spans, gate, places))
+    places = [units.distant_indices(unit) for _, unit in opened]
+    gate_NU = units.sum_by_unit(gate_gradients(scorer, question.context, spans, gate, places))
     opened_N = [unit for _, unit in opened]
     gate_NU[np.arange(len(opened)), opened_N] = -np.inf  # no pair with itself
     num_partners = min(NUM_PARTNERS, len(units) - 1)
@@ -138,7 +138,7 @@ def _try_partners(
         question.spans, reductions, new_pairs, strict=True
     ):
         untried = sorted(target_pairs - reduction_of_pair.keys())
-        sets = [units.places(*pair) for pair in untried]
+        sets = [units.distant_indices(*pair) for pair in untried]
         (nats,) = loss_reductions(scorer, replace(question, spans=[span]), [sets])
         reduction_of_pair.update(zip(untried, nats.tolist(), strict=True))
 
@@ -154,7 +154,7 @@ def _rank_by_score(
 ) -> list[int]:
     """Rank units by their scores. Both units of a pair have one score, so the one that does more
     alone ranks first. `question`: of one target."""
-    sets = [question.units.places(unit) for unit in candidates]
+    sets = [question.units.distant_indices(unit) for unit in candidates]
     (alone,) = loss_reductions(scorer, question, [sets])
     reduction_alone = dict(zip(candidates, alone.tolist(), strict=True))
     return sorted(candidates, key=lambda unit: (-score_U[unit], -reduction_alone[unit]))

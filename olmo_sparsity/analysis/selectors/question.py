@@ -22,7 +22,7 @@ import numpy as np
 
 from olmo_sparsity.analysis.scoring.rows import Context
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.text.units import NOTHING, Spans, Units
+from olmo_sparsity.text.units import NO_INDICES, Spans, Units
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def loss_reductions(
     # alone, so that its loss is L_short.
     rows = []
     for span, target_sets in zip(question.spans, sets, strict=True):
-        rows.append(context.set_row(NOTHING, span))
+        rows.append(context.set_row(NO_INDICES, span))
         rows += [context.set_row(distant, span) for distant in target_sets]
     loss_N = np.array([loss_W.sum() for loss_W in scorer.losses(rows)])
 
@@ -127,5 +127,8 @@ def reductions_of_unit_sets(
     """Return reduction_TA: by how many nats the loss of each target falls when each set of units is
     added to the local window. `has_unit_AU`: which units each set holds."""
     units = question.units
-    sets = [units.places(*np.flatnonzero(has_unit_U).tolist()) for has_unit_U in has_unit_AU]
+    sets = []
+    for has_unit_U in has_unit_AU:
+        unit_indices = np.flatnonzero(has_unit_U).tolist()
+        sets.append(units.distant_indices(*unit_indices))
     return np.stack(loss_reductions(scorer, question, [sets] * len(question.spans)))

@@ -40,7 +40,7 @@ from olmo_sparsity.base.devices import release_freed_memory
 from olmo_sparsity.models.attention import fast_kernels
 from olmo_sparsity.models.distant_states import DistantStates, to_device
 from olmo_sparsity.models.use import in_this_thread, in_use
-from olmo_sparsity.text.units import NOTHING, Spans
+from olmo_sparsity.text.units import NO_INDICES, Spans
 
 
 def head_attention(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray:
@@ -66,7 +66,7 @@ def _attention_of_token(
     """Return attention_HF from the place that predicts one token to the distant places. `target`:
     index of the token among the targets of the block."""
     block = context.block
-    local_window = Row(context, block.local(target + 1), num_targets=1)
+    local_window = Row(context, block.positions_of_local(target + 1), num_targets=1)
     tokens_BL, positions_BL = as_tensors([local_window], scorer.device)
     scorer.token_forwards += tokens_BL.numel()
     with in_use(scorer.model), fast_kernels(scorer.device):
@@ -198,11 +198,11 @@ def gate_gradients(
     if states is None:
         states = _states_alone(scorer, context)
     # The memory of a batch is that of its attention scores, so these stand for its tokens.
-    num_keys = states.num_places + len(block.local())
-    num_scores = len(block.local()) * num_keys * states.num_heads * len(states.layers)
+    num_keys = states.num_places + len(block.positions_of_local())
+    num_scores = len(block.positions_of_local()) * num_keys * states.num_heads * len(states.layers)
     num_tokens = max(1, num_scores // SCORES_PER_TOKEN)
     if opened is None:
-        opened = [NOTHING] * len(spans)
+        opened = [NO_INDICES] * len(spans)
     gated_targets = [_GatedTarget(span, places) for span, places in zip(spans, opened, strict=True)]
     gradients_of_batch = partial(_gate_gradients_of_batch, scorer, context, states, gate)
     gradient_TF = np.concatenate(scorer.in_batches(gated_targets, num_tokens, gradients_of_batch))
@@ -217,7 +217,8 @@ def _states_alone(scorer: Scorer, context: Context) -> DistantStates:
     without the distant tokens before it."""
     block = context.block
     rows = [
-        Row(context, block.earlier(np.array([distant])), 0) for distant in range(block.num_distant)
+        Row(context, block.positions_of_distant(np.array([index])), 0)
+        for index in range(block.num_distant)
     ]
 
     def states_of_batch(batch: Sequence[Row]) -> DistantStates:
@@ -249,7 +250,8 @@ def _gate_gradients_of_batch(
     spans = [target.span for target in targets]
     # Indices into all gates of the batch, row after row.
     opened = [row * block.num_distant + target.opened for row, target in enumerate(targets)]
-    local_window = Row(context, block.local(max(end for _, end in spans)), num_targets=0)
+    last_end = max(end for _, end in spans)
+    local_window = Row(context, block.positions_of_local(last_end), num_targets=0)
     tokens_BL, positions_BL = as_tensors([local_window] * len(spans), device)
     num_keys = states.num_places + tokens_BL.shape[1]
     num_passes = FORWARD_AND_BACKWARD + scorer.model.recomputes(tokens_BL.numel(), num_keys)

@@ -204,7 +204,7 @@ def test_lds_is_the_rank_correlation_with_the_losses_of_random_halves(
     assert (spent.token_forwards > 0).all()
 
 
-LATER = Windows("all", 6, 4, least=5)
+LATER = Windows("all", 6, 4, min_distant=5)
 
 
 @READINGS

@@ -146,7 +146,7 @@ def test_the_first_target_has_a_unit() -> None:
         (Windows(16, 6), "tokens", 16),
         (Windows("all", 4), "span:3", 7),
         (Windows("all", 4), "words", 5),
-        (Windows("all", 4, least=5), "span:3", 9),
+        (Windows("all", 4, min_distant=5), "span:3", 9),
     ):
         assert first_place(windows, units) == first
 
@@ -281,7 +281,7 @@ def test_blocks_of_a_first_look_fit_the_model(model: Any, monkeypatch: pytest.Mo
     options = {"long": 16, "short": 6, "ks": (1,), "quick": True}
     fits = planned(of_letters(model), Documents.of(texts), **options)
     num_prefix = len(fits.settings.prefix_ids)
-    assert fits.settings.windows.num_positions() == 24
+    assert fits.settings.windows.num_positions(longest_document=200) == 24
     assert fits.settings.stride == 24 - 16 - num_prefix + 1
 
 

@@ -24,7 +24,7 @@ from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.use import in_use
 from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document, Documents
-from olmo_sparsity.text.units import NOTHING
+from olmo_sparsity.text.units import NO_INDICES
 from olmo_sparsity.text.windows import Block, Windows
 from tests.support.brute import (
     CPU,
@@ -108,7 +108,7 @@ def test_the_losses_of_a_whole_document_are_those_of_plain_forwards(
     model: Any, document: np.ndarray, prefix: tuple[int, ...], most: int | None
 ) -> None:
     """One pass serves all blocks; behind another text, too."""
-    windows = Windows("all", 6, 4, prefix=prefix, most=most)
+    windows = Windows("all", 6, 4, prefix=prefix, max_tokens=most)
     documents = Documents.of([document, *(document[::-1] for _ in range(4))])
     controls = Controls(documents, windows)
     found = context_losses(Scorer(model, batch_tokens=64), documents[0], windows, controls)
@@ -117,11 +117,12 @@ def test_the_losses_of_a_whole_document_are_those_of_plain_forwards(
     for row in found.itertuples():
         (block,) = (b for b in blocks if b.start <= row.target < b.start + b.num_targets)
         distant = controls.placebo(documents[0], block).tokens_F
+        first_distant = block.first_distant
         mixed = np.concatenate(
-            [document[: block.first], distant, document[block.first + len(distant) :]]
+            [document[:first_distant], distant, document[first_distant + len(distant) :]]
         )
         for text, loss in ((document, row.loss_long), (mixed, row.placebo_loss_long)):
-            inputs = torch.tensor([[*prefix, *text[block.first : row.target]]])
+            inputs = torch.tensor([[*prefix, *text[block.first_distant : row.target]]])
             hidden = model.hidden(inputs, torch.arange(inputs.shape[1])[None])
             nll = -model.unembed(hidden[:, -1]).log_softmax(-1)[0, document[row.target]]
             assert loss == pytest.approx(float(nll), abs=1e-5)
@@ -135,7 +136,7 @@ def test_rows_for_single_targets_equal_those_for_the_whole_block(
     block = next(iter(LONG_BLOCK.blocks(document)))
     scorer = Scorer(model, CPU, distant_states=distant_states)
     context = scorer.context(block)
-    for distant in (NOTHING, np.array([1, 4]), np.arange(10)):
+    for distant in (NO_INDICES, np.array([1, 4]), np.arange(10)):
         (whole_W,) = scorer.losses([context.set_row(distant)])
         single = scorer.losses([context.set_row(distant, (i, i + 1)) for i in range(20)])
         np.testing.assert_allclose(np.array(single)[:, 0], whole_W, atol=1e-6, rtol=1e-6)
@@ -229,7 +230,7 @@ def test_rows_hold_what_they_say(block: Block) -> None:
     assert shape(alone.long_row()) == (every.tolist(), 20, None, None)
     assert shape(alone.dense_row(3)) == ([*range(before + 2)], 3, None, None)
     assert shape(seeing.long_row()) == (near, 20, [*range(num_distant)], None)
-    assert shape(seeing.set_row(NOTHING)) == (near, 20, None, None)
+    assert shape(seeing.set_row(NO_INDICES)) == (near, 20, None, None)
     assert shape(replaced.long_row()) == (every.tolist(), 20, [*range(num_distant)], (0, 20))
     assert shape(replaced.set_row(some, (2, 4))) == ([*range(19)], 4, [1, 4], (2, 4))
     for first, end in ((0, 1), (15, 16), (14, 18), (16, 17), (19, 20)):
