@@ -47,7 +47,7 @@ measured, for two to eight decoys (study/records/thresholds.md, entries of 2026-
 no run is named below, a constant is our choice.
 
 Dimension key: T statements, S sources, D decoys of a source, E the two effects in the order of
-`EFFECTS`.
+`EFFECTS`. A suffix 1 is a dimension of size 1.
 """
 
 from __future__ import annotations
@@ -167,48 +167,93 @@ def run_tests(losses: StatementLosses, max_degrees: int = MAX_DEGREES) -> Effect
     losses: Losses with the decoys of one round (`StatementLosses.of_first_decoys`).
     max_degrees: Largest number of degrees of freedom of the test by the pooled spread.
     """
-    nats_ETSD = np.stack([losses.gives_TSD, losses.lost_TSD])
-    num_sources, num_decoys = nats_ETSD.shape[2:]
-    has_all_ETS = np.isfinite(nats_ETSD).all(-1)
-    spread_TS = _pooled_spread(losses, nats_ETSD, has_all_ETS)
+    effects = _Effects.of(losses)
+    spread_TS = _pooled_spread(losses, effects)
 
     # The variance of a mean over decoys is 1/D; the source's own text, one more draw, adds 1.
-    noise_factor = sqrt(1 + 1 / num_decoys)
+    noise_factor = sqrt(1 + 1 / effects.num_decoys)
     standard_errors = [StandardError(spread_TS * noise_factor, max_degrees)]
-    if num_sources <= FEW_SOURCES and _has_variance(has_all_ETS, num_decoys):
-        standard_errors.append(_error_by_decoys(losses, has_all_ETS, noise_factor))
+    if effects.num_sources <= FEW_SOURCES and effects.have_variance:
+        standard_errors.append(_error_by_decoys(losses, effects, noise_factor))
 
-    mean_ETS = np.where(has_all_ETS, nats_ETSD.mean(-1), np.nan)
+    mean_ETS = np.where(effects.is_complete_ETS, effects.nats_ETSD.mean(-1), np.nan)
     return EffectTests(mean_ETS, spread_TS, standard_errors)
 
 
-def _pooled_spread(
-    losses: StatementLosses, nats_ETSD: np.ndarray, has_all_ETS: np.ndarray
-) -> np.ndarray:
-    """Return spread_TS, the root of a mean of up to three variances, weighted by their degrees of
-    freedom: the prior's, that over decoys, and that seen at other sources.
+# --- the effects and their variance over decoys ---------------------------------------------------
 
-    nats_ETSD: Both effects, with each decoy.
-    has_all_ETS: Whether the effect was evaluated with all decoys.
-    """
-    num_sources, num_decoys = nats_ETSD.shape[2:]
 
-    # The prior.
-    prior_T1 = PRIOR_NATS**2 + (PRIOR_FRACTION * losses.cap_T[:, None]) ** 2
-    sum_TS = np.repeat(PRIOR_WEIGHT * prior_T1, num_sources, 1)
-    weight = PRIOR_WEIGHT
+@dataclass(frozen=True)
+class _Effects:
+    """Both effects of all sources on all statements, with each decoy."""
 
-    # The variance over decoys.
-    if _has_variance(has_all_ETS, num_decoys):
-        sum_TS = sum_TS + (num_decoys - 1) * _variance_over_decoys(nats_ETSD, has_all_ETS)
-        weight += num_decoys - 1
+    nats_ETSD: np.ndarray
+    """Effects in nats; NaN where a decoy was not evaluated."""
 
-    # The variance that is seen at other sources.
-    if num_sources > FEW_SOURCES:
-        sum_TS = sum_TS + OTHERS_WEIGHT * _variance_at_other_sources(losses)
-        weight += OTHERS_WEIGHT
+    is_complete_ETS: np.ndarray
+    """Whether an effect was evaluated with all decoys. Only such effects are tested."""
 
-    return np.sqrt(sum_TS / weight)
+    @staticmethod
+    def of(losses: StatementLosses) -> _Effects:
+        """Return the effects by these losses."""
+        nats_ETSD = np.stack([losses.gives_TSD, losses.lost_TSD])
+        return _Effects(nats_ETSD, np.isfinite(nats_ETSD).all(-1))
+
+    @property
+    def num_sources(self) -> int:
+        return self.nats_ETSD.shape[2]
+
+    @property
+    def num_decoys(self) -> int:
+        return self.nats_ETSD.shape[3]
+
+    @property
+    def have_variance(self) -> bool:
+        """Return whether any effect was evaluated with several decoys, and so has a variance."""
+        return self.num_decoys > 1 and bool(self.is_complete_ETS.any())
+
+    def variance_over_decoys(self) -> np.ndarray:
+        """Return variance_TS: the mean of the variances over decoys of all complete effects of a
+        statement. It is the same for all its sources, as each has too few decoys for its own."""
+        variance_ETS = np.where(self.is_complete_ETS, self.nats_ETSD.var(-1, ddof=1), np.nan)
+        variance_T1 = np.nanmean(variance_ETS, (0, 2))[:, None]
+        return np.zeros(self.nats_ETSD.shape[1:3]) + variance_T1
+
+
+# --- the pooled spread ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _VarianceEstimate:
+    """An estimate of the square of the spread, in nats²."""
+
+    variance_TS: np.ndarray
+    weight: int
+    """The degrees of freedom that it counts for."""
+
+
+def _pooled_spread(losses: StatementLosses, effects: _Effects) -> np.ndarray:
+    """Return spread_TS, the root of the mean of up to three variances, weighted by their degrees of
+    freedom (the equation above)."""
+    estimates = [_VarianceEstimate(_prior_variance(losses), PRIOR_WEIGHT)]
+    if effects.have_variance:
+        variance_TS = effects.variance_over_decoys()
+        estimates.append(_VarianceEstimate(variance_TS, effects.num_decoys - 1))
+    if effects.num_sources > FEW_SOURCES:
+        variance_TS = _variance_at_other_sources(losses)
+        estimates.append(_VarianceEstimate(variance_TS, OTHERS_WEIGHT))
+
+    weighted_sum_TS = sum(estimate.weight * estimate.variance_TS for estimate in estimates)
+    total_weight = sum(estimate.weight for estimate in estimates)
+    return np.sqrt(weighted_sum_TS / total_weight)
+
+
+def _prior_variance(losses: StatementLosses) -> np.ndarray:
+    """Return variance_TS, which is assumed before any decoy is evaluated. It grows with the loss of
+    the statement, and is the same for all sources."""
+    num_sources = losses.lost_TSD.shape[1]
+    variance_T1 = PRIOR_NATS**2 + (PRIOR_FRACTION * losses.cap_T[:, None]) ** 2
+    return np.repeat(variance_T1, num_sources, 1)
 
 
 def _variance_at_other_sources(losses: StatementLosses) -> np.ndarray:
@@ -218,47 +263,35 @@ def _variance_at_other_sources(losses: StatementLosses) -> np.ndarray:
     # Only the first decoy is certain to be evaluated at each source.
     squares_TS = losses.lost_TSD[..., 0] ** 2
     # The median is not changed by the one or two sources that do matter.
-    medians = [np.median(np.delete(squares_TS, source, 1), axis=1) for source in range(num_sources)]
+    median_by_source = []
+    for source in range(num_sources):
+        squares_of_others = np.delete(squares_TS, source, axis=1)
+        median_by_source.append(np.median(squares_of_others, axis=1))
     # What is lost without a source that does not matter is the difference of two draws, the source
     # and its decoy. So its variance is twice the square of the spread.
-    return np.stack(medians, 1) / (2 * MEDIAN_OF_CHI2)
+    return np.stack(median_by_source, 1) / (2 * MEDIAN_OF_CHI2)
+
+
+# --- the second test ------------------------------------------------------------------------------
 
 
 def _error_by_decoys(
-    losses: StatementLosses, has_all_ETS: np.ndarray, noise_factor: float
+    losses: StatementLosses, effects: _Effects, noise_factor: float
 ) -> StandardError:
     """Return the standard error of the second test, by the variance over decoys alone.
 
-    has_all_ETS: Whether the effect was evaluated with all decoys.
     noise_factor: Standard error divided by the spread.
     """
     # Without the cap of `gives_TSD` and `lost_TSD`, which would hide how much decoys vary. All
     # decoys have `all_T` in common, so it does not change the variance of what is lost.
     gives_TSD = losses.decoys_TD[:, None] - losses.among_TSD
-    uncapped_ETSD = np.stack([gives_TSD, losses.without_TSD])
-    variance_TS = _variance_over_decoys(uncapped_ETSD, has_all_ETS)
+    uncapped = _Effects(np.stack([gives_TSD, losses.without_TSD]), effects.is_complete_ETS)
+    variance_TS = uncapped.variance_over_decoys()
     error_TS = np.sqrt(variance_TS + TINY_VARIANCE) * noise_factor
 
     # The variance is a mean over sources, and each source has D − 1 degrees of freedom.
-    num_decoys = uncapped_ETSD.shape[-1]
-    num_tested_sources = int(has_all_ETS.any((0, 1)).sum())
+    num_decoys = effects.num_decoys
+    num_tested_sources = int(effects.is_complete_ETS.any((0, 1)).sum())
     max_degrees = max(MAX_DEGREES_BY_DECOYS, int(DEGREES_BY_DECOYS_PER_DECOY * num_decoys))
     degrees_of_freedom = min(max_degrees, num_tested_sources * (num_decoys - 1))
     return StandardError(error_TS, degrees_of_freedom)
-
-
-def _has_variance(has_all_ETS: np.ndarray, num_decoys: int) -> bool:
-    """Return whether any effect was evaluated with several decoys, so that it has a variance."""
-    return num_decoys > 1 and bool(has_all_ETS.any())
-
-
-def _variance_over_decoys(nats_ETSD: np.ndarray, has_all_ETS: np.ndarray) -> np.ndarray:
-    """Return variance_TS: the mean of the variances over decoys of all effects and sources that
-    were evaluated with all decoys. It is the same for all sources of a statement.
-
-    nats_ETSD: Both effects, with each decoy.
-    has_all_ETS: Whether the effect was evaluated with all decoys.
-    """
-    variance_ETS = np.where(has_all_ETS, nats_ETSD.var(-1, ddof=1), np.nan)
-    mean_T1 = np.nanmean(variance_ETS, (0, 2))[:, None]
-    return np.zeros(nats_ETSD.shape[1:3]) + mean_T1
