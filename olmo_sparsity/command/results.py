@@ -151,27 +151,41 @@ def _compare_experiment(folder: str, transfers: bool) -> list[pd.DataFrame]:
 
 
 def _print_savings_of_longer_windows(experiment: Experiment) -> None:
-    """Print for each model how much lower its loss is with each longer long window than with the
-    shortest one. Print nothing if the experiment has one window, or too little is finished."""
-    from olmo_sparsity.analysis.results.results import loss_saved_by_longer_window, read_results
+    """Print for each longer long window how much lower it makes the loss of each model than the
+    shortest one, and the differences between schemes. Print nothing if the experiment has one
+    window, or too little is finished."""
+    from olmo_sparsity.analysis.results.results import (
+        WindowPair,
+        difference_of_loss_saved,
+        loss_saved,
+        read_results,
+    )
     from olmo_sparsity.analysis.results.view import with_interval
-    from olmo_sparsity.experiment.comparisons import name_of_model, window_pairs_of
+    from olmo_sparsity.experiment.comparisons import longer_windows_of, name_of_model
 
-    lines = []
-    for longer, shortest in window_pairs_of(experiment):
-        name = name_of_model(experiment, longer)
-        windows = f"L_{shortest.long} - L_{longer.long}"
-        try:
-            saved = loss_saved_by_longer_window(
-                read_results(longer.folder), read_results(shortest.folder)
-            )
-        except DataError as error:
-            say(f"{name}, {windows}: not compared: {error}")
-            continue
-        lines.append(f"  {name}: {windows} {with_interval(*saved, digits=3)}")
-    if lines:
-        print("what the text beyond the shortest long window saves, nats a token (same tokens):")
-        print("\n".join(lines) + "\n")
+    for window in longer_windows_of(experiment):
+        formula = f"L_{window.shortest} - L_{window.long}"
+        finished: dict[str, WindowPair] = {}
+        lines = []
+        for name, measured in window.windows.items():
+            try:
+                finished[name] = WindowPair(
+                    read_results(measured.longer.folder), read_results(measured.shortest.folder)
+                )
+            except DataError as error:
+                say(f"{name}, {formula}: not compared: {error}")
+                continue
+            saved = with_interval(*loss_saved(finished[name]), digits=3)
+            lines.append(f"  {name_of_model(experiment, measured.longer)}: {saved}")
+        for first, second in window.pairs:
+            if first.name in finished and second.name in finished:
+                difference = difference_of_loss_saved(finished[first.name], finished[second.name])
+                shown = with_interval(*difference, digits=3)
+                lines.append(f"  {first.name} minus {second.name}: {shown}")
+        if lines:
+            text = f"the text beyond {window.shortest} tokens"
+            print(f"{formula}: what {text} saves, nats a token (all at the same tokens)")
+            print("\n".join(lines) + "\n")
 
 
 def run_report(options: argparse.Namespace) -> int:

@@ -10,8 +10,9 @@ of the grid. If all models are seeds of one scheme, seeds are paired with each o
 The windows of one model are paired, too: its loss with the shortest long window minus its loss with
 a longer one is what the text beyond the shortest one saves.
 
-Place in the flow: finished measurements → **`window_pairs_of`**, **`comparisons_of`**, and for each
-comparison **`describe_agreement`** → the command `compare` (command/results.py), which prints them.
+Place in the flow: finished measurements → **`longer_windows_of`**, **`comparisons_of`**, and for
+each comparison **`describe_agreement`** → the command `compare` (command/results.py), which prints
+them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -78,14 +79,47 @@ def name_of_model(experiment: Experiment, measurement: Measurement) -> str:
     return name if label == name else f"{label} ({name})"
 
 
-def window_pairs_of(experiment: Experiment) -> list[Pair]:
-    """Return pairs of measurements of one model, the first with a longer long window, the second
-    with the shortest one. There are none if only one window is measured."""
-    pairs = []
-    for by_window in _measurements_by_model(experiment).values():
-        shortest, *longer = by_window.values()  # sorted by length
-        pairs += [Pair(measurement, shortest) for measurement in longer]
-    return pairs
+class Windows(NamedTuple):
+    """Two measurements of one model: with a longer long window, and with the shortest one."""
+
+    longer: Measurement
+    shortest: Measurement
+
+
+@dataclass(frozen=True)
+class LongerWindow:
+    """What the text beyond the shortest long window saves: of each model, and between schemes."""
+
+    long: Long
+    """The longer window."""
+
+    shortest: Long
+
+    windows: Mapping[str, Windows]
+    """By the model's name."""
+
+    pairs: Sequence[ModelPair]
+    """The models whose savings are subtracted."""
+
+
+def longer_windows_of(experiment: Experiment) -> list[LongerWindow]:
+    """Return each long window but the shortest; none if only one is measured."""
+    measurements = _measurements_by_model(experiment)
+    pairs = _pairs_of_models([m for m in experiment.models if m.name in measurements])
+    # All models are measured with the same windows, which are sorted by length.
+    shortest, *longer = next(iter(measurements.values()))
+    return [
+        LongerWindow(
+            long,
+            shortest,
+            {
+                name: Windows(by_window[long], by_window[shortest])
+                for name, by_window in measurements.items()
+            },
+            pairs,
+        )
+        for long in longer
+    ]
 
 
 def comparisons_of(experiment: Experiment) -> list[Comparison]:

@@ -54,20 +54,31 @@ def gap_difference(
     return _paired_mean(first_gap - second_gap, shared.document, parts)
 
 
-def saved_by_longer_window(
-    longer: pd.DataFrame, shorter: pd.DataFrame, parts: Parts | None = None
-) -> Interval:
-    """Return the mean loss of a model with a shorter long window minus its mean loss with a longer
-    one, in nats a token, over the tokens that both measured, and its interval (`_paired_mean`).
+def savings_of_longer_window(longer: pd.DataFrame, shorter: pd.DataFrame) -> pd.DataFrame:
+    """Return how much lower the loss of a model is with a longer long window than with a shorter
+    one, in nats, at each token that both measured: columns document, target and saved.
 
     Args:
         longer: Losses with the longer window: columns document, target and loss_long.
         shorter: Losses of the same model with the shorter window, of the same text.
-        parts: The parts of documents that were split, which are resampled whole.
     """
     shared = _shared_tokens(shorter, longer)
     saved = (shared.loss_long_of_first - shared.loss_long_of_second).astype(float)
-    return _paired_mean(saved, shared.document, parts)
+    return shared[KEYS].assign(saved=saved)
+
+
+def mean_saving(savings: pd.DataFrame, parts: Parts | None = None) -> Interval:
+    """Return the mean of `savings_of_longer_window` and its interval (`_paired_mean`)."""
+    return _paired_mean(savings.saved, savings.document, parts)
+
+
+def saving_difference(
+    first: pd.DataFrame, second: pd.DataFrame, parts: Parts | None = None
+) -> Interval:
+    """Return the mean saving of a first model minus that of a second one, over the tokens of both,
+    and its interval (`_paired_mean`). `first` and `second`: of `savings_of_longer_window`."""
+    shared = _shared_tokens(first, second)
+    return _paired_mean(shared.saved_of_first - shared.saved_of_second, shared.document, parts)
 
 
 def _shared_tokens(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:

@@ -22,7 +22,12 @@ import pandas as pd
 from olmo_sparsity.analysis.results.chosen_units import median_distances, shares_of_all
 from olmo_sparsity.analysis.results.columns import later_columns
 from olmo_sparsity.analysis.results.intervals import Interval
-from olmo_sparsity.analysis.results.loss_statistics import gap_difference, saved_by_longer_window
+from olmo_sparsity.analysis.results.loss_statistics import (
+    gap_difference,
+    mean_saving,
+    saving_difference,
+    savings_of_longer_window,
+)
 from olmo_sparsity.analysis.results.meta import SETS, Meta
 from olmo_sparsity.analysis.results.pairing import pair
 from olmo_sparsity.analysis.results.reported import STUDENT, as_reported, without_few_intervals
@@ -124,12 +129,32 @@ def compare(first: ResultsOrFolder, second: ResultsOrFolder) -> pd.DataFrame:
     return table.assign(mean_gap=gap.value, mean_gap_low=gap.low, mean_gap_high=gap.high)
 
 
-def loss_saved_by_longer_window(longer: Results, shorter: Results) -> Interval:
-    """Return L_shorter − L_longer: how much lower the mean loss of a model is with a longer long
-    window than with a shorter one, in nats a token, over the tokens that both measured, with its
-    interval. It is what the text beyond the shorter window saves."""
-    _check_same_tokens(longer, shorter)
-    return saved_by_longer_window(longer.reported, shorter.reported, longer.parts)
+@dataclass(frozen=True)
+class WindowPair:
+    """Two measurements of one model that differ in their long window."""
+
+    longer: Results
+    shorter: Results
+
+    @property
+    def savings(self) -> pd.DataFrame:
+        """Return L_shorter − L_longer at each token that both measured, which is what the text
+        beyond the shorter window saves."""
+        _check_same_tokens(self.longer, self.shorter)
+        # No token was chosen by its loss, so the documents that set the threshold count, too.
+        return savings_of_longer_window(self.longer.losses, self.shorter.losses)
+
+
+def loss_saved(windows: WindowPair) -> Interval:
+    """Return the mean of L_shorter − L_longer of a model, in nats a token, with its interval."""
+    return mean_saving(windows.savings, windows.longer.parts)
+
+
+def difference_of_loss_saved(first: WindowPair, second: WindowPair) -> Interval:
+    """Return the mean of L_shorter − L_longer of a first model minus that of a second one, over the
+    tokens that all four measurements have, with its interval, which is paired over documents."""
+    _check_same_tokens(first.longer, second.longer)
+    return saving_difference(first.savings, second.savings, first.longer.parts)
 
 
 def transfer(first: ResultsOrFolder, second: ResultsOrFolder) -> pd.DataFrame:

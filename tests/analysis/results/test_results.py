@@ -35,7 +35,9 @@ from olmo_sparsity.analysis.results.conclusion import quoted_row_of
 from olmo_sparsity.analysis.results.loss_statistics import (
     gap_difference,
     mean_gap,
-    saved_by_longer_window,
+    mean_saving,
+    saving_difference,
+    savings_of_longer_window,
 )
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.pairing import pair
@@ -107,10 +109,14 @@ def test_a_longer_window_saves_what_the_loss_falls_at_the_same_tokens() -> None:
     shorter = pd.DataFrame(both | {"loss_long": [4.0] * 12})
     longer = pd.DataFrame(both | {"loss_long": [3.75, 3.25] * 6})
     alone = shorter.assign(target=100, loss_long=99.0)
-    saved = saved_by_longer_window(longer, pd.concat([alone, shorter]))
+    savings = savings_of_longer_window(longer, pd.concat([alone, shorter]))
+    saved = mean_saving(savings)
     assert saved.value == pytest.approx(0.5)
     assert 0.25 < saved.low < 0.5 < saved.high < 0.75
-    assert np.isnan(saved_by_longer_window(longer, alone).value), "no token is shared"
+    assert np.isnan(mean_saving(savings_of_longer_window(longer, alone)).value), "none is shared"
+    # Another model saves 0.2 nats less at each token, so the paired interval is narrow.
+    less = savings.assign(saved=savings.saved - 0.2)
+    assert saving_difference(savings, less) == pytest.approx((0.2, 0.2, 0.2))
 
 
 def losses_of(gaps: Mapping[int, ArrayLike]) -> pd.DataFrame:
