@@ -18,9 +18,10 @@ import gc
 import os
 import sys
 import traceback
+from pathlib import Path
 from typing import NoReturn
 
-from olmo_sparsity.base.errors import NO_DOCSTRINGS, UserError, naming_extras
+from olmo_sparsity.base.errors import NO_DOCSTRINGS, DataError, UserError, naming_extras
 from olmo_sparsity.base.path_options import check_no_tilde, check_not_read
 from olmo_sparsity.base.renamed import current_words
 from olmo_sparsity.command import arguments, ending
@@ -87,6 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     options.overrides = rest
     _check_not_blank(parser, options, words)
     try:
+        _check_current_folder()
         for name in ("out", "html"):
             check_no_tilde(f"--{name}", getattr(options, name, None))
         _check_html_replaces_no_input(options)
@@ -112,6 +114,15 @@ def _exit_code_of(error: BaseException, options: argparse.Namespace) -> int:
     if options.command == "losses":
         keeps_work = getattr(options, "out", None) is not None  # without a folder nothing is kept
     return ending.exit_code_of(error, again=GOES_ON if keeps_work else None)
+
+
+def _check_current_folder() -> None:
+    """Raise DataError if the current folder is gone. Libraries would fail later, with messages
+    about files of their own."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise DataError("the current folder was deleted; `cd` to another one") from None
 
 
 def _check_html_replaces_no_input(options: argparse.Namespace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -61,6 +62,18 @@ def test_a_full_disk_is_said_of_the_file(tmp_path: Path) -> None:
         with pytest.raises(type(other)), writing(tmp_path / "weights"):
             raise other
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_read_only_is_said_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    monkeypatch.setattr(Path, "unlink", fail)  # also of a file that is not there
+    with pytest.raises(UserError, match=r"page\.html cannot be written: Read-only file system"):
+        write_atomically(tmp_path / "page.html", "text")
 
 
 def test_what_never_ends_or_fills_the_memory_is_refused_by_name(tmp_path: Path) -> None:

@@ -68,6 +68,15 @@ def test_mistakes_in_a_run(
     assert expected in complaint(capsys, "train", config_path, *words)
 
 
+def test_a_current_folder_that_is_gone_is_named(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Libraries say then that a file of theirs is missing, such as libtorch_cpu.so."""
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert "the current folder was deleted; `cd` to another one" in complaint(capsys, "configs")
+
+
 NOTE = ("--source", "README.md", "--question", "q", "--answer", "a")
 
 
