@@ -3,8 +3,8 @@
 Two models are paired if they have the same seed and differ in one thing, their config or one axis
 of the grid. If all models are seeds of one scheme, seeds are paired with each other. For example:
 
-    models        pose_seed0  pose_seed1  rope_seed0  rope_seed1, each measured at long=[1024, 4032]
-    comparisons   pose minus rope, long=1024    pairs: the two models of seed 0, those of seed 1
+    models        pose_seed0  pose_seed1  rope_seed0  rope_seed1, each measured at long=[960, 4032]
+    comparisons   pose minus rope, long=960     pairs: the two models of seed 0, those of seed 1
                   pose minus rope, long=4032    the same
 
 The windows of one model are paired, too: its loss with the shortest long window minus its loss with

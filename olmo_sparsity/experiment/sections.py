@@ -6,7 +6,7 @@ Place in the flow: read by file.py. The section `measure` may also have all opti
     folder: results/c4_1b
     models: [../c4_1b_pose.yaml, ../c4_1b_rope.yaml]
     grid: {seed: [0, 1]}
-    measure: {steps: [5000, last], long: [1024, 4032], short: 128, ks: [1, 2, 4]}
+    measure: {steps: [5000, last], long: [960, 4032], short: 128, ks: [1, 2, 4]}
     figure: {labels: {c4_1b_pose: RoPE + PoSE}}
 """
 

@@ -9,7 +9,7 @@ is an empty point of the figure, and does not keep the figure from being drawn. 
 each submitted job is kept in slurm.json of the experiment's folder, so that the same command
 submits nothing twice:
 
-    {"c4_pose": "17_0", "c4_rope": "17_1", "c4_pose-last-1024": "18", "figure": "20"}
+    {"c4_pose": "17_0", "c4_rope": "17_1", "c4_pose-last-960": "18", "figure": "20"}
 
 Place in the flow: file.py → jobs.py → **`submit`**, **`cancel`**.
 """
