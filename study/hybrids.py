@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.config.text import DataConfig
-from olmo_sparsity.data.batches import Sequences
+from olmo_sparsity.data.sequences import Sequences
 from olmo_sparsity.data.shards import open_shards
 from study.benchmarks.evidence import read_texts
 from study.command import run_command

@@ -1,8 +1,9 @@
 """Make the training batches of token shards, in an order that does not depend on the number of
 processes.
 
-    shards ─ Sequences ─> sequences of equal length ─ RunOrder ─> the order in which they are read
-      └─ TrainingBatches.of_step(step) ─> Batch: tokens, position IDs, labels, documents
+    shards ─ Sequences ─> sequences of equal length                (sequences.py)
+           ─ RunOrder ──> the order in which a run reads them      (mixture.py)
+           ─ TrainingBatches.of_step(step) ─> Batch: tokens, position IDs, labels, documents
 
 A global batch is the next B sequences of the order. With B = 4 and two processes:
 
@@ -15,12 +16,11 @@ sequences each of these is cut into pieces: text and order stay the same.
 Sequences and their order are those of OLMo's `MemMapDataset` and `IterableDataset`, as a test
 confirms: each shard is cut into sequences, and all sequences are shuffled once per epoch.
 
-Dimension key: B batch, L length.
+Dimension key: B rows of this process, L tokens of a row.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -29,18 +29,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.config.text import PositionsConfig
 from olmo_sparsity.data.mixture import Weights, find_order
 from olmo_sparsity.data.order import Order
-from olmo_sparsity.data.positions import draw_positions, restart
+from olmo_sparsity.data.positions import draw_positions
+from olmo_sparsity.data.sequences import Sequences
 from olmo_sparsity.data.shards import TokenShards
-from olmo_sparsity.data.token_files import FileState, TokenFile
 from olmo_sparsity.data.transform import Changed, Transform, apply
 from olmo_sparsity.text.vocabulary import IGNORED
-
-MAX_OPEN_FILES = 128
-"""The number of token files that a process keeps open. Many systems allow 1,024 files a process."""
 
 
 @dataclass
@@ -87,49 +83,6 @@ class Batch:
         """Yield micro-batches of `size` sequences, in order; the last one may be smaller."""
         for start in range(0, len(self.tokens_BL), size):
             yield self.rows(slice(start, start + size))
-
-
-class Sequences:
-    """The shards, cut into sequences of `length` tokens. `sequences[i]` reads the i-th as an array.
-    What is left at the end of a shard is unused."""
-
-    def __init__(self, shards: TokenShards, length: int) -> None:
-        self.length = length
-        self.paths = shards.paths
-        self.dtype = shards.dtype
-        self.vocab_size = shards.vocab_size
-        # A file that was verified has the state of then, so that a later change is noticed.
-        self.states = [shards.states.get(path) or FileState.of(path) for path in shards.paths]
-        num_sequences = [state.size // self.dtype.itemsize // length for state in self.states]
-        self.first_of_shard = np.cumsum([0, *num_sequences])
-        self._open_files: OrderedDict[int, TokenFile] = OrderedDict()
-
-    def __len__(self) -> int:
-        return int(self.first_of_shard[-1])
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        shard = int(np.searchsorted(self.first_of_shard, index, side="right")) - 1
-        start = (index - int(self.first_of_shard[shard])) * self.length
-        tokens = self._file(shard).read(start, self.length)
-        # A GPU would fail in the embedding, with an assertion that names no file.
-        if tokens.max() >= self.vocab_size:
-            raise DataError(
-                f"{self.paths[shard]} holds token {tokens.max()} near place {start:,}, but its "
-                f"tokenizer has {self.vocab_size}: the file is damaged; `olmo-sparsity prepare` "
-                "checks all files"
-            )
-        return tokens
-
-    def _file(self, shard: int) -> TokenFile:
-        """Return the open file of a shard. A terabyte has more shards than a process may have files
-        open, so those that were read last stay open."""
-        file = self._open_files.pop(shard, None)
-        if file is None:
-            file = TokenFile(self.paths[shard], self.dtype, self.states[shard])
-            if len(self._open_files) >= MAX_OPEN_FILES:
-                self._open_files.popitem(last=False)
-        self._open_files[shard] = file
-        return file
 
 
 @dataclass(frozen=True)
@@ -250,12 +203,14 @@ class TrainingBatches:
 
     def _collate(self, pieces: Sequence[Piece], length: int, positions: PositionsConfig) -> Batch:
         """Return the batch whose rows are these pieces of `length` tokens."""
+        # Tokens: those of the text, or what the user's function makes of them.
         changed_rows = self._transform(pieces)
         tokens_BL = np.empty((len(pieces), length), np.int64)
         for row, piece in enumerate(pieces):
             changed = changed_rows.get(row)
             tokens_BL[row] = piece.tokens_L if changed is None else changed.tokens_L
 
+        # Labels and documents follow from the tokens, unless the user's function says otherwise.
         # The last token of a row has no label: the next one is in another sequence.
         labels_BL = np.full_like(tokens_BL, IGNORED)
         labels_BL[:, :-1] = tokens_BL[:, 1:]
@@ -265,6 +220,8 @@ class TrainingBatches:
             if changed.labels_L is not None:
                 labels_BL[row] = changed.labels_L
 
+        # Position IDs. They are drawn for a piece of the text, not for a row of this process, so
+        # that a piece gets the same ones on any number of processes.
         positions_BL = np.empty_like(tokens_BL)
         for row, piece in enumerate(pieces):
             positions_BL[row] = draw_positions(
@@ -275,8 +232,10 @@ class TrainingBatches:
                 index=piece.index,
                 documents_L=documents_BL[row] if positions.per_document else None,
             )
+
+        # Without a transform every row has as many labels, so that processes need not add them up.
         num_labels = None
-        if self.plan.transform is None:  # every row has as many labels
+        if self.plan.transform is None:
             num_labels = self.plan.batch_size * (self.plan.length // length) * (length - 1)
         return Batch(
             tokens_BL=torch.from_numpy(tokens_BL),
@@ -315,47 +274,3 @@ def number_documents(tokens_BL: np.ndarray, eos_id: int) -> np.ndarray:
     to the document that it ends: tokens 5 EOS 7 8 are of documents 0 0 1 1."""
     ends_BL = tokens_BL == eos_id
     return ends_BL.cumsum(-1) - ends_BL
-
-
-def heldout_sequences(shards: TokenShards, length: int) -> Sequences:
-    """Return held-out text, cut into sequences. Raise DataError if it is too short for one."""
-    sequences = Sequences(shards, length)
-    if len(sequences) == 0:
-        raise DataError(
-            f"{shards.paths[0].parent}: no held-out file holds {length:,} tokens, one evaluation "
-            "sequence; prepare more text, or lower evaluation.length or training.length"
-        )
-    return sequences
-
-
-def heldout_batches(
-    shards: TokenShards,
-    *,
-    length: int,
-    num_sequences: int,
-    batch_size: int,
-    mask_documents: bool = False,
-    per_document: bool = False,
-) -> Iterator[Batch]:
-    """Yield batches of held-out text from its start, cut into sequences of `length` tokens.
-
-    num_sequences: How many sequences to yield at most, in all batches.
-    mask_documents: Whether attention is restricted to a token's document.
-    per_document: Whether position IDs begin at 0 in each document, if documents are masked. They
-        are contiguous in either case.
-    """
-    sequences = heldout_sequences(shards, length)
-    num_read = min(num_sequences, len(sequences))
-    for start in range(0, num_read, batch_size):
-        rows = range(start, min(start + batch_size, num_read))
-        tokens_BL = torch.from_numpy(np.stack([sequences[row] for row in rows]))
-        labels_BL = torch.full_like(tokens_BL, IGNORED)
-        labels_BL[:, :-1] = tokens_BL[:, 1:]
-        positions_BL = torch.arange(length).expand(len(rows), length)
-        batch = Batch(tokens_BL, positions_BL, labels_BL)
-        if mask_documents:
-            documents_BL = number_documents(tokens_BL.numpy(), shards.eos_id)
-            batch.documents_BL = torch.from_numpy(documents_BL)
-            if per_document:
-                batch.positions_BL = torch.from_numpy(restart(documents_BL))
-        yield batch

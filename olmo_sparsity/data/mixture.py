@@ -107,12 +107,12 @@ class _Epochs:
         self._last_order: _OrderOfEpoch | None = None
         """The order that was used last, so that each epoch is shuffled once."""
 
-    def find(self, epoch: int, place: int) -> int:
-        """Return the index of the sequence that an epoch reads as its `place`-th, from 0 on."""
+    def find(self, epoch: int, number: int) -> int:
+        """Return the index of the sequence that an epoch reads as its `number`-th, from 0 on."""
         if self._last_order is None or self._last_order.epoch != epoch:
             order = order_epoch(self.order, self.num_sequences, self.seed, epoch)
             self._last_order = _OrderOfEpoch(epoch, order)
-        return int(self._last_order.order[place])
+        return int(self._last_order.order[number])
 
 
 class _OrderOfEpoch(NamedTuple):
@@ -132,8 +132,8 @@ class OneCorpus:
         self._epochs = _Epochs(num_sequences, seed, order)
 
     def find(self, number: int) -> SequencePlace:
-        epoch, place = divmod(number, self.steps_per_epoch * self.batch_size)
-        return SequencePlace(epoch, self._epochs.find(epoch, place))
+        epoch, number_in_epoch = divmod(number, self.steps_per_epoch * self.batch_size)
+        return SequencePlace(epoch, self._epochs.find(epoch, number_in_epoch))
 
     def count_reads(self, num_batches: int) -> dict[str, float]:
         return {"": num_batches / self.steps_per_epoch}
@@ -167,8 +167,8 @@ class SeveralCorpora:
 
     def find(self, number: int) -> SequencePlace:
         corpus, num_before = self._corpus_of(number)
-        epoch, place = divmod(num_before, self._epochs[corpus].num_sequences)
-        index_in_corpus = self._epochs[corpus].find(epoch, place)
+        epoch, number_in_epoch = divmod(num_before, self._epochs[corpus].num_sequences)
+        index_in_corpus = self._epochs[corpus].find(epoch, number_in_epoch)
         return SequencePlace(epoch, self._first_index[corpus] + index_in_corpus)
 
     def count_reads(self, num_batches: int) -> dict[str, float]:
@@ -178,15 +178,17 @@ class SeveralCorpora:
             reads[name] = count / size if size else 0.0
         return reads
 
-    def _corpus_of(self, number: int) -> _PlaceInCorpus:
+    def _corpus_of(self, number: int) -> _NumberInCorpus:
         """Return the corpus of a sequence of the run, and how many of its sequences were read
         before."""
         start_of_stretch = 0
-        num_earlier = [0] * len(self.sizes)  # by corpus, in the stretches before this one
+        # How many sequences of each corpus the stretches before this one have read. Without them a
+        # corpus would begin anew in each stretch.
+        num_earlier = [0] * len(self.sizes)
         for stretch in self.stretches:
             if stretch.end is None or number < stretch.end:
                 corpus, num_before = stretch.corpus_of(number - start_of_stretch)
-                return _PlaceInCorpus(corpus, num_earlier[corpus] + num_before)
+                return _NumberInCorpus(corpus, num_earlier[corpus] + num_before)
             counts = stretch.count(stretch.end - start_of_stretch)
             num_earlier = [a + b for a, b in zip(num_earlier, counts, strict=True)]
             start_of_stretch = stretch.end
@@ -206,8 +208,8 @@ class SeveralCorpora:
         return totals
 
 
-class _PlaceInCorpus(NamedTuple):
-    """The corpus of a sequence, and its place among the sequences that are read of it."""
+class _NumberInCorpus(NamedTuple):
+    """The corpus of a sequence, and its number among the sequences that are read of it."""
 
     corpus: int
     """The index of the corpus, in the order of the weights."""
@@ -227,28 +229,32 @@ class _Stretch:
         """For each corpus: which fraction it gets of the sequences that the corpora before it
         leave. With weights of 1/2, 1/4 and 1/4 these are 1/2, 1/2 and 1."""
 
+        # A weight of 0 gets the fraction 0, also after the last corpus that has any.
         remaining_weight = sum(exact, Fraction(0))
         for weight in exact:
             fraction = weight / remaining_weight if remaining_weight else Fraction(0)
             self.fractions.append(fraction)
             remaining_weight -= weight
 
-    def corpus_of(self, number: int) -> _PlaceInCorpus:
+    def corpus_of(self, number: int) -> _NumberInCorpus:
         """Return the corpus of a sequence of the stretch, and how many sequences of the stretch
         before it are from the same corpus."""
         for corpus, fraction in enumerate(self.fractions):
             num_before = _floor(fraction, number)
             if _floor(fraction, number + 1) > num_before:
-                return _PlaceInCorpus(corpus, num_before)
-            number -= num_before  # its number among the sequences of the other corpora
+                return _NumberInCorpus(corpus, num_before)
+            # It is none of this corpus. Among the sequences of the other corpora it has a smaller
+            # number, as those of this corpus before it do not count.
+            number -= num_before
         raise AssertionError("the last corpus of a weight takes all that is left")
 
     def count(self, number: int) -> list[int]:
         """Return how many of the first `number` sequences are from each corpus."""
         counts = []
         for fraction in self.fractions:
-            counts.append(_floor(fraction, number))
-            number -= counts[-1]
+            num_of_corpus = _floor(fraction, number)
+            counts.append(num_of_corpus)
+            number -= num_of_corpus  # what is left for the other corpora
         return counts
 
 

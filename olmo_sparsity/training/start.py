@@ -278,8 +278,8 @@ def build_evaluation(heldout: TokenShards, config: RunConfig) -> Evaluation:
     return Evaluation(
         heldout,
         config.evaluation,
-        trained=config.training.length,
-        reached=config.largest_length,
+        trained_length=config.training.length,
+        reached_length=config.largest_length,
         mask_documents=config.data.mask_documents,
         per_document=config.positions.per_document,
         weights=config.data.weights,

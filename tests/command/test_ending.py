@@ -18,7 +18,7 @@ import torch
 from olmo_sparsity.base.errors import UserError, is_out_of_memory
 from olmo_sparsity.command import cli
 from olmo_sparsity.command.cli import main
-from olmo_sparsity.training import curves
+from olmo_sparsity.training import loss_table
 from tests.conftest import running
 
 REAL_FULL_DISK = Path("/dev/full")
@@ -29,7 +29,7 @@ PRINTING = [
     "-c",
     "import sys, types\n"
     "table = types.SimpleNamespace(loss_table=lambda run: 'a table')\n"
-    "sys.modules['olmo_sparsity.training.curves'] = table\n"
+    "sys.modules['olmo_sparsity.training.loss_table'] = table\n"
     "from olmo_sparsity.command.cli import entry\n"
     "entry(['losses', 'run'])",
 ]
@@ -75,7 +75,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
     """Makes `losses` raise an error."""
 
     def raising(error: BaseException) -> None:
-        monkeypatch.setattr(curves, "loss_table", Mock(side_effect=error))
+        monkeypatch.setattr(loss_table, "loss_table", Mock(side_effect=error))
 
     return raising
 

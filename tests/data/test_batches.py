@@ -17,14 +17,10 @@ from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.config.sections import PositionsConfig, StageConfig, TrainingConfig
 from olmo_sparsity.config.text import DataConfig
 from olmo_sparsity.data.background import in_background
-from olmo_sparsity.data.batches import (
-    Batch,
-    BatchPlan,
-    Sequences,
-    TrainingBatches,
-    heldout_batches,
-)
+from olmo_sparsity.data.batches import Batch, BatchPlan, TrainingBatches
+from olmo_sparsity.data.heldout import heldout_batches
 from olmo_sparsity.data.order import epoch_order
+from olmo_sparsity.data.sequences import Sequences
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.data.transform import Transform, load_transform
 from olmo_sparsity.text.vocabulary import IGNORED

@@ -22,8 +22,8 @@ from olmo_sparsity.base.locks import LOCK, locked
 from olmo_sparsity.config.sections import DataConfig
 from olmo_sparsity.config.text import CorpusConfig, TokenizerConfig
 from olmo_sparsity.data import document_batches, prepare_together, tokenizer
-from olmo_sparsity.data.batches import Sequences
 from olmo_sparsity.data.prepare import prepare
+from olmo_sparsity.data.sequences import Sequences
 from olmo_sparsity.data.shard_manifest import Manifest
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.data.tokenizer import train_tokenizer

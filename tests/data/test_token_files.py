@@ -11,9 +11,10 @@ import pytest
 from olmo_sparsity.base import manifest
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.config.sections import DataConfig, PositionsConfig
-from olmo_sparsity.data import batches as batches_module
-from olmo_sparsity.data.batches import BatchPlan, Sequences, TrainingBatches
+from olmo_sparsity.data import sequences as sequences_module
+from olmo_sparsity.data.batches import BatchPlan, TrainingBatches
 from olmo_sparsity.data.prepare import prepare
+from olmo_sparsity.data.sequences import Sequences
 from olmo_sparsity.data.shards import open_shards
 
 
@@ -108,7 +109,7 @@ def test_files_are_reopened_where_there_are_more_than_may_be_open(
     shards = open_shards(data, "train")
     assert len(shards.paths) > 2
     whole = [Sequences(shards, 16)[number] for number in range(len(Sequences(shards, 16)))]
-    monkeypatch.setattr(batches_module, "MAX_OPEN_FILES", 2)
+    monkeypatch.setattr(sequences_module, "MAX_OPEN_FILES", 2)
     sequences = Sequences(shards, 16)
     order = np.random.default_rng(0).permutation(len(whole))
     for number in order:

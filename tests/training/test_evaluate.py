@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.data.batches import Batch, heldout_batches
+from olmo_sparsity.data.batches import Batch
+from olmo_sparsity.data.heldout import heldout_batches
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.losses import token_losses

@@ -18,8 +18,8 @@ from olmo_sparsity.base.json_text import with_crc
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training import loop
-from olmo_sparsity.training.curves import loss_table
 from olmo_sparsity.training.loop import Outcome, train
+from olmo_sparsity.training.loss_table import loss_table
 from olmo_sparsity.training.metrics import Metrics, read_metrics
 from tests.conftest import MakeConfig
 from tests.support.metrics import WAITS
