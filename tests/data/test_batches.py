@@ -24,7 +24,7 @@ from olmo_sparsity.data.sequences import Sequences
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.data.transform import Transform, load_transform
 from olmo_sparsity.text.vocabulary import IGNORED
-from olmo_sparsity.training.loop import draw
+from olmo_sparsity.training.steps import draw
 
 POSE = PositionsConfig(scheme="pose", target_length=256)
 ROOT = Path(__file__).parents[2]

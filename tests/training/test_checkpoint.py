@@ -32,9 +32,10 @@ from olmo_sparsity.training import checkpoint, moments
 from olmo_sparsity.training.checkpoint import CheckpointWriter, step_of
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
-from olmo_sparsity.training.loop import Outcome, train
+from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.save_steps import SaveSteps, SaveTime
+from olmo_sparsity.training.steps import Outcome
 from tests.conftest import MakeConfig, data_section, left_by_a_killed_process, small_run
 from tests.support import children
 from tests.support.metrics import repeatable_rows

@@ -34,10 +34,11 @@ from olmo_sparsity.training.dry_run import dry_run
 from olmo_sparsity.training.engine import Engine, ForwardClock
 from olmo_sparsity.training.evaluate import Evaluation
 from olmo_sparsity.training.gpu_hours import GpuHours
-from olmo_sparsity.training.loop import Outcome, slowest_process, train
+from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.loss_table import loss_table
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.optim import learning_rate
+from olmo_sparsity.training.steps import Outcome, slowest_process
 from tests.conftest import MakeConfig, until
 from tests.support import children
 from tests.support.metrics import repeatable_rows

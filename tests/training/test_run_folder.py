@@ -17,10 +17,11 @@ from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.json_text import with_crc
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
-from olmo_sparsity.training import loop
-from olmo_sparsity.training.loop import Outcome, train
+from olmo_sparsity.training import steps
+from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.loss_table import loss_table
 from olmo_sparsity.training.metrics import Metrics, read_metrics
+from olmo_sparsity.training.steps import Outcome
 from tests.conftest import MakeConfig
 from tests.support.metrics import WAITS
 from tests.support.models import truncate
@@ -156,8 +157,8 @@ def test_each_row_has_the_time_of_its_step_in_utc(
     ("owner", "slow", "key", "logged_at"),
     [
         (TrainingBatches, "of_step", "data_wait_s", 4),
-        (loop, "evaluate_step", "evaluation_s", 6),
-        (loop, "save_checkpoint", "save_s", 6),
+        (steps, "evaluate_step", "evaluation_s", 6),
+        (steps, "save_checkpoint", "save_s", 6),
     ],
 )
 def test_waits_are_logged_with_the_next_speed(

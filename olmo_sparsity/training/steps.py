@@ -1,0 +1,353 @@
+"""Take the steps of a run, and log, evaluate and save when that is due.
+
+    Steps.run: for each step
+        draw (in a thread)          the next batch
+        Steps.take                  engine.step(batch) → loss, gradient norm → metrics
+        log_step                    speed, waits and memory
+        evaluate_step               held-out losses
+        save_checkpoint             weights and moments, which a thread writes
+
+Several processes run this together. Within `processes.agree()`, an error of one is raised by all,
+so that none waits for another that has gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Generator
+from enum import IntEnum
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from olmo_sparsity.base.devices import peak_memory_gib
+from olmo_sparsity.base.launch import EXIT_STOPPED
+from olmo_sparsity.base.locks import check_not_taken_over
+from olmo_sparsity.base.progress import Progress
+from olmo_sparsity.data.background import in_background
+from olmo_sparsity.data.batches import Batch, TrainingBatches
+from olmo_sparsity.models.checkpoint_files import part_name, save_weights, write_index
+from olmo_sparsity.models.computation import describe_angles
+from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, CheckpointWriter, TrainerState
+from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.training.evaluate import format_losses
+from olmo_sparsity.training.gpu_hours import GpuHours
+from olmo_sparsity.training.metrics import Metrics, check_finite
+from olmo_sparsity.training.optim import learning_rate
+from olmo_sparsity.training.save_steps import SaveSteps, SaveTime, is_due
+from olmo_sparsity.training.start import Start
+from olmo_sparsity.training.step_clock import Clock
+from olmo_sparsity.training.step_profile import Profile
+from olmo_sparsity.training.stop_signals import StopRequest
+
+
+class Outcome(IntEnum):
+    """How training ended: the exit codes of `olmo-sparsity train`; see ending.py for the others."""
+
+    FINISHED = 0
+    STOPPED_BY_SIGNAL = EXIT_STOPPED
+    """Saved and stopped by SIGTERM, SIGINT or SIGUSR2; the same command resumes."""
+
+    BATCH_SKIPPED = -1
+    """A number was not finite, and the batch of its step is left out from now on. `train` then goes
+    back to the last checkpoint, so this is no exit code."""
+
+
+class Steps:
+    """Trains step by step. Logs, evaluates and saves when these are due."""
+
+    def __init__(
+        self,
+        start: Start,
+        metrics: Metrics,
+        writer: CheckpointWriter,
+        progress: Progress,
+        stop: StopRequest,
+        profile: Profile,
+        hours: GpuHours,
+    ) -> None:
+        self.start = start
+        self.config = start.config
+        self.engine = start.engine
+        self.processes = start.engine.processes
+        self.metrics = metrics
+        self.writer = writer
+        self.progress = progress
+        self.stop = stop
+        self.profile = profile
+        self.hours = hours
+        self.first_step = start.step + 1
+        self.num_steps = start.config.training.num_steps
+        self.clock = Clock(start.step)
+        self.saves = SaveSteps(start.config.checkpoint, start.step, self.num_steps)
+
+    def run(self) -> Outcome:
+        """Train until the last step, or until a signal or the GPU-hours ask to stop."""
+        self.progress.resume_at(self.start.step)
+        # A thread draws the next batch while a step computes.
+        drawn = draw(self.start.batches, self.first_step, self.num_steps, self.engine.device)
+        with contextlib.closing(in_background(drawn, depth=1)) as batches:
+            for step in range(self.first_step, self.num_steps + 1):
+                with self.clock.measuring("data_wait_s"):
+                    batch = next(batches)
+                rate = self.take(step, batch)
+                if self.is_logged(step):
+                    log_step(self.start, step, rate, self.clock, self.metrics, self.progress)
+                with self.clock.paused():
+                    self.evaluate_if_due(step)
+                    # If one process gets a signal, all stop at the same step.
+                    own_reason = self.stop.signal_name or self.hours.reason_to_stop()
+                    stop_reason = self.processes.first_text(own_reason)
+                    self.save_if_due(step, stop_reason)
+                    if stop_reason and step < self.num_steps:
+                        return self.stop_early(step, stop_reason)
+        return Outcome.FINISHED
+
+    def is_logged(self, step: int) -> bool:
+        """Return whether the row of a step has speeds, and is written at once."""
+        return step % self.config.logging.interval_steps == 0 or step == self.num_steps
+
+    def take(self, step: int, batch: Batch) -> float:
+        """Take a step, and add its numbers to the metrics. Return its learning rate."""
+        self._expect(step)
+        begins_stage = step in self.config.training.first_steps
+        if step == self.first_step or begins_stage:
+            set_angles(self.start, step, self.progress)
+        seed_step(self.config.seed, step, self.processes.rank, self.engine.device)
+        self.profile.before(step)
+
+        rate = learning_rate(self.config.optimizer, step, self.num_steps)
+        logs_layer_norms = self.is_logged(step) and self.config.logging.layer_gradient_norms
+        self.engine.logs_layer_norms = logs_layer_norms
+        # Both stay on the GPU until metrics are flushed: to read them now, the host would wait.
+        loss, norm = self.engine.step(batch, rate, self.start.jump_detector)
+        layer_norms = {}
+        if logs_layer_norms:
+            layer_norms = {
+                f"gradient_norm/{part}": part_norm
+                for part, part_norm in self.engine.layer_norms.items()
+            }
+        self.metrics.add(
+            step,
+            loss=loss,
+            gradient_norm=norm,
+            learning_rate=rate,
+            **layer_norms,
+            **count_left_out(self.start, self.writer),
+        )
+        return rate
+
+    def _expect(self, step: int) -> None:
+        """Tell the watchdog how long the step may take."""
+        # Kernels may be compiled in the first step of a stage, and in that of the run, which the
+        # watchdog counts as part of the start.
+        if step > self.first_step:
+            begins_stage = step in self.config.training.first_steps
+            limit = "work_timeout_s" if begins_stage else "step_timeout_s"
+            self.start.watchdog.expect(f"step {step}", limit)
+
+    def evaluate_if_due(self, step: int) -> None:
+        """Evaluate, if that is due after this step."""
+        if is_due(step, self.config.evaluation.interval_steps, self.num_steps):
+            with self.clock.measuring("evaluation_s"):
+                evaluate_step(self.start, step, self.metrics, self.writer, self.progress)
+
+    def save_if_due(self, step: int, stop_reason: str) -> None:
+        """Save, if that is due after this step or if the run stops there. Before the run ends, wait
+        until the checkpoint is complete."""
+        if stop_reason or self.saves.due(step):
+            with self.clock.measuring("save_s"):
+                save_time = self.save(step)
+            next_save = self.saves.after_save(step, save_time, self.processes)
+            if next_save:
+                self.progress.note(f"step {step}: {next_save}")
+        if stop_reason or step == self.num_steps:
+            # There is no next save, so a failed one is begun again, until `wait` raises.
+            while not self.writer.wait():
+                self.save(step)
+            self.metrics.finish()
+
+    def save(self, step: int) -> SaveTime:
+        """Begin to save this step. Return how long training stood still."""
+        return save_checkpoint(self.start, step, self.metrics, self.writer)
+
+    def stop_early(self, step: int, reason: str) -> Outcome:
+        """End the run after a step that is saved: on a signal, or with an error at its
+        GPU-hours."""
+        with self.processes.agree():
+            if reason == GpuHours.SPENT and self.processes.is_first:
+                raise self.hours.error(step)
+        self.progress.note(f"{reason}: saved step {step}; the same command goes on")
+        return Outcome.STOPPED_BY_SIGNAL
+
+
+def draw(
+    batches: TrainingBatches, first_step: int, num_steps: int, device: torch.device
+) -> Generator[Batch, None, None]:
+    """Yield the batches of a step and all later ones, for a thread to iterate."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # otherwise the thread would use memory of the first GPU
+    for step in range(first_step, num_steps + 1):
+        batch = batches.of_step(step)
+        yield batch.pinned() if device.type == "cuda" else batch
+
+
+def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
+    """Seed the random numbers of a step. Dropout then depends only on (seed, step, process), so a
+    resumed run repeats it."""
+    (mixed,) = np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)
+    # torch.manual_seed formats the stack at each call, for each kind of device that is not there.
+    torch.default_generator.manual_seed(int(mixed))
+    if device.type == "cuda":
+        torch.cuda.manual_seed(int(mixed))
+
+
+def count_left_out(start: Start, writer: CheckpointWriter) -> dict[str, float]:
+    """Return the numbers of skipped updates, skipped batches and failed saves, for the row of a
+    step. A number of what has never happened is left out, but that of `optimizer.skip_sigmas`."""
+    counts = {}
+    if start.jump_detector:
+        counts["skipped_steps"] = float(start.jump_detector.num_skipped)
+    if start.batches.skipped:
+        counts["skipped_batches"] = float(len(start.batches.skipped))
+    if writer.num_failed:
+        counts["failed_saves"] = float(writer.num_failed)
+    return counts
+
+
+def set_angles(start: Start, step: int, progress: Progress) -> None:
+    """Have the model turn by the base and the scaling of RoPE of a step's stage."""
+    model = start.config.at(step).model
+    # A new model turns as the run's own settings say.
+    is_first = step == start.step + 1
+    previous = start.config.model if is_first else start.config.at(step - 1).model
+    if model != previous:
+        start.engine.losses.model.set_angles(model)
+        progress.note(f"step {step}: RoPE turns with {describe_angles(model)}")
+
+
+def log_step(
+    start: Start,
+    step: int,
+    rate: float,
+    clock: Clock,
+    metrics: Metrics,
+    progress: Progress,
+) -> None:
+    """Write the rows of the steps since the last call, with speed, waits and memory, and show
+    progress. `rate`: the learning rate of this step."""
+    steps_per_s = clock.steps_per_s(step)
+    speed = {"tokens_per_s": steps_per_s * start.tokens_per_step}
+    reads = start.batches.order.count_reads(step)
+    speed["epochs"] = max(reads.values())
+    speed |= {f"epochs/{name}": times for name, times in reads.items() if name}
+    speed |= clock.take_measured()
+    speed["peak_memory_gib"] = peak_memory_gib(start.engine.device)
+    if start.stated_flops:
+        # Two conventions of attention's FLOPs, so that the number compares with other projects'.
+        speed["mfu"] = steps_per_s * start.flops_per_step / start.stated_flops
+        speed["mfu_whole_attention"] = (
+            steps_per_s * start.flops_per_step_whole_attention / start.stated_flops
+        )
+    speed |= slowest_process(start.engine)
+    with start.engine.processes.agree():
+        shown = metrics.flush(**speed)
+    progress.update(
+        step,
+        loss=f"{shown['loss']:.4f}",
+        lr=f"{rate:.2e}",
+        tokens_per_s=f"{steps_per_s * start.tokens_per_step:,.0f}",
+    )
+
+
+def slowest_process(engine: Engine) -> dict[str, float]:
+    """Return the rank of the process whose forward passes took longest since the last call, and the
+    ratio of their time to that of the median process: a slow GPU or node delays all others. Return
+    nothing for a single process."""
+    if engine.processes.world_size == 1:
+        return {}
+    seconds = engine.processes.gather(engine.losses.clock.take())
+    longest_s = max(seconds)
+    ratio = longest_s / max(statistics.median_low(seconds), 1e-9)
+    return {"slowest_process": float(seconds.index(longest_s)), "slowest_to_median": ratio}
+
+
+def evaluate_step(
+    start: Start, step: int, metrics: Metrics, writer: CheckpointWriter, progress: Progress
+) -> None:
+    """Measure held-out losses, and everything else that `evaluation` configures, and log them."""
+    config = start.config
+    engine = start.engine
+    evaluation = start.evaluation
+    start.watchdog.expect(f"the evaluation of step {step}", "work_timeout_s")
+    measured: dict[str, list | dict] = {}
+    by_corpus: dict[str, list[dict]] = {}
+    if evaluation.corpora:
+        by_corpus = evaluation.losses_by_corpus(engine)
+        measured["by_corpus"] = by_corpus
+        losses = evaluation.mean_losses(by_corpus)
+    else:
+        losses = evaluation.losses(engine)
+    drop = evaluation.induction_drop(engine)
+    if evaluation.settings.documents:
+        measured["by_place"] = evaluation.losses_by_place(engine)
+    if start.measures:
+        writer.wait()  # so that there is one copy of the weights at a time
+        weights = engine.copy_weights(whole=True)
+        for name, measure in start.measures.items():
+            measured[name] = measure(step, weights)
+    with engine.processes.agree():
+        metrics.write_heldout(step, losses, drop, measured)
+    if step < config.training.num_steps:
+        progress.note(
+            f"step {step}: held-out loss {format_losses(losses)}; induction drop {drop:.2f}"
+        )
+        for name, rows in by_corpus.items():
+            progress.note(f"step {step}: held-out loss of {name} {format_losses(rows)}")
+
+
+def save_checkpoint(
+    start: Start, step: int, metrics: Metrics, writer: CheckpointWriter
+) -> SaveTime:
+    """Copy weights and moments into main memory, from which a thread writes them. Training goes on
+    when the copy is complete. Return how long it stood still."""
+    engine = start.engine
+    processes = engine.processes
+    count = processes.world_size
+    start.watchdog.expect(f"saving step {step}", "work_timeout_s")
+    begun = time.monotonic()
+    writer.wait()  # there is memory for one copy
+    waited_s = time.monotonic() - begun
+    with processes.agree():
+        if processes.is_first:
+            check_not_taken_over(writer.run_folder)
+        metrics.flush()  # raises if a loss is not finite, as such weights must not be saved
+    tokens = step * start.tokens_per_step
+    state = TrainerState(step, tokens, start.shards.fingerprint, metrics.last_crc32)
+    if start.jump_detector:
+        state.recent = start.jump_detector.recent
+        state.num_skipped = start.jump_detector.num_skipped
+    state.skipped_batches = list(start.batches.skipped)
+    copy_began = time.monotonic()
+    weights = engine.copy_weights()
+    write_moments = engine.copy_moments()
+    copied_s = time.monotonic() - copy_began
+    with processes.agree():  # no loss shows the effect of this update yet
+        total = sum(float(tensor.sum(dtype=torch.float64)) for tensor in weights.values())
+        check_finite(step, {"sum of the weights": total})
+
+    def write_part(folder: Path) -> list[Path]:
+        path = save_weights(weights, folder / part_name(processes.rank, count))
+        return [path, write_moments(folder / ENGINE_FOLDER)]
+
+    def write_once(folder: Path) -> None:
+        (folder / "config.yaml").write_text(start.config_yaml, encoding="utf-8")
+        start.shards.tokenizer.save(str(folder / "tokenizer.json"))
+        if count > 1:
+            write_index(folder, engine.part_of, count)
+
+    writer.save(state, write_once, write_part, begun)
+    return SaveTime(waited_s, copied_s)

@@ -1,0 +1,36 @@
+"""Let signals ask a run to save and stop, instead of killing it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from olmo_sparsity.base.launch import STOP_SIGNALS, handling
+
+
+class StopRequest:
+    """The request of a signal to stop this process."""
+
+    signal_name = ""
+    """The signal that asked; empty while there was none."""
+
+
+@contextlib.contextmanager
+def stop_signals(on_request: Callable[[], None]) -> Iterator[StopRequest]:
+    """Inside, SIGTERM, SIGINT and SIGUSR2 ask the run to save and stop after the current step. A
+    second SIGINT interrupts at once, except while a checkpoint is being written.
+
+    on_request: Called at each signal, at once: the process may be killed before it has saved.
+    """
+    stop = StopRequest()
+
+    def request(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and stop.signal_name:
+            raise KeyboardInterrupt
+        stop.signal_name = signal.Signals(number).name
+        on_request()
+
+    with handling(STOP_SIGNALS, request):
+        yield stop
