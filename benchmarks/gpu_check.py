@@ -503,12 +503,12 @@ def asked_of(name_of_model: str, device: Any, dtype: str) -> Iterator[tuple[str,
     model.requires_grad_(False)
     with torch.no_grad():
         states = model.distant_states(batch.tokens_BL[:1], batch.positions_BL[:1])
-        places_BF = torch.tensor([[3, 40], [7, 79]], device=device)
+        indices_BF = torch.tensor([[3, 40], [7, 79]], device=device)
         near = (batch.tokens_BL[2:, :8], batch.positions_BL[2:, -8:] + 1)
-        hidden_BLD = model.hidden(*near, distant=states.choose(places_BF), num_last=4)
+        hidden_BLD = model.hidden(*near, distant=states.choose(indices_BF), num_last=4)
     yield "hidden after distant states", hidden_BLD.float().cpu().numpy()
     with torch.no_grad():
-        bias_BF = torch.zeros(2, states.num_places, device=device)
+        bias_BF = torch.zeros(2, states.num_tokens, device=device)
         bias_BF[1, 40:] = torch.finfo(torch.float).min
         hidden_BLD = model.hidden(*near, distant=states.expand(2, bias_BF), num_last=4)
     yield "hidden after all distant states", hidden_BLD.float().cpu().numpy()

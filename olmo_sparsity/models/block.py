@@ -94,7 +94,7 @@ class PositionedBlock(OLMoSequentialBlock):
                 norm = LayerNormBase.build(self.config, size=size, elementwise_affine=affine)  # type: ignore[arg-type] # the same fields
                 setattr(self, name, norm)
 
-    # OLMo: a module counts places from 0, and keys are cached before rotation. Here the tables come
+    # OLMo: a module counts tokens from 0, and keys are cached before rotation. Here the tables come
     # with the input: a module that kept them could not be compiled together with checkpointing.
     def forward(  # type: ignore[override]
         self,

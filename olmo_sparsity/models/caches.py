@@ -47,13 +47,13 @@ class DistantCache(DynamicCache):
         self.distant = distant
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.distant.num_places
+        return self.distant.num_tokens
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        return self.distant.num_places
+        return self.distant.num_tokens
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return self.distant.num_places + query_length, 0
+        return self.distant.num_tokens + query_length, 0
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any

@@ -4,10 +4,11 @@ The states are computed once for a text. A window that attends to k of its token
 as its own tokens, however long the text is:
 
     states = model.distant_states(tokens_BL, positions_BL)   # of the whole text
-    chosen = states.choose(places_BF)                        # k other tokens for each row
+    chosen = states.choose(indices_BF)                       # k other tokens for each row
     model.hidden(window_BL, window_positions_BL, distant=chosen, num_last=1)
 
-A *place* is the index of a token in the text. Its position ID may be larger, as IDs may have gaps.
+The index of a token counts the tokens of the text from 0. Its position ID may be larger, as IDs may
+have gaps.
 
 Dimension key: B rows, F distant tokens, L tokens of a window, H heads of keys, K width of a head, D
 width of the model.
@@ -74,7 +75,8 @@ class DistantStates:
         return replace(self, hidden_BFD=torch.cat([before.hidden_BFD, hidden_BLD], 1))
 
     @property
-    def num_places(self) -> int:
+    def num_tokens(self) -> int:
+        """Return the number of distant tokens, of a prefix too, that each row attends to."""
         return self.positions_BF.shape[1]
 
     @property
@@ -100,23 +102,25 @@ class DistantStates:
         causal_B1LL = causal_bias(length, self.bias_BF.device).expand(len(self.bias_BF), -1, -1, -1)
         return torch.cat((distant_B1LF, causal_B1LL), dim=-1)
 
-    def first(self, num_places: int) -> DistantStates:
+    def first(self, num_tokens: int) -> DistantStates:
         """Return the states of the first tokens, as views."""
         assert self.bias_BF is None
-        layers = [(k[:, :num_places], v[:, :num_places]) for k, v in self.layers]
-        hidden_BFD = None if self.hidden_BFD is None else self.hidden_BFD[:, :num_places]
-        return DistantStates(self.positions_BF[:, :num_places], layers, hidden_BFD=hidden_BFD)
+        layers = [(k[:, :num_tokens], v[:, :num_tokens]) for k, v in self.layers]
+        hidden_BFD = None if self.hidden_BFD is None else self.hidden_BFD[:, :num_tokens]
+        return DistantStates(self.positions_BF[:, :num_tokens], layers, hidden_BFD=hidden_BFD)
 
-    def choose(self, places_BF: Tensor) -> DistantStates:
-        """Return the states of some tokens for each row. `places_BF`: their indices in the text,
-        which must be one text for all rows."""
+    def choose(self, indices_BF: Tensor) -> DistantStates:
+        """Return the states of some tokens for each row.
+
+        indices_BF: The indices of these tokens in the text, which must be one text for all rows.
+        """
         assert self.bias_BF is None
-        if places_BF.shape == (1, self.num_places):
+        if indices_BF.shape == (1, self.num_tokens):
             return self  # all tokens: attention does not depend on their order
 
         def pick(x_1F: Tensor) -> Tensor:
-            index = places_BF.to(x_1F.device).flatten()
-            return x_1F[0].index_select(0, index).unflatten(0, places_BF.shape)
+            index = indices_BF.to(x_1F.device).flatten()
+            return x_1F[0].index_select(0, index).unflatten(0, indices_BF.shape)
 
         layers = [(pick(k), pick(v)) for k, v in self.layers]
         return DistantStates(pick(self.positions_BF), layers)

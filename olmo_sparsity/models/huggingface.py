@@ -246,7 +246,7 @@ class HuggingFaceLM(nn.Module):
         positions_BL = positions_BL.expand_as(tokens_BL)
         length = tokens_BL.shape[1]
 
-        if distant is not None and self.shares_distant(distant.num_places, length):
+        if distant is not None and self.shares_distant(distant.num_tokens, length):
             return self.hidden_sharing(tokens_BL, positions_BL, distant, num_last)
 
         options = (distant, attention_bias, documents, added_BLD)
@@ -441,10 +441,10 @@ class HuggingFaceLM(nn.Module):
         self,
         tokens_BL: Tensor,
         positions_BL: Tensor,
-        places_at_once: int | None = None,
+        tokens_at_once: int | None = None,
         earlier: DistantStates | None = None,
     ) -> DistantStates:
-        """Return the states of `earlier` and of these tokens. `places_at_once`: how many tokens a
+        """Return the states of `earlier` and of these tokens. `tokens_at_once`: how many tokens a
         forward pass computes at most."""
         from olmo_sparsity.models.caches import growing_cache, layers_of
 
@@ -454,7 +454,7 @@ class HuggingFaceLM(nn.Module):
         keys_BK = positions_BL[:, :0] if earlier is None else earlier.positions_BF
         # The last chunk attends to all tokens, so its mask is the largest one.
         largest_chunk = max(1, MAX_MASK_ENTRIES // (keys_BK.shape[1] + length))
-        chunk_length = min(places_at_once or length, largest_chunk)
+        chunk_length = min(tokens_at_once or length, largest_chunk)
 
         hidden_chunks = []
         token_chunks = tokens_BL.split(chunk_length, 1)

@@ -158,10 +158,10 @@ class InferringOLMo(OLMo):
         distant_layers: list[DistantLayer | None] = [None] * config.n_layers
         if distant is not None:
             assert bias is None
-            is_shared = self.shares_distant(distant.num_places, length)
+            is_shared = self.shares_distant(distant.num_tokens, length)
             if not is_shared:  # then one bias covers distant tokens and the row
                 bias = distant.window_bias(length)
-            num_keys += distant.num_places
+            num_keys += distant.num_tokens
             distant_layers = [
                 DistantLayer(k, v, distant.bias_BF, is_shared) for k, v in distant.layers
             ]
@@ -183,24 +183,24 @@ class InferringOLMo(OLMo):
         self,
         tokens_BL: Tensor,
         positions_BL: Tensor,
-        places_at_once: int | None = None,
+        tokens_at_once: int | None = None,
         earlier: DistantStates | None = None,
     ) -> DistantStates:
         """Return keys, values and hidden states of all tokens, each of which sees those before it.
 
-        places_at_once: How many tokens are computed together. None: all of them.
+        tokens_at_once: How many tokens are computed together. None: all of them.
         earlier: States of the text before these tokens, which become part of the result.
         """
         length = tokens_BL.shape[1]
         positions_BL = positions_BL.expand_as(tokens_BL)
         num_earlier = 0
         if earlier is not None:
-            num_earlier = earlier.num_places
+            num_earlier = earlier.num_tokens
             positions_BL = torch.cat([earlier.positions_BF, positions_BL], 1)
 
         states = _StateBuffer(num_earlier + length, earlier)
         hidden: list[Tensor] = []
-        for chunk_BL in tokens_BL.split(places_at_once or length, 1):
+        for chunk_BL in tokens_BL.split(tokens_at_once or length, 1):
             num_tokens = states.num_filled + chunk_BL.shape[1]
             hidden.append(self._run_chunk(chunk_BL, positions_BL[:, :num_tokens], states))
         distant = DistantStates(positions_BL, states.layers)
@@ -245,7 +245,7 @@ class _StateBuffer:
         """Begin with the states of `earlier`, which are the first of `num_tokens`."""
         self.num_tokens = num_tokens
         self.earlier = earlier
-        self.num_filled = 0 if earlier is None else earlier.num_places
+        self.num_filled = 0 if earlier is None else earlier.num_tokens
         self.layers: list[tuple[Tensor, Tensor]] = []
         """(keys, values) of each layer that has been written to, (B, num_tokens, G, K)."""
 

@@ -75,12 +75,12 @@ class LanguageModel(Protocol):
         self,
         tokens_BL: Tensor,
         positions_BL: Tensor,
-        places_at_once: int | None = None,
+        tokens_at_once: int | None = None,
         earlier: DistantStates | None = None,
     ) -> DistantStates:
         """Return keys, values and hidden states of all tokens, each of which sees those before it.
 
-        places_at_once: How many tokens are computed together. None: all of them.
+        tokens_at_once: How many tokens are computed together. None: all of them.
         earlier: States of the text before these tokens, which become part of the result.
         """
 

@@ -43,7 +43,7 @@ class LlamaCpp(PromptModel):
         # "auto" lets llama.cpp use a GPU if it was built for one.
         self._on_gpu = device != "cpu"
         self._llama: Any = None
-        self._num_places = 0
+        self._num_positions = 0
         # Tokens whose states llama.cpp's cache holds.
         self._cached: list[int] = []
         model = self._open(2 * BATCH).model
@@ -55,19 +55,19 @@ class LlamaCpp(PromptModel):
         self.max_positions = int(llama_cpp.llama_model_n_ctx_train(model))
         self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
 
-    def _open(self, num_places: int) -> Any:
+    def _open(self, num_positions: int) -> Any:
         """Return llama.cpp's model with room for so many tokens in its cache. It is loaded again
         only if it has less."""
-        if num_places > self._num_places:
+        if num_positions > self._num_positions:
             # The next power of two, so that slightly longer prompts do not load the model again.
-            self._num_places = 1 << (num_places - 1).bit_length()
+            self._num_positions = 1 << (num_positions - 1).bit_length()
             self._llama = self._load()
             weakref.finalize(self, self._llama.close)  # before Python unloads what it needs
             self._cached = []
         return self._llama
 
     def _load(self) -> Any:
-        """Load the model, with room for `_num_places` tokens."""
+        """Load the model, with room for `_num_positions` tokens."""
         import llama_cpp
 
         num_threads = torch.get_num_threads()
@@ -76,7 +76,7 @@ class LlamaCpp(PromptModel):
                 warnings.simplefilter("ignore")
                 return llama_cpp.Llama(
                     str(self.path),
-                    n_ctx=self._num_places,
+                    n_ctx=self._num_positions,
                     n_batch=BATCH,
                     n_ubatch=BATCH,
                     n_threads=num_threads,

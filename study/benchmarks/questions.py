@@ -378,7 +378,7 @@ def measure(
 
 
 def shown(layout: Layout, sources: Sequence[int]) -> np.ndarray:
-    """Return the distant places in view if only these sources are shown."""
+    """Return the distant tokens in view if only these sources are shown."""
     every = layout.units.distant_indices(*range(len(layout.units)))
     in_view = np.setdiff1d(np.arange(layout.num_distant), every)
     return np.union1d(in_view, layout.units.distant_indices(*sources))

@@ -34,7 +34,7 @@ def states_of(model: HuggingFaceLM) -> DistantStates:
 
 
 def bias_without_others() -> torch.Tensor:
-    """A causal bias that hides all distant places but the chosen ones from local places."""
+    """A causal bias that hides all distant tokens but the chosen ones from local places."""
     hidden = [place for place in range(NUM_FAR) if place not in CHOSEN]
     bias = causal_bias(LENGTH, CPU).clone()
     bias[..., NUM_FAR:, hidden] = bias[0, 0, 0, 1]
@@ -120,7 +120,7 @@ def whole() -> DistantStates:
 
 
 def test_whole_states_count_their_places_and_heads(whole: DistantStates) -> None:
-    assert whole.num_places == 5
+    assert whole.num_tokens == 5
     assert whole.num_heads == 2
 
 

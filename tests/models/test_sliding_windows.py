@@ -113,7 +113,7 @@ def test_a_text_without_gaps_is_what_transformers_computes(name: str, length: in
 def test_windows_go_by_position_ids(
     name: str, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In rows with gaps of their own, and with states of distant places, shared or chosen."""
+    """In rows with gaps of their own, and with states of distant tokens, shared or chosen."""
     model, tokens = of(name), draw(length, 2)
     rows = torch.cat([gaps(length, 1), gaps(length, 2)])
     expected = [by_hand(model, tokens[i : i + 1], rows[i : i + 1]) for i in (0, 1)]

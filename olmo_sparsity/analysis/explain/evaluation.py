@@ -86,7 +86,7 @@ def _reductions_alone(
         block = windows.block(document.tokens, target.target, target.end)
         context = scorer.context(block)
         units = distant[distant.target == target.target]
-        # Units are places of the document; a row wants places of the block.
+        # Units are stored by their places in the document; a row takes distant indices.
         rows = [
             context.set_row(np.arange(first, end) - block.first_distant)
             for first, end in zip(units["first"], units["end"], strict=True)

@@ -85,7 +85,7 @@ def reliability_of_texts(
     sets = [NO_INDICES, *(units.run(first, end) for first, end in groups)]
     rows = []
     for span in spans:
-        rows += [context.set_row(places, span) for places in sets]
+        rows += [context.set_row(indices, span) for indices in sets]
     # `by_text` returns the losses of a target's tokens; a target's loss is their sum.
     losses = [nll_RW.sum(1) for nll_RW in scorer.by_text(rows)]
     loss_TGR = np.array(losses).reshape(len(spans), len(sets), scorer.num_texts)

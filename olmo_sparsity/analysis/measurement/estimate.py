@@ -87,8 +87,8 @@ def _describe(
     num_skipped = documents.num_too_short + len(documents) - len(plan.measured)
     per_target = cost.recovery_forwards / max(targets.num_evaluated, 1e-9)
     chosen = f"about {targets.num_evaluated:,.0f} evaluated"
-    if plan.fits_threshold and targets.num_chosen < FEW_TARGETS:
-        chosen += f" (uncertain: {targets.num_chosen} in the sample)"
+    if plan.chooses_by_gap and targets.num_chosen_in_trial < FEW_TARGETS:
+        chosen += f" (uncertain: {targets.num_chosen_in_trial} in the sample)"
     lines = [
         _describe_induction_of_trial(plan, trial.induction),
         f"model           {model.name}, {model.num_parameters:,} parameters, on {device}",
@@ -120,7 +120,7 @@ def _describe(
 def _describe_nothing_evaluated(plan: Plan) -> str:
     """Return a warning that a measurement would evaluate no target: why, and what to change."""
     nothing = "this measurement would evaluate nothing: "
-    if not plan.fits_threshold:
+    if not plan.chooses_by_gap:
         return nothing + (
             "no given target lies in a measured document behind a whole long window; give targets "
             "further back, longer documents, or a smaller --long"

@@ -39,8 +39,9 @@ class ExpectedTargets:
     places: dict[int, np.ndarray]
     """The places of each document where its targets may be."""
 
-    num_chosen: int = 0
-    """The number of targets in the tried blocks, from which the others are extrapolated."""
+    num_chosen_in_trial: int = 0
+    """The number of targets in the blocks whose losses are known, from which the others are
+    extrapolated."""
 
     @property
     def num_evaluated(self) -> float:
@@ -56,9 +57,12 @@ class ExpectedTargets:
 def expect_targets(
     plan: Plan, numbers: Sequence[int], losses: pd.DataFrame | None
 ) -> ExpectedTargets:
-    """Predict the targets of documents. `numbers`: of the documents. `losses`: of a few blocks of
-    the plan; None if none were computed."""
-    if not plan.fits_threshold:
+    """Predict the targets of documents.
+
+    numbers: The numbers of the documents.
+    losses: The losses of a few blocks of the plan; None if none were computed.
+    """
+    if not plan.chooses_by_gap:
         return _fixed_targets(plan, numbers)
 
     # Targets are evaluated in the report half only.
@@ -67,24 +71,26 @@ def expect_targets(
         for number in numbers
         if half_of(number) == "report"
     }
-    num_losses = {
+    # Any token with a loss may become a target.
+    num_candidates = {
         number: sum(block.num_targets for block in blocks)
         for number, blocks in blocks_of_reported.items()
     }
-    num_chosen = 0
+    num_chosen_in_trial = 0
     if losses is None:
-        num_by_document = _as_many_as_allowed(plan, num_losses)
+        num_by_document = _as_many_as_allowed(plan, num_candidates)
     else:
         chosen = _choose_in_tried_blocks(plan, losses)
-        num_chosen = len(chosen.drop_duplicates([*KEYS, "distant_part"]))
-        num_by_document = _extrapolate(plan, losses, chosen, num_losses)
+        num_chosen_in_trial = len(chosen.drop_duplicates([*KEYS, "distant_part"]))
+        num_by_document = _extrapolate(plan, losses, chosen, num_candidates)
     places = {number: places_of(blocks_of_reported[number]) for number in num_by_document}
-    return ExpectedTargets(num_by_document, places, num_chosen)
+    return ExpectedTargets(num_by_document, places, num_chosen_in_trial)
 
 
 def _fixed_targets(plan: Plan, numbers: Sequence[int]) -> ExpectedTargets:
     """Return the targets of a plan that are fixed before any loss is computed."""
-    targets = plan.targets(pd.DataFrame()).drop_duplicates([*KEYS, "distant_part"])
+    no_losses = pd.DataFrame()  # fixed targets need none
+    targets = plan.targets(no_losses).drop_duplicates([*KEYS, "distant_part"])
     target_by_document = targets[targets.document.isin(numbers)].groupby("document").target
     places = {int(number): places_T.to_numpy() for number, places_T in target_by_document}
     num_by_document = {
@@ -93,13 +99,16 @@ def _fixed_targets(plan: Plan, numbers: Sequence[int]) -> ExpectedTargets:
     return ExpectedTargets(num_by_document, places)
 
 
-def _as_many_as_allowed(plan: Plan, num_losses: dict[int, int]) -> dict[int, NumByPart]:
-    """Return as many targets as `share` and `max_targets` allow, without those of documents that
-    may have none. `num_losses`: document → number of its tokens that may become targets."""
+def _as_many_as_allowed(plan: Plan, num_candidates: dict[int, int]) -> dict[int, NumByPart]:
+    """Return as many targets as `share` and `max_targets` allow. Documents without candidates are
+    left out.
+
+    num_candidates: Document → the number of its tokens that may become targets.
+    """
     settings = plan.settings
     num_by_document = {}
-    for number, num_losses_of_document in num_losses.items():
-        num_of_set = min(settings.share * num_losses_of_document, settings.max_targets_of_set)
+    for number, num_candidates_of_document in num_candidates.items():
+        num_of_set = min(settings.share * num_candidates_of_document, settings.max_targets_of_set)
         num_targets = len(settings.sets) * num_of_set
         if num_targets:
             num_by_document[number] = {
@@ -117,27 +126,32 @@ def _choose_in_tried_blocks(plan: Plan, losses: pd.DataFrame) -> pd.DataFrame:
 
 
 def _extrapolate(
-    plan: Plan, losses: pd.DataFrame, chosen: pd.DataFrame, num_losses: dict[int, int]
+    plan: Plan, losses: pd.DataFrame, chosen: pd.DataFrame, num_candidates: dict[int, int]
 ) -> dict[int, NumByPart]:
     """Return the expected targets of each document, with each target set assumed to be as dense in
-    all documents as among the tried tokens. `chosen`: the targets among these. `num_losses`:
-    document → number of its tokens that may become targets."""
+    all documents as among the tried tokens.
+
+    losses: The losses of the tried tokens.
+    chosen: The targets among them.
+    num_candidates: Document → the number of its tokens that may become targets.
+    """
     # A target that is in several sets is evaluated once.
     fraction_distinct = chosen.groupby("distant_part").apply(
         lambda rows: len(rows.drop_duplicates(KEYS)) / len(rows)
     )
-    num_tried = max(int((losses.document.map(half_of) == "report").sum()), 1)
+    is_reported = losses.document.map(half_of) == "report"
+    num_tried = max(int(is_reported.sum()), 1)
     density = chosen.groupby(["distant_part", "target_set"]).size() / num_tried
     max_targets = plan.settings.max_targets_of_set
 
-    def num_expected(part: str, num_losses_of_document: int) -> float:
+    def num_expected(part: str, num_candidates_of_document: int) -> float:
         if part not in fraction_distinct.index:
             return 0.0
-        num_by_set = (density[part] * num_losses_of_document).clip(upper=max_targets)
+        num_by_set = (density[part] * num_candidates_of_document).clip(upper=max_targets)
         return fraction_distinct[part] * float(num_by_set.sum())
 
     return {
-        number: {part: num_expected(part, num_losses_of_document) for part in PARTS}
-        for number, num_losses_of_document in num_losses.items()
-        if num_losses_of_document
+        number: {part: num_expected(part, num_candidates_of_document) for part in PARTS}
+        for number, num_candidates_of_document in num_candidates.items()
+        if num_candidates_of_document
     }

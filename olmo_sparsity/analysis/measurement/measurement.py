@@ -169,7 +169,7 @@ class _Process:
         slowest_s = work_on_documents(
             "losses", self.parts, self.documents_of_process, self._losses, is_first
         )
-        if self.plan.fits_threshold:
+        if self.plan.chooses_by_gap:
             # The threshold depends on all documents of one half, also on those of other processes.
             half = [number for number in self.measured if half_of(number) == "threshold"]
             wait_for_documents("losses", self.parts, half, self._losses, slowest_s)

@@ -244,8 +244,8 @@ class Plan:
         return len(document.units(units, 0, num_distant))
 
     @property
-    def fits_threshold(self) -> bool:
-        """Return whether targets are chosen by a threshold that the losses determine."""
+    def chooses_by_gap(self) -> bool:
+        """Return whether targets are chosen by their gaps. If not, they are fixed before any loss."""
         return self.fixed is None
 
     def induction_texts(self) -> tuple[list[Document], int]:
@@ -298,7 +298,7 @@ class Plan:
     def threshold(self, losses: pd.DataFrame) -> float | None:
         """Return the smallest gap of a target, in nats. Return None if any gap makes a target, or
         if targets are not chosen by it."""
-        if not self.fits_threshold:
+        if not self.chooses_by_gap:
             return None
         half = losses[losses.document.map(half_of) == "threshold"]
         return fit_threshold(half, self.settings.share, self.settings.min_gap)

@@ -70,7 +70,7 @@ def check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
     """Raise DataError if there is no target, or if none has a large gap where targets are chosen by
     it. `parts`: the losses that the message quotes."""
     target_sets = set(targets.target_set[targets.distant_part == "document"])
-    chosen_by_gap = plan.fits_threshold and "gap" in plan.settings.sets
+    chosen_by_gap = plan.chooses_by_gap and "gap" in plan.settings.sets
     if "gap" in target_sets or (target_sets and not chosen_by_gap):
         return
     if plan.fixed is not None:

@@ -123,7 +123,7 @@ def _count_examples(plan: Plan, places: dict[int, np.ndarray]) -> Iterator[_Exam
         num_third = math.ceil(len(drawn) / 3)
         yield _count_example(plan, number, drawn, DOCUMENT)
         yield _count_example(plan, number, drawn[:num_third], DOCUMENT)
-        if plan.fits_threshold:
+        if plan.chooses_by_gap:
             yield _count_example(plan, number, drawn, PLACEBO)
 
 

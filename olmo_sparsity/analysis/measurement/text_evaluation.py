@@ -11,7 +11,7 @@ selector ranked d4 first and d2 second, they hold for k=2:
 `TextEvaluation.evaluate` is the entry point; recovery.py calls it with each text of a document.
 
 Words: *spans* are targets, as indices into a block, from the first token to one past the last.
-*Unit kinds* are names such as `tokens`; *units* are runs of distant places of one text.
+*Unit kinds* are names such as `tokens`; *units* are runs of distant tokens of one text.
 
 Dimension key: T targets, K numbers of distant units, N rows of one call of the scorer.
 """
@@ -136,13 +136,13 @@ class TextEvaluation:
         num_tokens: list[int] = []
         for span, unit_K in zip(spans, choice.unit_TK, strict=True):
             for k in self.ks:
-                places = units.distant_indices(*unit_K[:k])
-                rows_with_units.append(text.context.set_row(places, span))
-                num_tokens.append(len(places))
+                indices = units.distant_indices(*unit_K[:k])
+                rows_with_units.append(text.context.set_row(indices, span))
+                num_tokens.append(len(indices))
                 if not text.is_control:
-                    # The long window without the units is a set like others: all but these places.
-                    other_places = np.setdiff1d(all_distant, places)
-                    rows_without_units.append(text.context.set_row(other_places, span))
+                    # The long window without the units is a set like others: all but these tokens.
+                    other_indices = np.setdiff1d(all_distant, indices)
+                    rows_without_units.append(text.context.set_row(other_indices, span))
         return _Ranking(
             labels=labels,
             units=units,
@@ -162,8 +162,14 @@ class TextEvaluation:
         if self.choices is None:
             # The seed depends on what is ranked, not on the order of evaluation, so that a resumed
             # measurement draws the same.
-            place = (self.document_number, block.start)
-            generator = stream(self.seed, "selector", *place, labels.draw, text.control)
+            generator = stream(
+                self.seed,
+                "selector",
+                self.document_number,
+                block.start,
+                labels.draw,
+                text.control,
+            )
             # Ranked once for the largest k: the units for a smaller k are the first of these.
             question = Question(text.context, units, spans, max(self.ks), generator)
             choice = find_selector(labels.selector)(self.scorer, question)

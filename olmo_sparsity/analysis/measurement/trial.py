@@ -80,7 +80,7 @@ class Trial:
         if sum(2 * len(passage) for passage in passages) <= TRIED_S * speed:
             induction = repetition_drop(scorer, *plan.induction_texts())
 
-        if not plan.fits_threshold:
+        if not plan.chooses_by_gap:
             return Trial(induction, speed, losses=None)
         forwards_before = scorer.token_forwards
         began = time.perf_counter()

@@ -121,7 +121,7 @@ class CountingModel(nn.Module):
         num_last: int | None = None,
         **_: Any,
     ) -> Tensor:
-        """Return hidden_BLD of width 1, to which the gates of distant places add."""
+        """Return hidden_BLD of width 1, to which the gates of distant tokens add."""
         hidden_BL1 = self.embedding(tokens_BL)
         if distant is not None and distant.bias_BF is not None:
             # The gates must have gradients, or a selector that reads these would fail.
@@ -132,7 +132,7 @@ class CountingModel(nn.Module):
         return hidden.expand(*hidden.shape[:-1], self.vocab_size)
 
     def distant_states(
-        self, tokens_BL: Tensor, positions_BL: Tensor, places_at_once: int | None = None
+        self, tokens_BL: Tensor, positions_BL: Tensor, tokens_at_once: int | None = None
     ) -> DistantStates:
         shape = (*tokens_BL.shape, 1, 1)
         layers = [(torch.zeros(shape), torch.zeros(shape))]
@@ -145,7 +145,7 @@ class CountingModel(nn.Module):
     def last_attention(
         self, tokens_BL: Tensor, positions_BL: Tensor, distant: DistantStates
     ) -> Tensor:
-        return torch.zeros(len(tokens_BL), 1, distant.num_places + tokens_BL.shape[1])
+        return torch.zeros(len(tokens_BL), 1, distant.num_tokens + tokens_BL.shape[1])
 
     def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
         return self.real[0].recomputes(num_tokens, num_keys)

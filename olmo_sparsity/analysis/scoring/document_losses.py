@@ -77,7 +77,7 @@ def bigrams(block: Block) -> np.ndarray:
     """Return for each target of a block whether its token and the one before it occur together
     among the distant tokens, and nowhere in the local window. The model is not asked."""
     tokens = block.tokens.astype(np.int64)
-    # Each pair as one number: pairs[i] holds the tokens at places i and i + 1.
+    # Each pair as one number: pairs[i] holds the tokens at the places i and i + 1.
     pairs = (tokens[:-1] << 32) + tokens[1:]
     first_distant = block.num_prefix
     first_local = first_distant + block.num_distant

@@ -8,7 +8,7 @@ distant token d2 takes two prompts:
     u0 u1 d2 u3 | local window | target
     v0 v1 d2 v3 | local window | target
 
-Dimension key: R unrelated texts, F distant places, W targets of a row, B passages, L tokens of a
+Dimension key: R unrelated texts, F distant tokens, W targets of a row, B passages, L tokens of a
 prompt's continuation.
 """
 

@@ -1,15 +1,15 @@
 """Compute one batch of rows: put rows of one group into tensors, and call the model once.
 
-    rows of a RowGroup → `hidden_of_batch` → hidden states at the places that predict targets
+    rows of a RowGroup → `hidden_of_batch` → hidden states at the tokens that predict targets
 
 How a row gets the distant states that it attends to depends on its group (row_groups.py). With
-states of four distant places, of which the first row attends to 0 and 2 and the second to 1 and 3:
+states of four distant tokens, of which the first row attends to 0 and 2 and the second to 1 and 3:
 
     copied    the states of each row, stacked: [s0 s2], [s1 s3]
     masked    all four states for both rows, and a bias that hides the others:
               [0 −∞ 0 −∞], [−∞ 0 −∞ 0]
 
-Dimension key: B rows, L tokens of a row, F distant places, K states that a row attends to, W
+Dimension key: B rows, L tokens of a row, F distant tokens, K states that a row attends to, W
 evaluated targets of a row, D width.
 """
 
@@ -31,7 +31,7 @@ from olmo_sparsity.text.units import NO_INDICES
 def hidden_of_batch(
     model: LanguageModel, device: torch.device, batch: Sequence[Row], is_masked: bool
 ) -> Tensor:
-    """Return hidden_BWD at the places that predict the evaluated targets of each row.
+    """Return hidden_BWD at the tokens that predict the evaluated targets of each row.
 
     Args:
         batch: Rows of one `RowGroup`.
@@ -46,7 +46,7 @@ def hidden_of_batch(
     sees_all = False
     if is_masked:
         assert states is not None
-        is_visible_BF = _visibility(attended, states.num_places)
+        is_visible_BF = _visibility(attended, states.num_tokens)
         attended = list(is_visible_BF)
         sees_all = bool(is_visible_BF.all())
     evaluated = [np.arange(*row.evaluated_span) for row in batch]
@@ -62,7 +62,7 @@ def hidden_of_batch(
         # Without a bias faster kernels apply.
         distant = states.expand(len(batch))
     elif states is not None:
-        distant = _with_hidden_places(states, attended_BK)
+        distant = _with_hidden_tokens(states, attended_BK)
     hidden_BLD = model.hidden(
         tokens_BL, positions_BL, distant=distant, num_last=first_row.num_targets
     )
@@ -71,15 +71,15 @@ def hidden_of_batch(
     return hidden_BLD.take_along_dim(evaluated_BW[..., None], 1)
 
 
-def _visibility(attended: Sequence[np.ndarray], num_places: int) -> np.ndarray:
+def _visibility(attended: Sequence[np.ndarray], num_tokens: int) -> np.ndarray:
     """Return is_visible_BF, whether each row attends to each state of its context."""
-    is_visible_BF = np.zeros((len(attended), num_places), dtype=bool)
-    for is_visible_F, places in zip(is_visible_BF, attended, strict=True):
-        is_visible_F[places] = True
+    is_visible_BF = np.zeros((len(attended), num_tokens), dtype=bool)
+    for is_visible_F, indices in zip(is_visible_BF, attended, strict=True):
+        is_visible_F[indices] = True
     return is_visible_BF
 
 
-def _with_hidden_places(states: DistantStates, is_visible_BF: Tensor) -> DistantStates:
+def _with_hidden_tokens(states: DistantStates, is_visible_BF: Tensor) -> DistantStates:
     """Return the states for a batch of rows, with a bias that hides some of them from each row."""
     bias_BF = torch.zeros(is_visible_BF.shape, dtype=torch.float, device=is_visible_BF.device)
     # The lowest number in place of −∞, as in the model's own causal mask.

@@ -7,11 +7,11 @@ Most rows are short, so what counts is how many of them one forward takes: to la
 GPU, or to read the weights on a CPU, takes longer than to compute a few rows. Five rows, the last
 four of which attend to states of one context, may make two groups or three:
 
-    row 0   8 places                                    group: 0
-    row 1   4 places, attends to 10 of 500 states       group: 1, 3    copies of 10 states each
-    row 2   4 places, attends to 20 of 500 states       group: 2, 4    copies of 20 states each
-    row 3   4 places, attends to 10 of 500 states       or, if it is a single forward,
-    row 4   4 places, attends to 20 of 500 states       group: 1, 2, 3, 4 under a mask
+    row 0   8 inputs                                    group: 0
+    row 1   4 inputs, attends to 10 of 500 states       group: 1, 3    copies of 10 states each
+    row 2   4 inputs, attends to 20 of 500 states       group: 2, 4    copies of 20 states each
+    row 3   4 inputs, attends to 10 of 500 states       or, if it is a single forward,
+    row 4   4 inputs, attends to 20 of 500 states       group: 1, 2, 3, 4 under a mask
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from olmo_sparsity.analysis.scoring.rows import Context, Row
 from olmo_sparsity.models.language_model import LanguageModel
 
 FEW_PAIRS = 2**15
-"""On a CPU, rows that attend to different numbers of distant places share a forward if they have at
-most this many pairs of a token and a distant place: more would cost more in attention."""
+"""On a CPU, rows that attend to different numbers of distant tokens share a forward if they have at
+most this many pairs of a token and a distant token: more would cost more in attention."""
 
 
 class RowGroup(NamedTuple):
@@ -49,7 +49,7 @@ class RowGroup(NamedTuple):
 class _Shape(NamedTuple):
     """The properties of a row. Rows of equal properties can be computed in one forward."""
 
-    num_places: int
+    num_inputs: int
     num_targets: int
     num_evaluated: int | None
     """The number of targets that are evaluated; None: all."""
@@ -83,7 +83,7 @@ class RowGrouping:
         )
         for index, row in enumerate(rows):
             shape = _Shape(
-                num_places=len(row.places),
+                num_inputs=len(row.positions),
                 num_targets=row.num_targets,
                 num_evaluated=None if row.span is None else row.span[1] - row.span[0],
                 context=None if row.attended is None else row.context,
@@ -94,7 +94,7 @@ class RowGrouping:
         for shape, indices_by_number in indices_by_shape.items():
             if shape.context is None:
                 all_indices = list(chain(*indices_by_number.values()))
-                yield RowGroup(all_indices, is_masked=False, num_keys=shape.num_places)
+                yield RowGroup(all_indices, is_masked=False, num_keys=shape.num_inputs)
             else:
                 yield from self._groups_with_states(shape, shape.context, indices_by_number)
 
@@ -104,8 +104,8 @@ class RowGrouping:
         """Sort rows of one shape that attend to states of one context into groups.
         `indices_by_number`: number of attended states → indices of rows."""
         assert context.states is not None
-        length = shape.num_places
-        num_states = context.states.num_places
+        length = shape.num_inputs
+        num_states = context.states.num_tokens
         # Whether the model attends to the states of a context without a copy for each row.
         shares = self.model.shares_distant(num_states, length)
 

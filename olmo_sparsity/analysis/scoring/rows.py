@@ -1,11 +1,11 @@
-"""Say which tokens a forward sees: the local window of some targets, and chosen distant places.
+"""Say which tokens a forward sees: the local window of some targets, and chosen distant tokens.
 
-    Block (tokens of a window) → Context (with states of its distant places) → Row
+    Block (tokens of a window) → Context (with states of its distant tokens) → Row
 
 A row is a dense causal sequence with gaps in its position IDs: no masks, so fast attention kernels
 apply. What it holds depends on how distant states are interpreted (interpretation.py). Of a block
 with the distant tokens d0 … d4, the local window l5 l6 l7 and the target t8, the row with the
-distant places 1 and 3 is:
+distant indices 1 and 3 is:
 
     isolated     inputs d1 d3 l5 l6 l7, with position IDs 1 3 5 6 7
     contextual   inputs l5 l6 l7, which attend to the states of d1 and d3 in the long window
@@ -15,7 +15,7 @@ The last input predicts t8. A prefix, if there is one, comes before all of these
 
 `Scorer` evaluates rows. Nothing here computes with a model.
 
-Dimension key: F distant places, R unrelated texts.
+Dimension key: F distant tokens, R unrelated texts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.text.windows import Block
 
 TARGETS_OF_ONE_LENGTH = 16
-"""The rows of so many neighbouring targets have one length, so that they share forwards."""
+"""This many neighbouring targets have rows of one length, so that these share forwards."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,10 +39,10 @@ class Context:
 
     block: Block
     states: DistantStates | None = None
-    """States of the prefix and all distant places; only for contextual distant states."""
+    """States of the prefix and all distant tokens; only for contextual distant states."""
 
     unrelated_RF: np.ndarray | None = None
-    """Unrelated texts that replace distant places; only for distant states `replaced`."""
+    """Unrelated texts that replace distant tokens; only for distant states `replaced`."""
 
     def long_row(self) -> Row:
         """Return the row of the long window, for all targets of the block."""
@@ -57,20 +57,19 @@ class Context:
             num_targets = self.block.num_targets
         return Row(self, np.arange(self.block.num_before + num_targets - 1), num_targets)
 
-    def set_row(self, distant: np.ndarray, span: tuple[int, int] | None = None) -> Row:
-        """Return the row of the local window and some distant places. The interpretations of
+    def set_row(self, distant_indices: np.ndarray, span: tuple[int, int] | None = None) -> Row:
+        """Return the row of the local window and some distant tokens. The interpretations of
         distant states differ only here.
 
-        Args:
-            distant: Indices among the distant tokens, rising.
-            span: The targets, as indices into the block. Default: all.
+        distant_indices: The distant indices of these tokens, in rising order.
+        span: The targets, as indices into the block. Default: all.
         """
         block = self.block
         if self.unrelated_RF is not None:
             # A whole prompt, in which the distant tokens that are not kept are replaced.
             end = block.num_targets if span is None else span[1]
-            places = np.arange(block.num_before + end - 1)
-            return Row(self, places, end, span=span or (0, end), kept_distant=distant)
+            positions = np.arange(block.num_before + end - 1)
+            return Row(self, positions, end, span=span or (0, end), kept_distant=distant_indices)
 
         first_target = 0
         end_target = block.num_targets
@@ -82,10 +81,10 @@ class Context:
             end_target = max(min(first_target + TARGETS_OF_ONE_LENGTH, block.num_targets), end)
             span = (first - first_target, end - first_target)
         num_targets = end_target - first_target
-        earlier = block.positions_of_distant(distant)
+        earlier = block.positions_of_distant(distant_indices)
         local = block.positions_of_local(end_target)
         if self.states is not None and len(earlier):
-            # Contextual: the row is the local window, which attends to states of earlier places.
+            # Contextual: the row is the local window, which attends to states of earlier tokens.
             return Row(self, local, num_targets, attended=earlier, span=span)
         # Isolated: earlier tokens are inputs like others, next to the local window.
         return Row(self, np.concatenate([earlier, local]), num_targets, span=span)
@@ -93,18 +92,18 @@ class Context:
 
 @dataclass(frozen=True)
 class Row:
-    """The inputs at `places` of a context; their last `num_targets` places predict targets."""
+    """The inputs at `positions` of a context; the last `num_targets` of them predict targets."""
 
     context: Context
-    places: np.ndarray
+    positions: np.ndarray
     """Position IDs, rising, which are also indices into `block.tokens`."""
 
     num_targets: int
     """The targets are the tokens after the last `num_targets` inputs."""
 
     attended: np.ndarray | None = None
-    """Position IDs of earlier places, of the prefix and distant, that the row attends to with their
-    states of the long window. None if it attends to its own inputs alone."""
+    """Position IDs of earlier tokens, of the prefix and distant ones, that the row attends to with
+    their states of the long window. None if it attends to its own inputs alone."""
 
     span: tuple[int, int] | None = None
     """The targets to evaluate, as indices into the row's targets: from the first to one past the
@@ -119,30 +118,35 @@ class Row:
         return self.span or (0, self.num_targets)
 
     def within(self, reach: int) -> Row:
-        """Return the row without the earlier places that have no effect, as no layer sees them from
-        a later place. `reach`: how many places a layer with a sliding window attends to, its own
-        included."""
+        """Return the row without the earlier tokens that have no effect, as no layer sees them from
+        a later token.
+
+        reach: How many position IDs a layer with a sliding window attends to, the token's own
+            included.
+        """
         if self.attended is not None:
-            attended = self.attended[self.attended > self.places[0] - reach]
+            attended = self.attended[self.attended > self.positions[0] - reach]
             return replace(self, attended=attended if len(attended) else None)
-        # Information passes from place to place, so it stops at a gap as wide as the reach.
-        gaps = np.flatnonzero(np.diff(self.places) >= reach)
+        # Information passes from token to token, so it stops at a gap as wide as the reach.
+        gaps = np.flatnonzero(np.diff(self.positions) >= reach)
         if not len(gaps):
             return self
-        return replace(self, places=self.places[gaps[-1] + 1 :])
+        return replace(self, positions=self.positions[gaps[-1] + 1 :])
 
     @property
     def targets(self) -> np.ndarray:
         """Return the token IDs of the targets to evaluate."""
         first, end = self.evaluated_span
-        inputs = self.places[-self.num_targets :][first:end]
+        inputs = self.positions[-self.num_targets :][first:end]
         return self.context.block.tokens[inputs + 1]
 
 
 def distinct_rows(rows: Sequence[Row], reach: int | None) -> tuple[Sequence[Row], Sequence[int]]:
     """Return the different rows to compute, and for each of `rows` the index of the one that serves
-    it. Many rows are the same without the places that no layer of the model reaches. `reach`: how
-    many places a layer attends to; None: all."""
+    it. Many rows are the same without the tokens that no layer of the model reaches.
+
+    reach: How many position IDs a layer attends to; None: all.
+    """
     if reach is None:
         return rows, range(len(rows))
     distinct: list[Row] = []
@@ -154,7 +158,7 @@ def distinct_rows(rows: Sequence[Row], reach: int | None) -> tuple[Sequence[Row]
         attended = None if reduced.attended is None else reduced.attended.tobytes()
         key = (
             id(reduced.context),
-            reduced.places.tobytes(),
+            reduced.positions.tobytes(),
             reduced.num_targets,
             attended,
             reduced.span,

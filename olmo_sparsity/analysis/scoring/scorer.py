@@ -4,18 +4,18 @@ Every measurement evaluates the model here; selectors and recovery differ only i
 
     Block         the tokens of a window: distant tokens, local window, targets
       ↓ Scorer.context
-    Context       the same with the states of its distant places, computed once
+    Context       the same with the states of its distant tokens, computed once
       ↓ Context.set_row, long_row                     (rows.py)
-    Row           which places of the context a forward sees
+    Row           which tokens of the context a forward sees
       ↓ Scorer.losses: equal rows once → groups       (row_groups.py)
                        → batches → hidden states      (row_batch.py) → losses
     nats          of each target of each row
 
 If distant tokens keep their states, a row attends to keys and values that are computed once for all
-rows of a context. Only the places that predict a target are unembedded. Every forward is counted in
+rows of a context. Only the tokens that predict a target are unembedded. Every forward is counted in
 token-forwards, the unit of cost in all results.
 
-Dimension key: B rows, L tokens of a row, F distant places, W targets of a row (its last places), N
+Dimension key: B rows, L tokens of a row, F distant tokens, W targets of a row (the last ones), N
 targets of all rows, D width, C targets of a chunk, V vocabulary, T targets of a document. A suffix
 1 is a dimension of size 1. Losses are in nats.
 """
@@ -177,7 +177,7 @@ class Scorer:
     # --- states of texts ---
 
     def context(self, block: Block, states: DistantStates | None = None) -> Context:
-        """Prepare a block for evaluation, and compute the states of its distant places, once for
+        """Prepare a block for evaluation, and compute the states of its distant tokens, once for
         all rows. `states`: states of a longer text with the same beginning, which are used
         instead."""
         if not self.interpretation.keeps_states:
@@ -229,7 +229,7 @@ class Scorer:
     def extended(self, states: DistantStates | None, tokens: np.ndarray) -> DistantStates:
         """Return the states of a text with `tokens` after it. `states`: those of the text. None:
         `tokens` are the whole text."""
-        num_before = 0 if states is None else states.num_places
+        num_before = 0 if states is None else states.num_tokens
         (tokens_1L,) = to_device([tokens[None]], self.device)
         positions_1L = num_before + torch.arange(len(tokens), device=self.device)[None]
         self.token_forwards += len(tokens)
@@ -240,10 +240,10 @@ class Scorer:
     def hidden_after(
         self, states: DistantStates | None, tokens_BL: np.ndarray, num_last: int
     ) -> Tensor:
-        """Return hidden_BWD of the last `num_last` places of a batch of texts. Each consists of the
+        """Return hidden_BWD of the last `num_last` tokens of a batch of texts. Each consists of the
         text of `states`, which all share, and a row of `tokens_BL`. `states`: None if they share
         none."""
-        num_before = 0 if states is None else states.num_places
+        num_before = 0 if states is None else states.num_tokens
         (inputs_BL,) = to_device([tokens_BL], self.device)
         positions_L = num_before + torch.arange(tokens_BL.shape[1], device=self.device)
         positions_BL = positions_L.expand_as(inputs_BL)
@@ -256,7 +256,7 @@ class Scorer:
 
     @torch.no_grad()
     def hidden(self, rows: Sequence[Row]) -> list[Tensor]:
-        """Return hidden_WD of each row, at the places that predict its targets."""
+        """Return hidden_WD of each row, at the tokens that predict its targets."""
         computed = self._evaluate(rows, lambda hidden_BWD, _: hidden_BWD)
         return computed.by_row(computed.outputs)
 
@@ -341,7 +341,7 @@ class Scorer:
         assert hidden_1FD is not None
         hidden_of_blocks = []
         for block in blocks:
-            # Each target is predicted at the place before it.
+            # Each target is predicted at the token before it.
             first = block.num_before - 1
             hidden_of_blocks.append(hidden_1FD[0, first : first + block.num_targets])
         return hidden_of_blocks
@@ -397,7 +397,7 @@ class Scorer:
         for group in grouping.groups(distinct):
 
             def compute(batch: Sequence[Row], is_masked: bool = group.is_masked) -> Tensor:
-                self.token_forwards += sum(len(row.places) for row in batch)
+                self.token_forwards += sum(len(row.positions) for row in batch)
                 hidden_BWD = hidden_of_batch(self.model, self.device, batch, is_masked)
                 return read(hidden_BWD, batch)
 

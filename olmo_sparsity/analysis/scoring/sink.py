@@ -88,10 +88,10 @@ def _harm_of_random_token(
         windows = Windows(min(LONG, start), short, num_targets, prefix)
         context = scorer.context(windows.block(document.tokens, start, length))
         generator = stream(0, "sink", document.number)
-        for place in generator.integers(
+        for index in generator.integers(
             windows.num_distant, size=NUM_TRIED // len(documents_to_try)
         ):
-            rows += [context.set_row(NO_INDICES), context.set_row(np.array([place]))]
+            rows += [context.set_row(NO_INDICES), context.set_row(np.array([index]))]
     if not rows:
         return 0.0
     losses = np.array([loss_W.mean() for loss_W in scorer.losses(rows)])

@@ -24,9 +24,9 @@ def as_tensors(
     """Return tokens_BL and positions_BL of rows of equal length, then a tensor for each of
     `arrays`. All are copied to the device together. Each of `arrays` is a list with an array for
     each row, all of one length, which are stacked."""
-    places = [row.places for row in batch]
-    tokens = [row.context.block.tokens[row.places] for row in batch]
-    return to_device([np.stack(row_arrays) for row_arrays in (tokens, places, *arrays)], device)
+    positions = [row.positions for row in batch]
+    tokens = [row.context.block.tokens[row.positions] for row in batch]
+    return to_device([np.stack(row_arrays) for row_arrays in (tokens, positions, *arrays)], device)
 
 
 def to_host(parts: Sequence[Tensor]) -> list[np.ndarray]:

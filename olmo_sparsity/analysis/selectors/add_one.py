@@ -122,7 +122,7 @@ def _units_of_best_groups(
         num_opened: Number of groups whose units are returned.
     """
     units = question.units
-    # A group is named by its first unit. For each target: its groups, and the distant places of
+    # A group is named by its first unit. For each target: its groups, and the distant tokens of
     # each.
     groups = [np.unique(target_units // size) * size for target_units in candidates]
     sets = []

@@ -12,7 +12,7 @@ user's file:
 
 question.py says what a selector is asked and what it answers.
 
-Dimension key: T chosen targets, F distant places, U distant units.
+Dimension key: T chosen targets, F distant tokens, U distant units.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def gradient(scorer: Scorer, question: Question) -> Choice:
 
 
 def attention(scorer: Scorer, question: Question) -> Choice:
-    """Choose the units that get most attention from the places that predict the target, in the mean
+    """Choose the units that get most attention from the tokens that predict the target, in the mean
     over all heads of all layers."""
     weights_TF = head_attention(scorer, question.context, question.spans).mean(1)
     return best_of(question.units.sum_by_unit(weights_TF), question.k)

@@ -3,7 +3,7 @@
     gates of all units → the first units are opened, one by one
     gates with one unit opened → its best partners → losses of these pairs → the best pair
 
-A gate is a factor of a distant place's attention (`gate_gradients`); a unit is *opened* if its gate
+A gate is a factor of a distant token's attention (`gate_gradients`); a unit is *opened* if its gate
 is. `pairs` is the selector.
 
 Dimension key: T targets, U distant units, N opened units of all targets.
@@ -124,8 +124,10 @@ def _try_partners(
         return
     units = question.units
     spans = [question.spans[target] for target, _ in opened]
-    places = [units.distant_indices(unit) for _, unit in opened]
-    gate_NU = units.sum_by_unit(gate_gradients(scorer, question.context, spans, gate, places))
+    opened_indices = [units.distant_indices(unit) for _, unit in opened]
+    gate_NU = units.sum_by_unit(
+        gate_gradients(scorer, question.context, spans, gate, opened_indices)
+    )
     opened_N = [unit for _, unit in opened]
     gate_NU[np.arange(len(opened)), opened_N] = -np.inf  # no pair with itself
     num_partners = min(NUM_PARTNERS, len(units) - 1)

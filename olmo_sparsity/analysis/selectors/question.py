@@ -8,7 +8,7 @@ choice holds:
     score_TU        0.1  0.0  2.3  0.2  0.0        unit_TK    2  3     influence_TK   2.3  0.2
                     0.5  0.1  0.0  0.0  1.7                   4  0                    1.7  0.5
 
-Most selectors evaluate sets of distant places with `loss_reductions`, and choose with `best_of`.
+Most selectors evaluate sets of distant tokens with `loss_reductions`, and choose with `best_of`.
 
 Dimension key: T targets, U distant units, K ranks, W targets of a block, A sets of units, N rows.
 """
@@ -100,7 +100,7 @@ def scored(unit_TK: np.ndarray, score_TU: np.ndarray) -> Choice:
 def loss_reductions(
     scorer: Scorer, question: Question, sets: Sequence[Sequence[np.ndarray]]
 ) -> list[np.ndarray]:
-    """Return by how many nats the loss of each target falls when each of its sets of distant places
+    """Return by how many nats the loss of each target falls when each of its sets of distant tokens
     is added to the local window: an array for each target, with a number for each of its sets.
     `sets`: a list of sets for each target of the question."""
     context = question.context

@@ -1,25 +1,25 @@
-"""Read from inside the model how much a prediction uses distant places: by gradients and attention.
+"""Read from inside the model how much a prediction uses distant tokens: by gradients and attention.
 
     head_attention       attention weights of each head
     embedding_saliency   gradient × embedding of the distant tokens, on the long window
-    gate_gradients       gradient of gates that nearly mask each distant place; `add_one_screened`
+    gate_gradients       gradient of gates that nearly mask each distant token; `add_one_screened`
                          ranks candidates by it
 
-Each takes a context and targets, and returns an array of targets × distant places. They take far
+Each takes a context and targets, and returns an array of targets × distant tokens. They take far
 fewer forwards than `add_one`, which needs one for each distant unit.
 
-What a gate is: attention weights are exp(score) / Σ exp(score). A gate g of a distant place
+What a gate is: attention weights are exp(score) / Σ exp(score). A gate g of a distant token
 multiplies its exp(score), in all layers and heads, which adds ln g to the score:
 
-    distant places      d0      d1      d2    local window
+    distant tokens      d0      d1      d2    local window
     gates                g       g       1      1   1   1        here d2 is opened
     added to scores   ln g    ln g       0      0   0   0        g = 0.1 nearly masks d0 and d1
 
 The gradient of the loss with respect to ln g of d0 predicts the effect of opening d0. One backward
-pass computes it for all distant places of all targets in the batch.
+pass computes it for all distant tokens of all targets in the batch.
 
-Dimension key: B rows, L tokens of a row, D width, T targets, F distant places, N targets' tokens or
-opened places of a batch, H heads of all layers, K keys.
+Dimension key: B rows, L tokens of a row, D width, T targets, F distant tokens, N targets' tokens or
+opened gates of a batch, H heads of all layers, K keys.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from olmo_sparsity.text.units import NO_INDICES, Spans
 
 
 def head_attention(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray:
-    """Return attention_THF: the attention of each head from the places that predict the target to
-    the distant places, summed over the tokens of the target."""
+    """Return attention_THF: the attention of each head from the tokens that predict the target to
+    the distant tokens, summed over the tokens of the target."""
     block = context.block
     states = context.states
     if states is None:
@@ -63,7 +63,7 @@ def head_attention(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray
 def _attention_of_token(
     scorer: Scorer, context: Context, states: DistantStates, target: int
 ) -> np.ndarray:
-    """Return attention_HF from the place that predicts one token to the distant places. `target`:
+    """Return attention_HF from the token that predicts `target` to the distant tokens. `target`:
     index of the token among the targets of the block."""
     block = context.block
     local_window = Row(context, block.positions_of_local(target + 1), num_targets=1)
@@ -92,15 +92,15 @@ def _sum_objective(
     `spans[i]`. All rows end with the input that predicts the last token of all targets.
 
     For the targets (0, 2) and (4, 5) there are two rows and three tokens: tokens 0 and 1 of row 0,
-    and token 4 of row 1. The last place predicts token 4, so they are at places −5, −4 and −1.
+    and token 4 of row 1. The last input predicts token 4, so they are at the indices −5, −4 and −1.
     """
     last_end = max(end for _, end in spans)
     row_of_token = np.repeat(np.arange(len(spans)), [end - first for first, end in spans])
     tokens = np.concatenate([np.arange(first, end) for first, end in spans])
-    places = tokens - last_end
+    index_N = tokens - last_end
     labels = context.block.targets_W[tokens]
-    rows_N, places_N, labels_N = to_device((row_of_token, places, labels), hidden_BLD.device)
-    logits_NV = scorer.model.unembed(hidden_BLD[rows_N, places_N]).float()
+    rows_N, indices_N, labels_N = to_device((row_of_token, index_N, labels), hidden_BLD.device)
+    logits_NV = scorer.model.unembed(hidden_BLD[rows_N, indices_N]).float()
     return objective(logits_NV, labels_N)
 
 
@@ -163,7 +163,7 @@ def _saliency_of_batch(
 
 
 GATE = 0.1
-"""How far the gate of a distant place is open, from 0 (masked) to 1."""
+"""How far the gate of a distant token is open, from 0 (masked) to 1."""
 
 SCORES_PER_TOKEN = 2**13
 """How many attention scores of key-value heads, kept for the backward pass of the gates, count as
@@ -183,27 +183,29 @@ def gate_gradients(
     opened: Sequence[np.ndarray] | None = None,
 ) -> np.ndarray:
     """Return gradient_TF: how much the loss of a target would fall, to first order, if the gate of
-    a distant place were opened.
+    a distant token were opened.
 
-    Only the places of the local window are computed; they attend to the states of the distant
-    places. So there are scores of window × context, not of all pairs of tokens.
+    Only the tokens of the local window are computed; they attend to the states of the distant
+    tokens. So there are scores of window × context, not of all pairs of tokens.
 
     Args:
-        spans: The targets. A target may be there several times, with other open places.
+        spans: The targets. A target may be there several times, with other open gates.
         gate: How far all gates are open, but those that are opened.
-        opened: Distant places whose gates are open, for each target. Default: none.
+        opened: The distant indices whose gates are open, for each target. Default: none.
     """
     block = context.block
     states = context.states
     if states is None:
         states = _states_alone(scorer, context)
     # The memory of a batch is that of its attention scores, so these stand for its tokens.
-    num_keys = states.num_places + len(block.positions_of_local())
+    num_keys = states.num_tokens + len(block.positions_of_local())
     num_scores = len(block.positions_of_local()) * num_keys * states.num_heads * len(states.layers)
     num_tokens = max(1, num_scores // SCORES_PER_TOKEN)
     if opened is None:
         opened = [NO_INDICES] * len(spans)
-    gated_targets = [_GatedTarget(span, places) for span, places in zip(spans, opened, strict=True)]
+    gated_targets = [
+        _GatedTarget(span, indices) for span, indices in zip(spans, opened, strict=True)
+    ]
     gradients_of_batch = partial(_gate_gradients_of_batch, scorer, context, states, gate)
     gradient_TF = np.concatenate(scorer.in_batches(gated_targets, num_tokens, gradients_of_batch))
     if num_scores > MANY_SCORES and scorer.device.type == "cpu":
@@ -231,7 +233,7 @@ def _states_alone(scorer: Scorer, context: Context) -> DistantStates:
 
 
 class _GatedTarget(NamedTuple):
-    """A target, and the distant places whose gates are open for it."""
+    """A target, and the distant tokens whose gates are open for it."""
 
     span: tuple[int, int]
     opened: np.ndarray
@@ -253,7 +255,7 @@ def _gate_gradients_of_batch(
     last_end = max(end for _, end in spans)
     local_window = Row(context, block.positions_of_local(last_end), num_targets=0)
     tokens_BL, positions_BL = as_tensors([local_window] * len(spans), device)
-    num_keys = states.num_places + tokens_BL.shape[1]
+    num_keys = states.num_tokens + tokens_BL.shape[1]
     num_passes = FORWARD_AND_BACKWARD + scorer.model.recomputes(tokens_BL.numel(), num_keys)
     scorer.token_forwards += num_passes * tokens_BL.numel()
     kernels = fast_kernels(device, differentiate_bias=True)

@@ -172,7 +172,7 @@ def test_rows_of_several_contexts_look_back_at_their_own_distant_tokens(
 def test_hidden_distant_places_are_no_keys(
     change: dict, block: Block, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that see all distant places but one, against rows that hold these alone."""
+    """Rows that see all distant tokens but one, against rows that hold these alone."""
     torch.manual_seed(1)
     scorer = Scorer(build_model(ModelConfig(**FIELDS, **change)).eval(), CPU)
     context = scorer.context(block)
@@ -224,7 +224,7 @@ def test_rows_hold_what_they_say(block: Block) -> None:
     def shape(row: Row) -> tuple[Any, ...]:
         distant = row.attended if row.kept_distant is None else row.kept_distant
         distant = None if distant is None else distant.tolist()
-        return row.places.tolist(), row.num_targets, distant, row.span
+        return row.positions.tolist(), row.num_targets, distant, row.span
 
     near = every[num_distant:].tolist()
     assert shape(alone.long_row()) == (every.tolist(), 20, None, None)
@@ -248,7 +248,7 @@ def test_rows_that_see_different_places_share_a_forward_if_these_are_few(
     scorer = Scorer(tiny("olmo"), CPU)
     context = scorer.context(block)
     rows = [context.set_row(np.arange(num)) for num in (1, 5, 6, 6)]
-    size, where = len(rows[0].places), "olmo_sparsity.analysis.scoring.row_groups.FEW_PAIRS"
+    size, where = len(rows[0].positions), "olmo_sparsity.analysis.scoring.row_groups.FEW_PAIRS"
     monkeypatch.setattr(type(scorer.model), "shares_distant", lambda *_: True)
 
     def groups() -> list[Any]:
@@ -302,7 +302,7 @@ def test_states_of_a_beginning_are_not_computed_again(document: np.ndarray) -> N
     scorer, spent = Scorer(model, CPU), []
     assert scorer.known_text is None
     for tokens in (document[:9], document[:5], document[:12], document[1:5], document[1:5]):
-        assert scorer.states(tokens).num_places == len(tokens)
+        assert scorer.states(tokens).num_tokens == len(tokens)
         spent.append(scorer.token_forwards)
     assert spent == [9, 9, 21, 25, 25]
     known = scorer.known_text
@@ -323,7 +323,7 @@ def test_rows_without_what_no_layer_reaches_are_computed_once(block: Block) -> N
     context = Context(block)
     rows = [context.set_row(np.array(distant), (0, 2)) for distant in ([0], [9], [1], [0, 9])]
     found, each = distinct_rows(rows, 3)
-    assert [len(row.places) for row in found] == [9, 10]
+    assert [len(row.positions) for row in found] == [9, 10]
     assert list(each) == [0, 1, 0, 1]
     assert [list(of) for of in distinct_rows(rows, None)] == [rows, [0, 1, 2, 3]]
 
@@ -364,7 +364,7 @@ def test_a_row_keeps_what_a_layer_can_reach_from_a_later_place(seen: bool) -> No
                 near = [place for place in range(places[0]) if places[0] - place < reach]
                 assert ([] if kept.attended is None else kept.attended.tolist()) == near
             else:
-                assert kept.places.tolist() == reached
+                assert kept.positions.tolist() == reached
 
 
 @pytest.mark.parametrize("windows", [Windows(16, 6, 4), Windows("all", 6, 4, prefix=(1,))], ids=str)

@@ -1,4 +1,4 @@
-"""Gradients and attention at distant places, against finite differences and whole windows."""
+"""Gradients and attention at distant tokens, against finite differences and whole windows."""
 
 from __future__ import annotations
 
