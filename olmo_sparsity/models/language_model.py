@@ -65,7 +65,7 @@ class LanguageModel(Protocol):
         documents: Where documents begin. Tokens attend to their own document only.
         added_BLD: Added to the embeddings of the tokens.
         distant: States of earlier tokens, to which all tokens attend, too.
-        num_last: Return the hidden states of the last tokens only, so many of them.
+        num_last: How many tokens, the last ones, to return hidden states of; None: all.
         """
 
     def unembed(self, hidden: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ other tokens contribute keys and values. In all other layers W is L. `Positioned
 computes the same for training.
 
 Dimension key: B rows, L tokens of a row, W wanted tokens (the last of each row), F distant tokens,
-D width, H heads, G heads of keys and values, K width of a head.
+N = F + L all keys, D width, H heads, G heads of keys and values, K width of a head.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from olmo.model import SwiGLU
 from torch import Tensor
+from torch.nn import functional
 
 from olmo_sparsity.models.attention import causal_bias
 from olmo_sparsity.models.block import PositionedBlock
@@ -32,6 +32,9 @@ class DistantLayer(NamedTuple):
     k_BFGK: Tensor
     v_BFGK: Tensor
     bias_BF: Tensor | None
+    """Added to the scores of distant tokens, by row; None adds nothing. It is read only where the
+    states are shared. Otherwise one bias for all keys of a row has it in itself."""
+
     is_shared: bool
     """Whether all rows attend to the same states, which are not copied for each row."""
 
@@ -46,8 +49,8 @@ def layer_output(
 ) -> Tensor:
     """Return x_BWD, the output of the layer at the last `num_wanted` tokens."""
     projections = project(block, x_BLD, rotations, num_wanted)
-    mixed = attend_from_last(block, projections, bias, num_wanted, distant_layer)
-    return finish_layer(block, x_BLD, mixed)
+    mixed_BWHK = attend_from_last(block, projections, bias, num_wanted, distant_layer)
+    return finish_layer(block, x_BLD, mixed_BWHK)
 
 
 def attend_from_last(
@@ -58,35 +61,48 @@ def attend_from_last(
     distant_layer: DistantLayer | None = None,
 ) -> Tensor:
     """Return mixed_BWHK: attention from the last `num_wanted` tokens to all tokens of the row, and
-    to distant tokens."""
-    q, k, v = projections
-    q = q[:, -num_wanted:]
-    if distant_layer is not None and distant_layer.is_shared:
-        mixed = attend_to_distant(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
+    to distant tokens.
+
+    bias: Added to attention scores, (B or 1, H or 1, L, N). None for causal attention.
+    """
+    q_BLHK, k_BLGK, v_BLGK = projections
+    q_BHWK = q_BLHK[:, -num_wanted:].transpose(1, 2)  # kernels take heads before tokens
+    if distant_layer is None:
+        return _attend(block, q_BHWK, k_BLGK, v_BLGK, bias)
+
+    if distant_layer.is_shared:
+        assert bias is None, "shared states come with `bias_BF`, and causal attention to the row"
+        mixed_BHWK = attend_to_distant(
+            q_BHWK,
+            k_BLGK.transpose(1, 2),
+            v_BLGK.transpose(1, 2),
             distant_layer.k_BFGK.transpose(1, 2),
             distant_layer.v_BFGK.transpose(1, 2),
             distant_layer.bias_BF,
         )
-        return mixed.transpose(1, 2)
+        return mixed_BHWK.transpose(1, 2)
 
     # Distant tokens precede the row, so causal attention sees all of them.
-    if distant_layer is not None:
-        k = torch.cat((distant_layer.k_BFGK, k), dim=1)
-        v = torch.cat((distant_layer.v_BFGK, v), dim=1)
-    q = q.transpose(1, 2)
-    k = k.transpose(1, 2)
-    v = v.transpose(1, 2)
+    k_BNGK = torch.cat((distant_layer.k_BFGK, k_BLGK), dim=1)
+    v_BNGK = torch.cat((distant_layer.v_BFGK, v_BLGK), dim=1)
+    return _attend(block, q_BHWK, k_BNGK, v_BNGK, bias)
 
+
+def _attend(
+    block: PositionedBlock, q_BHWK: Tensor, k_BNGK: Tensor, v_BNGK: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Return mixed_BWHK: attention from the wanted tokens to all keys, causal without a bias."""
+    num_wanted = q_BHWK.shape[2]
+    num_keys = k_BNGK.shape[1]
     # Kernels align a causal mask with the first key if there are fewer queries than keys, so a mask
     # is passed. With as many queries as keys `block.mix` masks by itself; a single query sees all.
-    if bias is None and 1 < num_wanted < k.shape[2]:
-        bias = causal_bias(k.shape[2], q.device, num_wanted)
+    if bias is None and 1 < num_wanted < num_keys:
+        bias = causal_bias(num_keys, q_BHWK.device, num_wanted)
     if bias is not None:
-        bias = block._cast_attn_bias(bias[:, :, -num_wanted:], q.dtype)
-    return block.mix(q, k, v, bias).transpose(1, 2)
+        bias = block._cast_attn_bias(bias[:, :, -num_wanted:], q_BHWK.dtype)
+    k_BGNK = k_BNGK.transpose(1, 2)
+    v_BGNK = v_BNGK.transpose(1, 2)
+    return block.mix(q_BHWK, k_BGNK, v_BGNK, bias).transpose(1, 2)
 
 
 def finish_layer(block: PositionedBlock, x_BLD: Tensor, mixed_BWHK: Tensor) -> Tensor:
@@ -102,7 +118,10 @@ def finish_layer(block: PositionedBlock, x_BLD: Tensor, mixed_BWHK: Tensor) -> T
     if type(block.act) is SwiGLU:
         up, gate = h.chunk(2, dim=-1)
         # In place, unless a gradient needs the values that would be overwritten.
-        h = F.silu(gate) * up if h.requires_grad else F.silu(gate, inplace=True).mul_(up)
+        if h.requires_grad:
+            h = functional.silu(gate) * up
+        else:
+            h = functional.silu(gate, inplace=True).mul_(up)
     else:
         h = block.act(h)
     h = block.ff_out(h)

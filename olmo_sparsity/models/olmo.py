@@ -13,7 +13,8 @@ gap in the position IDs changes angles, and hides nothing.
 
 `hidden` and `unembed` are separate, so that a loss can unembed in chunks (training_loss.py).
 
-Dimension key: B batch, L length or keys, D width, H heads, K width of a head, V vocabulary.
+Dimension key: B batch, L length, K keys that a token may attend to (as in language_model.py), D
+width, H heads (in `last_attention` of all layers), C width of a head, V vocabulary.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ from olmo_sparsity.models.rope import rotary_tables, rotated_width
 
 @contextmanager
 def _keeping_kernels() -> Iterator[None]:
-    """Afterwards, PyTorch's choice of attention kernels is what it was before. Upstream's
-    constructor switches memory-efficient attention off for the whole process: the only fused kernel
-    that takes a bias, as ALiBi needs."""
+    """Restore PyTorch's choice of attention kernels at the end. Upstream's constructor switches
+    memory-efficient attention off for the whole process: the only fused kernel that takes a bias,
+    as ALiBi needs."""
     cuda = torch.backends.cuda
     flash = cuda.flash_sdp_enabled()
     efficient = cuda.mem_efficient_sdp_enabled()
@@ -100,7 +101,7 @@ class PositionedOLMo(InferringOLMo):
         return self.config.d_model**-0.5 if self.config.scale_logits else 1.0
 
     def set_angles(self, config: ModelConfig) -> None:
-        """From now on, take RoPE's base and scaling from another config, that of a new stage of the
+        """Take RoPE's base and scaling from another config from now on: that of a new stage of the
         run. Weights and all other settings stay."""
         # A copy, as the object may be the config of the whole run.
         self.config = replace(
@@ -125,24 +126,44 @@ class PositionedOLMo(InferringOLMo):
         num_last: int | None = None,
     ) -> Tensor:
         """Return hidden_BLD after the last norm, as `LanguageModel.hidden` describes it."""
-        assert documents is None or (attention_bias is None and distant is None)
+        if documents is not None:
+            assert attention_bias is None, "the attention of documents takes no bias"
+            assert distant is None, "distant tokens belong to no document of the batch"
         if distant is not None:
-            assert not self.training
-            assert added_BLD is None
-            num_wanted = num_last or tokens_BL.shape[1]
-            return self.last_hidden(tokens_BL, positions_BL, attention_bias, num_wanted, distant)
+            assert not self.training, "states of distant tokens are read in inference"
+            assert added_BLD is None, "nothing can be added to embeddings beside distant states"
+
         # Without gradients and dropout, `last_hidden` gives the same in less time.
         is_inference = not torch.is_grad_enabled() and not self.training
         is_plain = added_BLD is None and documents is None
-        if num_last is not None and is_inference and is_plain:
-            return self.last_hidden(tokens_BL, positions_BL, attention_bias, num_last=num_last)
+        saves_time = num_last is not None and is_inference and is_plain
+        if distant is not None or saves_time:
+            num_wanted = tokens_BL.shape[1] if num_last is None else num_last
+            return self.last_hidden(tokens_BL, positions_BL, attention_bias, num_wanted, distant)
 
-        x = self.transformer.wte(tokens_BL)
+        hidden_BLD = self._hidden_of_all(
+            tokens_BL, positions_BL, attention_bias, documents, added_BLD
+        )
+        # A slice of all tokens would cost a copy in the backward pass.
+        if num_last is not None:
+            hidden_BLD = hidden_BLD[:, -num_last:]
+        return self.transformer.ln_f(hidden_BLD)
+
+    def _hidden_of_all(
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        attention_bias: Tensor | None,
+        documents: Documents | None,
+        added_BLD: Tensor | None,
+    ) -> Tensor:
+        """Return hidden_BLD of all tokens before the last norm: the pass of training."""
+        x_BLD = self.transformer.wte(tokens_BL)
         if added_BLD is not None:
-            x = x + added_BLD
+            x_BLD = x_BLD + added_BLD
         if self.config.embedding_layer_norm:
-            x = self.transformer.emb_norm(x)
-        x = self.transformer.emb_drop(x)
+            x_BLD = self.transformer.emb_norm(x_BLD)
+        x_BLD = self.transformer.emb_drop(x_BLD)
 
         # Computed once for all layers: each of them rotates by the same angles.
         tables = rotary_tables(positions_BL, self.config) if self.config.rope else None
@@ -151,22 +172,20 @@ class PositionedOLMo(InferringOLMo):
             attention_bias = alibi if attention_bias is None else alibi + attention_bias
 
         recomputes = torch.is_grad_enabled() and self.recomputes(tokens_BL.numel())
-        for number, block in enumerate(self.blocks):
-            inputs = (x, tables, attention_bias, documents)
-            if recomputes and number % self.checkpoint_every == 0:
-                x = checkpoint(block, *inputs, use_reentrant=False)
+        for index, block in enumerate(self.blocks):
+            inputs = (x_BLD, tables, attention_bias, documents)
+            if recomputes and index % self.checkpoint_every == 0:
+                x_BLD = checkpoint(block, *inputs, use_reentrant=False)
             else:
-                x = block(*inputs)
-        if num_last is not None:
-            x = x[:, -num_last:]
-        return self.transformer.ln_f(x)
+                x_BLD = block(*inputs)
+        return x_BLD
 
     @torch.no_grad()
     def last_attention(
         self, tokens_BL: Tensor, positions_BL: Tensor, distant: DistantStates
     ) -> Tensor:
-        """Return weights_BHL: how much the last token attends to each of the distant tokens and
-        those of the row (L together), in all heads of all layers (H)."""
+        """Return weights_BHK: how much the last token attends to each token of `distant` and of the
+        row, in all heads of all layers."""
         record: list[LastAttention] = []
         for block in self.blocks:
             block.attention_record = record
@@ -175,15 +194,17 @@ class PositionedOLMo(InferringOLMo):
         finally:
             for block in self.blocks:
                 block.attention_record = None
+
         # Fused kernels return no weights, so they are computed from queries and keys.
         weights = []
-        for q_BHK, k_BHLK, bias in record:
-            k_BHLK = k_BHLK.repeat_interleave(q_BHK.shape[1] // k_BHLK.shape[1], dim=1)
-            scores_BHL = torch.einsum("bhk,bhlk->bhl", q_BHK.float(), k_BHLK.float())
-            scores_BHL = scores_BHL * q_BHK.shape[-1] ** -0.5
+        for q_BHC, k_BHKC, bias in record:
+            group_size = q_BHC.shape[1] // k_BHKC.shape[1]  # query heads that share keys
+            k_BHKC = k_BHKC.repeat_interleave(group_size, dim=1)
+            scores_BHK = torch.einsum("bhc,bhkc->bhk", q_BHC.float(), k_BHKC.float())
+            scores_BHK = scores_BHK * q_BHC.shape[-1] ** -0.5
             if bias is not None:
-                scores_BHL = scores_BHL + bias[:, :, -1]
-            weights.append(scores_BHL.softmax(-1))
+                scores_BHK = scores_BHK + bias[:, :, -1]
+            weights.append(scores_BHK.softmax(-1))
         return torch.cat(weights, dim=1)
 
     def unembed(self, hidden: Tensor) -> Tensor:

@@ -245,7 +245,7 @@ class Plan:
 
     @property
     def chooses_by_gap(self) -> bool:
-        """Return whether targets are chosen by their gaps. If not, they are fixed before any loss."""
+        """Return whether targets are chosen by their gaps. Otherwise they are fixed."""
         return self.fixed is None
 
     def induction_texts(self) -> tuple[list[Document], int]:

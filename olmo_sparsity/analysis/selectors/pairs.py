@@ -125,9 +125,8 @@ def _try_partners(
     units = question.units
     spans = [question.spans[target] for target, _ in opened]
     opened_indices = [units.distant_indices(unit) for _, unit in opened]
-    gate_NU = units.sum_by_unit(
-        gate_gradients(scorer, question.context, spans, gate, opened_indices)
-    )
+    gate_NF = gate_gradients(scorer, question.context, spans, gate, opened_indices)
+    gate_NU = units.sum_by_unit(gate_NF)
     opened_N = [unit for _, unit in opened]
     gate_NU[np.arange(len(opened)), opened_N] = -np.inf  # no pair with itself
     num_partners = min(NUM_PARTNERS, len(units) - 1)
