@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
+from typing import NamedTuple
 
 from olmo_sparsity.base.errors import UnreadableNowError
 from olmo_sparsity.base.files import read_bounded, sha256_of, write_json, writing
@@ -90,30 +91,41 @@ def find_damage(
     """
     folder = Path(folder)
     listed = read_entries(folder)
-    if isinstance(listed, str):
-        return listed
+    if listed.problem is not None:
+        return listed.problem
     if only is not None:
         names = sorted(only)
     else:
-        names = sorted(name for name in listed if not skip or not name.startswith(skip))
+        names = sorted(name for name in listed.files if not skip or not name.startswith(skip))
     for name in names:
-        if name not in listed:
+        if name not in listed.files:
             return f"{MANIFEST} does not list {name}"
-    return find_damaged_file(folder, {name: listed[name] for name in names})
+    return find_damaged_file(folder, {name: listed.files[name] for name in names})
 
 
-def read_entries(folder: Path) -> dict[str, FileEntry] | str:
-    """Return the entries of a folder's manifest by name, or a description of the damage if the
-    manifest is damaged itself. Raise UnreadableNowError if that cannot be found out now."""
+class ListedFiles(NamedTuple):
+    """What a manifest lists."""
+
+    files: dict[str, FileEntry]
+    """The entry of each file, by its name. Empty if the manifest is damaged."""
+
+    problem: str | None
+    """What is damaged in the manifest itself; None if it is intact."""
+
+
+def read_entries(folder: Path) -> ListedFiles:
+    """Return the entries of a folder's manifest, or how it is damaged. Raise UnreadableNowError if
+    that cannot be found out now."""
     try:
         entries = parse_json(read_bounded(folder / MANIFEST), _Manifest).files
     except (OSError, ValueError) as error:
         check_readable_now(folder / MANIFEST, error)
-        return f"{MANIFEST} is not a readable list of files"
+        return ListedFiles({}, f"{MANIFEST} is not a readable list of files")
     for name in entries:
         if not stays_inside(name):
-            return f"{MANIFEST} names '{name}', which is outside of the folder"
-    return entries
+            problem = f"{MANIFEST} names '{name}', which is outside of the folder"
+            return ListedFiles({}, problem)
+    return ListedFiles(entries, problem=None)
 
 
 def find_damaged_file(

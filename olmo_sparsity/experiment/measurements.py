@@ -58,10 +58,11 @@ class Measurement:
 
     text: str | None = None
     targets_of: str | None = None
-    """Name of the measurement that chose the targets; None: it chooses them itself."""
+    """The name of the measurement that chose the targets; None: it chooses them itself."""
 
     choices_of: str | None = None
-    """Name of the measurement whose ranked tokens are evaluated; None: it ranks them itself."""
+    """The name of the measurement whose ranked tokens are evaluated; None: it ranks them
+    itself."""
 
     @property
     def checkpoint(self) -> Path:
@@ -160,23 +161,26 @@ def measurements_of(
 
     make = _MeasurementMaker(Path(file.folder) / "measured", plan)
     measurements: list[Measurement] = []
-    for state in section.distant_states:
-        # The measurement that chooses the targets, by long window: the first one with it.
-        chooser_of_length: dict[Any, str] = {}
+    for distant_states in section.distant_states:
+        # The name of the measurement that chooses the targets, by long window: the first one with
+        # it. Targets of another window would have less text before them than it needs, or more.
+        chooser_of_length: dict[Long, str] = {}
         for model in measured:
             for point in _points_of(section, lengths):
                 chooser = None
                 if section.targets == "shared":
                     chooser = chooser_of_length.get(point.long)
-                measurement = make(model, point, state, targets_of=chooser)
+                measurement = make(model, point, distant_states, targets_of=chooser)
                 chooser_of_length.setdefault(point.long, measurement.name)
                 measurements.append(measurement)
         # Transfer at one point of each model, as it costs as much as a measurement.
         if section.transfer and "last" in section.steps:
             longest_at_end = _Point(None, lengths[-1])
             for model, other_seed in pairs_of_seeds(measured):
-                choices_of = make(other_seed, longest_at_end, state).name
-                measurements.append(make(model, longest_at_end, state, choices_of=choices_of))
+                ranked_by = make(other_seed, longest_at_end, distant_states).name
+                measurements.append(
+                    make(model, longest_at_end, distant_states, choices_of=ranked_by)
+                )
     return measurements
 
 
@@ -223,7 +227,7 @@ class _MeasurementMaker:
         self,
         model: Model,
         point: _Point,
-        state: InterpretationName,
+        distant_states: InterpretationName,
         targets_of: str | None = None,
         choices_of: str | None = None,
     ) -> Measurement:
@@ -231,15 +235,15 @@ class _MeasurementMaker:
 
         model: The model.
         point: Its checkpoint and window.
-        state: The value of `distant_states`.
-        targets_of: Name of the measurement that chooses the targets; None: this one does.
-        choices_of: Name of the measurement that ranks the tokens; None: this one does.
+        distant_states: The interpretation of "k distant tokens".
+        targets_of: The name of the measurement that chooses the targets; None: this one does.
+        choices_of: The name of the measurement that ranks the tokens; None: this one does.
         """
         section = self.plan.section
         step = "last" if point.step is None else point.step
         name = f"{model.name}-{step}-{point.long}"
         if len(section.distant_states) > 1:  # else it tells nothing apart
-            name += f"-{state}"
+            name += f"-{distant_states}"
         if choices_of is not None:
             name += "-transfer"
 
@@ -254,7 +258,7 @@ class _MeasurementMaker:
             model=model,
             step=point.step,
             long=point.long,
-            distant_states=state,
+            distant_states=distant_states,
             folder=self.root / name,
             options=options,
             text=section.text,
@@ -268,10 +272,14 @@ def _check_settings(path: str, model: Model, options: Mapping[str, Any], long: A
     before anything is trained, as training takes days."""
     given = {key: value for key, value in options.items() if key in schema_fields(Settings)}
     settings = build(Settings, given | {"long": long}, f"{path}: measure")
+
+    # The options among each other.
     try:
         settings.check()
     except ConfigError as error:
         raise ConfigError(f"{path}: measure, long={long}: {error}") from None
+
+    # The window and the model.
     if settings.windows.has_all:  # windows are cut to what the model takes
         return
     num_available = model.settings.model.max_sequence_length

@@ -121,17 +121,12 @@ def _make_model(
     # The last word counts, so overrides come last; check_overrides keeps them off the grid.
     words = [*chosen_words, *overrides]
 
-    # The run folder.
-    folder = Path(file.folder if file.runs is None else file.runs) / model_name
-    given = read_given(config, words)
-    # A grid has several runs of one config, which must not share its run folder.
-    if file.runs is None and not file.grid and "run_folder" in given:
-        folder = Path(str(given["run_folder"]))  # so that a run that exists is used
-    else:
+    folder = _find_own_folder(file, config, words)
+    if folder is None:
+        folder = Path(file.folder if file.runs is None else file.runs) / model_name
         words.append(f"--run_folder={folder}")
-
-    # The checkpoints that are measured.
     settings = load_config(config, words)
+
     num_steps = settings.training.num_steps
     steps_beyond_end = [step for step in measured_steps if step > num_steps]
     if steps_beyond_end:
@@ -152,6 +147,16 @@ def _make_model(
         overrides=words,
         settings=settings,
     )
+
+
+def _find_own_folder(file: ExperimentFile, config: str, words: list[str]) -> Path | None:
+    """Return the run folder that the config itself names, so that a run that exists is used. Return
+    None if the experiment names the folder: a grid has several runs of one config, which must not
+    share one."""
+    if file.runs is not None or file.grid:
+        return None
+    given = read_given(config, words)
+    return Path(str(given["run_folder"])) if "run_folder" in given else None
 
 
 def _name_axes(word: str, name_parts: Mapping[str, str]) -> str:

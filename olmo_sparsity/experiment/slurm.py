@@ -24,6 +24,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.base.files import read_json, write_json
@@ -48,7 +49,7 @@ class Flags:
     """Flags of sbatch for measurements and the figure."""
 
     max_jobs: int | None = None
-    """Largest number of tasks of an array that run at once. None: the cluster's limit."""
+    """The largest number of tasks of an array that run at once. None: the cluster's limit."""
 
     times: Sequence[str] = ()
     """MODEL=TIME: the time limit of the training of a model, or of all models whose name begins
@@ -57,25 +58,38 @@ class Flags:
     def time_of(self, name: str) -> str | None:
         """Return the time limit of the training of a model; None if none is given. If several names
         fit, the longest decides, as it says most of this model."""
-        fitting_times: dict[str, str] = {}
-        for word in self.times:
-            beginning, _, time = word.partition("=")
-            if is_named_by(beginning, name):
-                fitting_times[beginning] = time
-        if not fitting_times:
-            return None
-        return fitting_times[max(fitting_times, key=len)]
+        limits = map(_TimeLimit.of, self.times)
+        fitting = [limit for limit in limits if is_named_by(limit.beginning, name)]
+        # Of two limits under one name the last counts, as of any option that is given twice.
+        fitting.reverse()
+        return max(fitting, key=lambda limit: len(limit.beginning)).time if fitting else None
 
     def check(self, names: Iterable[str]) -> None:
         """Raise ConfigError for a flag that has no effect or no meaning. `names`: of all models."""
         names = list(names)
         for word in self.times:
-            beginning, equals, time = word.partition("=")
-            fits = any(is_named_by(beginning, name) for name in names)
-            if not (equals and time and fits):
+            limit = _TimeLimit.of(word)
+            fits = any(is_named_by(limit.beginning, name) for name in names)
+            if not (limit.time and fits):
                 raise ConfigError(f"--time={word} must be MODEL=TIME, of {', '.join(names)}")
         if self.max_jobs is not None and self.max_jobs < 1:
             raise ConfigError(f"--max-jobs={self.max_jobs} must be at least 1")
+
+
+class _TimeLimit(NamedTuple):
+    """The time limit of a training, or of several."""
+
+    beginning: str
+    """The name of a model, or the beginning of the names of several (`is_named_by`)."""
+
+    time: str
+    """As sbatch reads it; empty if none is given."""
+
+    @staticmethod
+    def of(word: str) -> _TimeLimit:
+        """Return the time limit that a word MODEL=TIME means."""
+        beginning, _, time = word.partition("=")
+        return _TimeLimit(beginning, time)
 
 
 def submit(experiment: Experiment, flags: Flags) -> int:

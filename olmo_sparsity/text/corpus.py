@@ -183,7 +183,7 @@ def _read_files_from_start(config: CorpusConfig) -> Iterator[Record]:
             num_damaged += 1
             if num_damaged > config.max_damaged_files:
                 raise
-            say(f"{str(error).partition(';')[0]}; the rest of this file is skipped")
+            say(f"{error.problem}; the rest of this file is skipped")
             yield LeftOut(DAMAGED, f"{path}:{number + 1}")
 
 

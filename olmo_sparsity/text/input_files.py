@@ -12,8 +12,10 @@ A folder may hold much that is not text: hidden files, a README about the data, 
 from __future__ import annotations
 
 import glob
+import os
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.progress import say
@@ -30,27 +32,36 @@ def list_files(config: CorpusConfig) -> list[Path]:
         return _list_folder(path, with_records=config.source == "files")
     # A name with brackets is no pattern if the file exists, and `text` takes no pattern.
     if path.is_file() or config.source == "text":
-        paths = [path]
+        matches = [path]
     else:
-        paths = sorted(map(Path, glob.glob(config.path, recursive=True)))
-    paths = [path for path in paths if path.is_file()]
-    if not paths and path.exists():
+        matches = sorted(map(Path, glob.glob(config.path, recursive=True)))
+    files = [match for match in matches if match.is_file()]
+    if not files:
+        _raise_no_file(config.path)
+    if config.source == "c4_files":
+        _check_c4_files(config.path, files)
+    return files
+
+
+def _raise_no_file(path: str) -> NoReturn:
+    """Raise DataError for a path that names no file, or something that is no file."""
+    if os.path.exists(path):
         raise DataError(
-            f"{config.path} is a pipe or a device, and text is read several times; write it to a "
+            f"{path} is a pipe or a device, and text is read several times; write it to a "
             "file, or pass - and give it as standard input"
         )
-    if not paths:
-        raise DataError(
-            f"{config.path} matches no file; check the path, and that its disk is mounted"
-        )
-    if config.source == "c4_files":
-        for path in paths:
-            if suffix_of(path) not in (".json", ".jsonl"):
-                raise DataError(
-                    f"c4_files:{config.path}: {path} is no .json or .jsonl file; name other files, "
-                    f"or read it as plain text (text:{path})"
-                )
-    return paths
+    raise DataError(f"{path} matches no file; check the path, and that its disk is mounted")
+
+
+def _check_c4_files(pattern: str, files: list[Path]) -> None:
+    """Raise DataError unless all files have the names of C4's. A mirror may hold other files, too,
+    each line of which would be a bad record."""
+    for file in files:
+        if suffix_of(file) not in (".json", ".jsonl"):
+            raise DataError(
+                f"c4_files:{pattern}: {file} is no .json or .jsonl file; name other files, "
+                f"or read it as plain text (text:{file})"
+            )
 
 
 def _list_folder(folder: Path, with_records: bool) -> list[Path]:
@@ -62,11 +73,12 @@ def _list_folder(folder: Path, with_records: bool) -> list[Path]:
         if not _is_hidden(file.relative_to(folder))
         if file.is_file()
     ]
-    _name_skipped_files(folder, files)
+    _report_skipped_files(folder, files)
     texts = [file for file in files if is_text(file)]
     tables = [file for file in files if is_records(file)] if with_records else []
     if tables:
         _check_one_kind(folder, tables, texts)
+        # If all are about data, as in a folder of dataset_info.jsonl alone, they are the data.
         return [file for file in tables if not _is_about_data(file)] or tables
     if texts:
         return texts
@@ -76,7 +88,7 @@ def _list_folder(folder: Path, with_records: bool) -> list[Path]:
     )
 
 
-def _name_skipped_files(folder: Path, files: list[Path]) -> None:
+def _report_skipped_files(folder: Path, files: list[Path]) -> None:
     """Print the names of some files that a user may take for text, and that are not read."""
     skipped = [file for file in files if file.suffix.lower() in OTHER_DOCUMENTS]
     if skipped:

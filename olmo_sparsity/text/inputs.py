@@ -59,31 +59,32 @@ def open_documents(
         documents of the run that the model comes from. Of a corpus that this run was trained on,
         only held-out documents are read.
     model: What `load_model` returns; its tokenizer encodes the text.
-    limit: Largest number of documents of at least `min_tokens` to read. None: all.
+    limit: The largest number of documents of at least `min_tokens` to read. None: all.
     field: The field of a record that holds the text.
     group_field: The field that groups records, such as an author: no document serves as unrelated
         text for another of its group.
     split_at: Where a file of plain text is split into documents.
     prompt_field, target_field: The two texts of records of a prompt and a target: the tokens of the
         target are the targets.
-    min_tokens: Smallest number of tokens of a document; shorter ones are left out.
+    min_tokens: The smallest number of tokens of a document; shorter ones are left out.
     control_tokens: Whether `<|im_end|>` in a text becomes that token.
     """
+    _check_limit(limit)
+    if split_at not in get_args(SplitAt):
+        raise ConfigError(f"{split_at=} is none of {', '.join(get_args(SplitAt))}")
     if prompt_field is not None or target_field is not None:
         pair = _fields_of_pairs(field, prompt_field, target_field)
         # A record of a corpus has the target as its text.
         field = pair.target
         prompt_field = pair.prompt
-    _check_limit(limit)
-    if split_at not in get_args(SplitAt):
-        raise ConfigError(f"{split_at=} is none of {', '.join(get_args(SplitAt))}")
-    options: dict[str, Any] = {
+    corpus_options: dict[str, Any] = {
         "field": field,
         "split_at": split_at,
         "group_field": group_field,
         "prompt_field": prompt_field,
     }
 
+    # The text is either tokenized already, in a prepared folder, or it is read and tokenized.
     run = _run_of(model)
     if isinstance(text, os.PathLike):
         text = os.fspath(text)
@@ -92,15 +93,16 @@ def open_documents(
     heldout = _find_heldout(text, run, model.name)
     if heldout is not None:
         name = f"held-out documents of {heldout.folder}"
-        check_options_are_used(CorpusConfig(**options), name)
+        check_options_are_used(CorpusConfig(**corpus_options), name)
         documents = read_prepared(heldout.text, model, name, selection)
     else:
         assert text is not None, "without a text there is held-out text, or an error"
         name = text if isinstance(text, str) else type(text).__name__
-        texts = _read_untrained(text, name, options, run, tally)
+        texts = _read_untrained(text, name, corpus_options, run, tally)
         documents = tokenize(
             texts, model, name, selection, control_tokens=control_tokens, tally=tally
         )
+
     if not documents:
         of_length = f" of {min_tokens:,} tokens or more" if min_tokens else ""
         left_out = f": left out {tally.describe()}" if tally.left_out else ""
@@ -220,6 +222,7 @@ def _share_text(corpus: CorpusConfig, trained_on: CorpusConfig) -> bool:
         except DataError:  # the run's files may be gone
             return corpus.path == trained_on.path
         return bool(paths & trained_paths)
+    # None and "" both mean the default of an option.
     return all(
         (getattr(corpus, name) or "default") == (getattr(trained_on, name) or "default")
         for name in ("source", "path", "hub_name", "hub_config", "hub_split")
@@ -253,7 +256,11 @@ def _heldout(
 def cut_to_targets(documents: Documents, windows: Windows) -> Documents:
     """Return records of prompt and target, with prompts that are cut to the long window of the
     target's first token. With long="all", prompts stay whole. Records with a shorter prompt are
-    left out."""
+    left out. With a long window of 4 tokens:
+
+        before    p0 p1 p2 p3 p4 p5 │ t0 t1     target = 6
+        after           p2 p3 p4 p5 │ t0 t1     target = 4
+    """
     long = windows.first_target
     long_enough = [
         document

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from olmo_sparsity.base.errors import ConfigError, DataError, one_line
 from olmo_sparsity.base.files import open_standard_input
@@ -71,20 +71,17 @@ class DamagedFile(DataError):
 def read_file(path: Path, config: CorpusConfig) -> Iterator[Record]:
     """Yield the records of a file. Its suffix tells the format; a file that has no suffix of
     records is plain text. Raise DamagedFile where the file ends within a record."""
-    read_rows = _find_row_reader(path, config)
+    file_format = _format_of(path, config)
     # Parquet cannot be read from nothing, and a writer of shards may leave an empty one.
     if path != STDIN and not path.stat().st_size:
         yield LeftOut("empty document", str(path))
         return
-    is_whole = read_rows is None and config.split_at == "whole"
-    if read_rows is None:
-        read_rows = _read_whole if is_whole else _read_parts
     # Python reads bytes of a name that are not UTF-8 as surrogates, which no table can store.
     name = str(path).encode(errors="backslashreplace").decode()
     number = 0
     try:
-        for number, row in enumerate(read_rows(path, config.fields), start=1):
-            where = name if is_whole else f"{name}:{number}"
+        for number, row in enumerate(file_format.read_rows(path, config.fields), start=1):
+            where = name if file_format.has_one_row else f"{name}:{number}"
             if isinstance(row, BadRecord | LeftOut):
                 yield replace(row, where=where)
             elif isinstance(row, bytes):
@@ -100,9 +97,25 @@ def read_file(path: Path, config: CorpusConfig) -> Iterator[Record]:
         ) from None
 
 
-def _find_row_reader(path: Path, config: CorpusConfig) -> RowReader | None:
-    """Return the function that reads the rows of a file of records, or None for plain text. Raise
-    ConfigError for a file that is neither, and for an option that has no effect on the file."""
+Rows = Iterator[Any]
+"""Yields objects with fields, plain text as bytes, and bad or left-out records, to which
+`read_file` adds where they are."""
+
+RowReader = Callable[[Path, list[str]], Rows]
+"""Reads the rows of a file, with at least these fields of each record."""
+
+
+class _Format(NamedTuple):
+    """How a file is read."""
+
+    read_rows: RowReader
+    has_one_row: bool
+    """Whether the file is one row, so that its name alone says where the row is."""
+
+
+def _format_of(path: Path, config: CorpusConfig) -> _Format:
+    """Return how a file is read. Raise ConfigError for a file that is neither records nor plain
+    text, and for an option that has no effect on the file."""
     suffix = suffix_of(path)
     if config.source == "files" and suffix in (".csv", ".tsv"):
         raise ConfigError(
@@ -113,14 +126,19 @@ def _find_row_reader(path: Path, config: CorpusConfig) -> RowReader | None:
         raise ConfigError(
             f"path={path} is not plain text; convert it, for example with pdftotext or pandoc"
         )
-    read_rows = None if config.source in ("text", "python") else _READERS_OF_ROWS.get(suffix)
-    if read_rows is None:
-        _check_no_fields(path, config)
-    elif config.split_at != "whole":
-        raise ConfigError(
-            f"split_at={config.split_at} cuts plain text, and {path} is none; leave it out"
-        )
-    return read_rows
+    # Of these sources every file is plain text, whatever its suffix.
+    is_text_source = config.source in ("text", "python")
+    if suffix in _READERS_OF_ROWS and not is_text_source:
+        if config.split_at != "whole":
+            raise ConfigError(
+                f"split_at={config.split_at} cuts plain text, and {path} is none; leave it out"
+            )
+        return _Format(_READERS_OF_ROWS[suffix], has_one_row=False)
+
+    _check_no_fields(path, config)
+    if config.split_at == "whole":
+        return _Format(_read_whole, has_one_row=True)
+    return _Format(_read_parts, has_one_row=False)
 
 
 def _check_no_fields(path: Path, config: CorpusConfig) -> None:
@@ -129,14 +147,6 @@ def _check_no_fields(path: Path, config: CorpusConfig) -> None:
         value = getattr(config, name)
         if value != default:
             raise ConfigError(f"{name}={value}: {path} is plain text, without fields; leave it out")
-
-
-Rows = Iterator[Any]
-"""Yields objects with fields, plain text as bytes, and bad or left-out records, to which
-`read_file` adds where they are."""
-
-RowReader = Callable[[Path, list[str]], Rows]
-"""Reads the rows of a file, with at least these fields of each record."""
 
 
 def _read_whole(path: Path, fields: list[str]) -> Rows:

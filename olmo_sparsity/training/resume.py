@@ -15,7 +15,7 @@ from pathlib import Path
 
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.files import read_json
-from olmo_sparsity.base.manifest import FileEntry, find_damaged_file, read_entries
+from olmo_sparsity.base.manifest import find_damaged_file, read_entries
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
@@ -77,17 +77,23 @@ def verify_newest(run_folder: Path, processes: Processes) -> list[VerifiedCheckp
 def find_damage_together(folder: Path, processes: Processes) -> str | None:
     """Return what is damaged in a folder that has a manifest, on all processes the same; None if it
     is intact. Each process hashes a share of the files."""
-    listed: dict[str, FileEntry] | str = ""
+    # The first process reads the manifest for all.
+    own_listed = None
     with processes.agree():
         if processes.is_first:
-            listed = read_entries(folder)
-    listed = processes.gather(listed)[0]
-    if isinstance(listed, str):
-        return listed
-    sizes = {name: entry.bytes for name, entry in sorted(listed.items())}
+            own_listed = read_entries(folder)
+    listed = processes.gather(own_listed)[0]
+    assert listed is not None  # it is the first process's
+    if listed.problem is not None:
+        return listed.problem
+
+    # About as many bytes for each process, by the same rule on all of them.
+    sizes = {name: entry.bytes for name, entry in sorted(listed.files.items())}
     reader_of_file = share_out(sizes, processes.world_size)
     own_files = {
-        name: entry for name, entry in listed.items() if reader_of_file[name] == processes.rank
+        name: entry
+        for name, entry in listed.files.items()
+        if reader_of_file[name] == processes.rank
     }
     own_problem = None
     with processes.agree():

@@ -85,8 +85,7 @@ def test_each_process_hashes_a_share_of_the_files(
         return find_damaged_file(folder, entries)
 
     monkeypatch.setattr(resume, "find_damaged_file", watched)
-    entries = read_entries(newest(run_folder))
-    assert isinstance(entries, dict)
+    entries = read_entries(newest(run_folder)).files
     found = on_all(3, lambda processes: find_damage_together(newest(run_folder), processes))
     assert found == [None] * 3
     assert sorted(name for share in shares for name in share) == sorted(entries)
