@@ -38,6 +38,10 @@ TEXT_BLOCKS = ("text", "input_text", "output_text")
 REASONING_KEYS = ("reasoning_content", "reasoning")
 """Keys of a message that hold its reasoning: some servers write one, some the other, some both."""
 
+LAST_MESSAGE = -1
+"""The number of the last message of a log, counted from the end as in a list. It is the default of
+`message`, the number of the answer."""
+
 Messages = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """A list of messages; or a request with `messages`, and with `system` as Anthropic writes it."""
 

@@ -142,7 +142,7 @@ def _distinct_decoys(prompt: SourcePrompt, draws: int) -> list[np.ndarray]:
     """Return decoys_DL of each source for counting: no two have a token in common, so that prompts
     share no more than they must. Their tokens are negative, which no text has."""
     decoys = list[np.ndarray]()
-    next_token = -1
+    next_token = -1  # tokens of texts are 0 and above
     for sections in prompt.sections_by_source:
         for ids in sections:
             num_tokens = draws * len(ids)

@@ -184,12 +184,16 @@ SHOWN_CHARACTERS = 50
 """Length of the beginning of a source in a list of sources."""
 
 
-def list_sources(sources: Sources | None) -> list[str]:
+def list_sources(sources: Sources | None, title: str = "") -> list[str]:
     """Return lines with the number of sources, and the name and first words of each. A user who has
-    said how sources are marked, but not named them, sees whether they are the right ones."""
-    found = [part for part in parts_of(read_turns(sources)) if part.is_source]
-    lines = ["1 source" if len(found) == 1 else f"{len(found)} sources"]
-    for source in found:
+    said how sources are marked, but not named them, sees whether they are the right ones.
+
+    title: The beginning of the first line.
+    """
+    segments = [part for part in parts_of(read_turns(sources)) if part.is_source]
+    count = "1 source" if len(segments) == 1 else f"{len(segments)} sources"
+    lines = [f"{title}{count}"]
+    for source in segments:
         beginning = shorten(source.text, SHOWN_CHARACTERS, placeholder="…")
         lines.append(f"  {source.name}: '{beginning}'")
     return lines

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from olmo_sparsity.base.errors import ConfigError, printable
-from olmo_sparsity.sources.chat_log import LogMessage, Messages, normalize_messages
+from olmo_sparsity.sources.chat_log import LAST_MESSAGE, LogMessage, Messages, normalize_messages
 from olmo_sparsity.sources.documents import Segment
 from olmo_sparsity.sources.passages import (
     UNNAMED_PASSAGE,
@@ -52,7 +52,7 @@ class LoggedAnswer(NamedTuple):
 
 
 def read_messages(
-    messages: Messages, number: int = -1, passages: str | None = None
+    messages: Messages, number: int = LAST_MESSAGE, passages: str | None = None
 ) -> LoggedAnswer:
     """Return a message of a log as an answer, with the messages before it as sources.
 
@@ -63,16 +63,19 @@ def read_messages(
     log = normalize_messages(messages)
     if type(number) is not int or not -len(log) <= number < len(log):
         raise ConfigError(f"message={number}: the log has messages 0 to {len(log) - 1}")
-    number = range(len(log))[number]  # from 0, also if it was counted from the end
+    # From 0 from here on, also if it was counted from the end.
+    number = range(len(log))[number]
     message = log[number]
     content = "\n\n".join(text.strip() for text in message.texts if text.strip())
     thought, answer = _split_reasoning(message.reasoning, content)
+
     if message.role != "assistant" or not answer:
         condition = "" if answer else ", without text"
         raise ConfigError(
             f"message={number} is of {printable(message.role)}{condition}; give the number of a "
             "message that is text of the assistant"
         )
+
     namer = _SourceNamer(log[:number], passages)
     sources = namer.named_messages()
     # In the tags by which `attribute` tells reasoning from the answer.
@@ -80,7 +83,16 @@ def read_messages(
     return LoggedAnswer(sources, answer, reasoning, namer.doubts)
 
 
-def _split_reasoning(logged: str | None, content: str) -> tuple[str | None, str]:
+class _SplitContent(NamedTuple):
+    """The content of a message of the assistant."""
+
+    reasoning: str | None
+    """Without tags. None: there is none, or it is still part of the answer, in its tags."""
+
+    answer: str
+
+
+def _split_reasoning(logged: str | None, content: str) -> _SplitContent:
     """Return reasoning and answer of a message. A server that writes the reasoning by itself may
     leave it in the content, too: it is then taken once. Other reasoning in the content follows it.
 
@@ -89,12 +101,12 @@ def _split_reasoning(logged: str | None, content: str) -> tuple[str | None, str]
     """
     before, closing, answer = content.partition(CLOSING)
     if not logged or not closing:
-        return logged, content
+        return _SplitContent(logged, content)
     reasoning = logged.strip()
     in_content = before.strip().removeprefix(OPENING).strip()
     if in_content and in_content != reasoning:
         reasoning = f"{reasoning}\n\n{in_content}"
-    return reasoning, answer.strip()
+    return _SplitContent(reasoning, answer.strip())
 
 
 class _SourceNamer:

@@ -26,6 +26,7 @@ from olmo_sparsity.base.errors import DataError, naming
 from olmo_sparsity.base.files import writing
 from olmo_sparsity.base.progress import Progress, say
 from olmo_sparsity.base.provenance import versions_of_numbers
+from olmo_sparsity.base.share import Share
 from olmo_sparsity.base.streams import VERSION as STREAMS
 from olmo_sparsity.base.work_folder import WorkFolder
 from olmo_sparsity.models.loaded import LoadedModel, identity_of, using
@@ -72,8 +73,7 @@ def measure_questions(
     requests = read_questions(common, questions)
     folder = WorkFolder(Path(out), "out", IDENTITY)
     folder.create("questions")
-    shard_number, num_shards = shard
-    own_numbers = range(len(requests))[shard_number::num_shards]
+    own_numbers = Share(*shard).of(range(len(requests)))
     _answer_questions(common, questions, requests, own_numbers, folder, pages)
 
     if not all(answer_file(folder.path, number).exists() for number in range(len(requests))):
@@ -208,9 +208,8 @@ def count_questions(common: AttributeRequest, questions: str | Path) -> Cost:
     counted = list[Attributing]()
     for line, request in zip(read_lines(questions), requests, strict=True):
         if "messages" in line.record:
-            count, *sources = list_sources(request.sources)
-            for shown in (f"{line.location}: {count}", *sources):
-                say(shown)
+            for source_line in list_sources(request.sources, title=f"{line.location}: "):
+                say(source_line)
         if read_turns(request.sources):
             with naming(line.location):
                 question = Attributing(common.model, request, quiet=True)

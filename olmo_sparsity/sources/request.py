@@ -16,7 +16,7 @@ from typing import Any, Self
 from olmo_sparsity.analysis.options import ModelOptions, Request
 from olmo_sparsity.base.errors import ConfigError, check_unset
 from olmo_sparsity.base.progress import say
-from olmo_sparsity.sources.chat_log import Messages
+from olmo_sparsity.sources.chat_log import LAST_MESSAGE, Messages
 from olmo_sparsity.sources.documents import (
     Answer,
     Sources,
@@ -43,7 +43,7 @@ class AttributeRequest(Request):
     messages: Messages | None = None
     """The log of an agent, which `checked` turns into sources and an answer."""
 
-    message: int = -1
+    message: int = LAST_MESSAGE
     """The number of the message of the log that is the answer."""
 
     passages: str | None = None
@@ -76,7 +76,7 @@ class AttributeRequest(Request):
             return self._with_log_read().checked()
         if self.passages is not None:
             raise ConfigError(f"passages={self.passages!r:.40} belongs to `messages`; leave it out")
-        if self.message != -1:
+        if self.message != LAST_MESSAGE:
             raise ConfigError(f"message={self.message} belongs to `messages`; leave it out")
         self._check_question()
         if self.reasoning is not None and not isinstance(self.reasoning, str):
@@ -122,7 +122,7 @@ class AttributeRequest(Request):
         return replace(
             self,
             messages=None,
-            message=-1,
+            message=LAST_MESSAGE,
             passages=None,
             sources=logged.sources,
             answer=logged.answer,
