@@ -37,33 +37,36 @@ def activation_bytes(
     pass, and those that the loss needs for a chunk of logits. The peak is either in the loss, or
     later, in a layer that is computed again."""
     num_tokens = micro_batch_size * training.length
-    bytes_of_number = 2 if training.precision == "bf16" else 4
+    number_bytes = 2 if training.precision == "bf16" else 4
 
-    bytes_of_width = num_tokens * sizes.d_model * bytes_of_number
-    # Before the first layer and after the last one: embedding, last norm, and their gradients.
-    around_layers = 10 * bytes_of_width
-    of_layer = num_tokens * kept_bytes(sizes, training.precision, training.compile)
-    input_of_layer = num_tokens * sizes.d_model * RESIDUAL_BYTES
+    # What each part keeps, in bytes. Before the first layer and after the last one are embedding,
+    # last norm, and their gradients.
+    width_bytes = num_tokens * sizes.d_model * number_bytes
+    outside_bytes = 10 * width_bytes
+    layer_bytes = num_tokens * kept_bytes(sizes, training.precision, training.compile)
+    layer_input_bytes = num_tokens * sizes.d_model * RESIDUAL_BYTES
 
+    # Logits of a chunk and their gradients; without compilation four tensors of them, in fp32.
     vocab_size = sizes.embedding_size or sizes.vocab_size
     chunk = rows_per_chunk(vocab_size, torch.device(device), training.compile)
     num_logits = min(num_tokens, chunk) * vocab_size
-    # Logits and their gradients; without compilation four tensors of them, in fp32.
-    loss = num_logits * (2 * bytes_of_number if training.compile else 4 * 4)
+    loss_bytes = num_logits * (2 * number_bytes if training.compile else 4 * 4)
 
     budget = training.activation_memory_budget
     if budget is not None and budget < 1.0:
         # The compiler shares out what is between a layer's input and all of its activations.
-        kept_by_layer = input_of_layer + budget * (of_layer - input_of_layer)
-        kept = kept_by_layer * sizes.n_layers + around_layers
-        return kept + max(loss, PEAK_OF_RECOMPUTED_LAYER * of_layer)
+        kept_by_layer = layer_input_bytes + budget * (layer_bytes - layer_input_bytes)
+        kept = kept_by_layer * sizes.n_layers + outside_bytes
+        return kept + max(loss_bytes, PEAK_OF_RECOMPUTED_LAYER * layer_bytes)
 
-    recomputed = num_recomputed(sizes, training)
-    kept = of_layer * (sizes.n_layers - recomputed) + around_layers
-    if recomputed == 0:
-        return kept + loss
-    inputs = recomputed * input_of_layer
-    return kept + inputs + max(loss, PEAK_OF_RECOMPUTED_LAYER * of_layer)
+    num_again = num_recomputed(sizes, training)
+    kept = layer_bytes * (sizes.n_layers - num_again) + outside_bytes
+    if num_again == 0:
+        return kept + loss_bytes
+    # Layers that are computed again keep their input alone, until their turn comes. Then the loss
+    # is done, so the peak is in one of the two.
+    inputs = num_again * layer_input_bytes
+    return kept + inputs + max(loss_bytes, PEAK_OF_RECOMPUTED_LAYER * layer_bytes)
 
 
 def num_recomputed(sizes: ModelConfig, training: TrainingConfig) -> int:
@@ -98,29 +101,29 @@ def state_bytes(
     sums_whole_gradients: With `fsdp`, whether whole gradients are added up over micro-batches.
     largest_weight: With `zero3`, the numbers of the largest weight, which no bucket divides.
     """
-    size = 2 if precision == "bf16" else 4
+    number_bytes = 2 if precision == "bf16" else 4  # of weights, as they are computed with
     part = num_parameters / num_shards
     # AdamW holds the weights and two moments in fp32, 12 bytes a parameter, and gradients take 4.
     if engine == "fsdp":
         whole_gradients = 4 * num_parameters if sums_whole_gradients else 4 * gathered
-        return int(16 * part + size * gathered + whole_gradients)
+        return int(16 * part + number_bytes * gathered + whole_gradients)
     if not engine.startswith("zero"):  # bf16 adds a cast copy of the weights
         return num_parameters * (16 + (2 if precision == "bf16" else 0))
 
     # ZeRO-1 divides the optimizer, ZeRO-2 gradients, too, and ZeRO-3 also the weights.
     stage = int(engine.removeprefix("zero"))
-    weights = size * (part if stage == 3 else num_parameters)
+    weights = number_bytes * (part if stage == 3 else num_parameters)
     gradients = 4 * (part if stage >= 2 else num_parameters)  # added up in fp32
     # The numbers in buffers of collectives, as configs/deepspeed/*.json sets them. ZeRO-1 casts all
     # gradients at once. ZeRO-2 has two buckets, whose size does not depend on the model, and a copy
     # of one. ZeRO-3 has a bucket, its copy in the order of the shards, weights in use and those
     # fetched ahead.
-    buffered = {
+    num_buffered = {
         1: num_parameters,
         2: 10**8 + min(num_parameters, 5 * 10**7),
         3: 4 * min(num_parameters, max(2**24, largest_weight)),
     }
-    return int(weights + gradients + 12 * part + size * buffered[stage])
+    return int(weights + gradients + 12 * part + number_bytes * num_buffered[stage])
 
 
 def start_bytes(
