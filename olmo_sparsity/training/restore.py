@@ -2,7 +2,7 @@
 
 restore ─> choose_checkpoint       the newest intact one (resume.py)
         ─> find_origin             the state, weights and moments to begin with
-        ─> fill_or_find_source     the model, or weights that the engine takes part by part
+        ─> fill_model              or `source_of_weights`, for an engine that takes them one by one
         ─> build_engine
         ─> load_moments            of the optimizer
         ─> describe_start          the log, environment.json
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -44,6 +45,14 @@ from olmo_sparsity.training.run_folder import (
 )
 
 
+class Restored(NamedTuple):
+    """A run that can begin or go on."""
+
+    state: TrainerState
+    engine: Engine
+    """The engine, whose model and optimizer are filled."""
+
+
 @dataclass(frozen=True)
 class Origin:
     """What a run goes on from, or begins with: a checkpoint, the weights of another model
@@ -73,15 +82,23 @@ def restore(
     data_fingerprint: str,
     processes: Processes,
     report: Callable[[str], None],
-) -> tuple[TrainerState, Engine]:
-    """Fill the model and build its engine, from a checkpoint if there is one; return the state of
-    the run, too. `meta_weights`: the weights of a model on the meta device, which has shapes and no
-    memory; the engine loads them one by one. None: the model has memory."""
+) -> Restored:
+    """Fill the model and build its engine, from a checkpoint if there is one.
+
+    settings: The settings of the run as flat keys, with which those of a checkpoint are compared.
+    meta_weights: The weights of a model on the meta device, which has shapes and no memory; the
+        engine loads them one by one. None: the model has memory.
+    data_fingerprint: The hash of the text, which a checkpoint must have been trained on.
+    """
     latest = choose_checkpoint(config, processes)
     num_parameters = count_parameters(model)
     with processes.agree():
         origin = find_origin(config, settings, latest, data_fingerprint)
-        source = fill_or_find_source(model, origin, meta_weights)
+        source = None
+        if meta_weights is None:
+            fill_model(model, origin)
+        else:
+            source = source_of_weights(model, origin, meta_weights)
         if processes.is_first:
             check_room(
                 Path(config.run_folder),
@@ -95,19 +112,23 @@ def restore(
     with processes.agree():
         load_moments(engine, origin)
     describe_start(config, engine, origin, num_parameters, report)
-    return origin.state, engine
+    return Restored(origin.state, engine)
 
 
-def fill_or_find_source(
-    model: nn.Module, origin: Origin, meta_weights: Mapping[str, Tensor] | None
-) -> Mapping[str, Tensor] | None:
-    """Fill a model that has memory. Return the weights from which the engine of one without memory
-    takes its parts; None for a model that has memory."""
+def fill_model(model: nn.Module, origin: Origin) -> None:
+    """Give a model that has memory the weights that the run begins with. Those of a new run are
+    there since it was built."""
+    if origin.weights is not None:
+        fill(model, origin.weights, origin.name_of_weights)
+
+
+def source_of_weights(
+    model: nn.Module, origin: Origin, meta_weights: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
+    """Return the weights from which the engine takes its parts, for a model without memory. None of
+    them is read before, but their names and shapes."""
     if origin.weights is None:
         return meta_weights
-    if meta_weights is None:
-        fill(model, origin.weights, origin.name_of_weights)
-        return None
     check_fit(model.state_dict(keep_vars=True), origin.weights, origin.name_of_weights)
     return origin.weights
 
@@ -153,6 +174,7 @@ def find_origin(
     if latest is not None:
         state = check_checkpoint(latest, config, settings, data_fingerprint)
         saved_model = load_checkpoint_config(latest).model
+        # RoPE may differ from the checkpoint's, in a branch or where a stage begins.
         changes = describe_changes(saved_model, config.at(state.step + 1).model)
         return Origin(
             state,
@@ -179,6 +201,7 @@ def check_checkpoint(
     latest: Path, config: RunConfig, settings: Flat, data_fingerprint: str
 ) -> TrainerState:
     """Check that a run with these settings can go on from a checkpoint; return its state."""
+    # RUN_FOLDER/checkpoints/step000100; that of `branch_from` is in the folder of its trunk.
     is_own = latest.parent.parent == Path(settings["run_folder"])
     state = TrainerState.read(latest)
     if is_own:  # It may still be of another run, put there by hand.

@@ -112,15 +112,18 @@ def prepare(
     count: StartCount,
     hours: GpuHours,
 ) -> Start:
-    """Build all that training needs, on all processes together. `held` keeps the run folder locked
-    until it is closed. `count` counts this start, and `hours` its time.
+    """Build all that training needs, on all processes together.
 
-    What a process can check by itself comes first, within `processes.agree()`: if one finds an
-    error, all end. Collectives follow, in which a process would wait for one that has ended."""
+    held: Keeps the run folder locked until it is closed.
+    count: Counts this start.
+    hours: Counts its time.
+    """
     report = say if processes.is_first else lambda message: None
     run_folder = Path(config.run_folder)
     watchdog = Watchdog(run_folder, config.engine, processes, held.close)
     held.callback(watchdog.stop)
+
+    # What a process can check by itself comes first: if one finds an error, all end.
     with processes.agree():
         check_possible(config, processes)
         device = own_device(config.training.device, processes)
@@ -130,7 +133,9 @@ def prepare(
             claim_run_folder(inputs, held, count, hours)
         # The first weights are those of the seed, whatever was drawn before.
         torch.manual_seed(config.seed)
-        model, source = build_weights(config)
+        model, meta_weights = build_weights(config)
+
+    # Collectives follow, in which a process would wait for one that has ended.
     check_devices(config.training.device, device, processes)
     check_same(inputs.settings, processes)
     check_shared(run_folder, processes)
@@ -138,17 +143,21 @@ def prepare(
         config,
         inputs.settings,
         model,
-        meta_weights=source,
+        meta_weights=meta_weights,
         data_fingerprint=inputs.shards.fingerprint,
         processes=processes,
         report=report,
     )
     for name, line in describe_epochs(inputs.shards, inputs.epochs).items():
         report(f"{name}: {line}")
+
+    # What goes on from the state of the run: which batches and updates are left out.
     inputs.batches.skipped = skipped_batches(state, run_folder, processes)
     jump_detector = None
     if config.optimizer.skip_sigmas is not None:
         jump_detector = JumpDetector(config.optimizer.skip_sigmas, state.recent, state.num_skipped)
+
+    # What speeds are computed from.
     length = config.training.length
     tokens_per_step = config.training.batch_size * length
     flops = flops_per_token(model, config.model, length)
