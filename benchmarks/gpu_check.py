@@ -633,8 +633,11 @@ def measure_speed(size: str, out: Path) -> Iterator[Row]:
         assert float(loss) < 20, f"a loss of {float(loss)}"  # waits for the GPU, too
         seconds = time.perf_counter() - started
         rate = num_steps * tokens_BL.numel() * processes.world_size / seconds
-        peak = stated_flops(engine.device) * processes.world_size
-        share = f"{rate * flops / peak:.1%} of the stated peak" if peak else "peak not known"
+        share = "peak not known"
+        flops_of_device = stated_flops(engine.device)
+        if flops_of_device is not None:
+            peak = flops_of_device * processes.world_size
+            share = f"{rate * flops / peak:.1%} of the stated peak"
         text = f"{rate:,.0f} tokens/s, {share}, {peak_memory_gib(engine.device):.1f} GiB; "
         started = time.perf_counter()
         weights, write_moments = engine.copy_weights(), engine.copy_moments()

@@ -4,7 +4,7 @@
             ─> open_inputs        the text, what hardware and tokenizer determine (resolve.py),
                                   evaluation and batches
             ─> claim_run_folder   locks the folder, or finds another run in it (run_folder.py)
-            ─> build_weights      a new model, or its shapes alone and where its weights come from
+            ─> build_new_model    a new model, or its shapes alone and where its weights come from
             ─> check_…            whether all processes see one config and one disk (preflight.py)
             ─> restore            weights, moments and the first step (restore.py)
 
@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -98,8 +99,8 @@ class Start:
     flops_per_step_whole_attention: float
     """FLOPs of a step, if attention is counted as if nothing was masked."""
 
-    stated_flops: float
-    """FLOP/s that the vendor states for all devices; 0 if unknown."""
+    stated_flops: float | None
+    """FLOP/s that the vendor states for all devices together; None if they are not known."""
 
     report: Callable[[str], None]
     """Prints on the first process."""
@@ -133,7 +134,7 @@ def prepare(
             claim_run_folder(inputs, held, count, hours)
         # The first weights are those of the seed, whatever was drawn before.
         torch.manual_seed(config.seed)
-        model, meta_weights = build_weights(config)
+        new_model = build_new_model(config)
 
     # Collectives follow, in which a process would wait for one that has ended.
     check_devices(config.training.device, device, processes)
@@ -142,8 +143,8 @@ def prepare(
     state, engine = restore(
         config,
         inputs.settings,
-        model,
-        meta_weights=meta_weights,
+        new_model.model,
+        meta_weights=new_model.meta_weights,
         data_fingerprint=inputs.shards.fingerprint,
         processes=processes,
         report=report,
@@ -160,8 +161,12 @@ def prepare(
     # What speeds are computed from.
     length = config.training.length
     tokens_per_step = config.training.batch_size * length
-    flops = flops_per_token(model, config.model, length)
-    flops_whole_attention = flops_per_token(model, config.model, length, whole_attention=True)
+    flops = flops_per_token(new_model.model, config.model, length)
+    flops_whole_attention = flops_per_token(
+        new_model.model, config.model, length, whole_attention=True
+    )
+    flops_of_device = stated_flops(device)
+    flops_of_all = None if flops_of_device is None else flops_of_device * processes.world_size
     return Start(
         config=config,
         settings=inputs.settings,
@@ -177,7 +182,7 @@ def prepare(
         tokens_per_step=tokens_per_step,
         flops_per_step=tokens_per_step * flops,
         flops_per_step_whole_attention=tokens_per_step * flops_whole_attention,
-        stated_flops=stated_flops(device) * processes.world_size,
+        stated_flops=flops_of_all,
         report=report,
     )
 
@@ -271,15 +276,23 @@ def build_measures(
     return {"lm_eval": Tasks(config, heldout.tokenizer, device, processes)}
 
 
-def build_weights(config: RunConfig) -> tuple[nn.Module, Deferred | None]:
-    """Return a new model. Engines that shard get one without memory, and what makes its weights one
-    at a time."""
+class NewModel(NamedTuple):
+    """A model as a run begins with it."""
+
+    model: nn.Module
+    meta_weights: Deferred | None
+    """If the model has shapes and no memory: makes its weights one at a time. Else None."""
+
+
+def build_new_model(config: RunConfig) -> NewModel:
+    """Return a new model. Engines that shard get one without memory, as it may not fit into a
+    process as a whole."""
     is_sharded = config.engine.name == "fsdp" or config.engine.name.startswith("zero")
     # A model of transformers is tried when it is built, for which it needs its weights.
     if is_sharded and config.model.architecture == "olmo":
         source = Deferred(partial(build_model, config.model))
-        return source.model, source
-    return build_model(config.model), None
+        return NewModel(source.model, source)
+    return NewModel(build_model(config.model), meta_weights=None)
 
 
 def build_evaluation(heldout: TokenShards, config: RunConfig) -> Evaluation:

@@ -246,7 +246,7 @@ def log_step(
     speed |= {f"epochs/{name}": times for name, times in reads.items() if name}
     speed |= clock.take_measured()
     speed["peak_memory_gib"] = peak_memory_gib(start.engine.device)
-    if start.stated_flops:
+    if start.stated_flops is not None:
         # Two conventions of attention's FLOPs, so that the number compares with other projects'.
         speed["mfu"] = steps_per_s * start.flops_per_step / start.stated_flops
         speed["mfu_whole_attention"] = (

@@ -46,10 +46,10 @@ def flops_per_token(
     return 6.0 * num_multiplied + (12.0 if whole_attention else 6.0) * num_scored
 
 
-def stated_flops(device: torch.device) -> float:
-    """Return the FLOP/s in bf16 that the vendor states for a device; 0 if they are not known."""
+def stated_flops(device: torch.device) -> float | None:
+    """Return the FLOP/s in bf16 that the vendor states for a device; None if they are not known."""
     gpu = find_gpu(device_name(device))
-    return 1e12 * gpu.tflops if gpu else 0.0
+    return 1e12 * gpu.tflops if gpu else None
 
 
 # --- the share of a GPU's peak that a run reaches -------------------------------------------------
