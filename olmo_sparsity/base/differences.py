@@ -39,14 +39,20 @@ def _is_list_of_sections(value: Any) -> bool:
 
 def differences(stored: Mapping[Any, Any], current: Mapping[Any, Any]) -> list[str]:
     """Return a text for each key whose value differs, such as `seed=3 (now 4)`, sorted by key."""
+    return list(differences_by_key(stored, current).values())
+
+
+def differences_by_key(stored: Mapping[Any, Any], current: Mapping[Any, Any]) -> dict[str, str]:
+    """Return the texts of `differences` by the dotted key that each is about."""
     stored_leaves = dict(leaves(stored))
     current_leaves = dict(leaves(current))
-    changes = []
+    changes = {}
     for key in sorted({*stored_leaves, *current_leaves}):
+        # A missing key counts as null: settings are stored without those that have no effect.
         old = stored_leaves.get(key)
         new = current_leaves.get(key)
         if not _are_equal(old, new):
-            changes.append(f"{key}={old} (now {new})")
+            changes[key] = f"{key}={old} (now {new})"
     return changes
 
 

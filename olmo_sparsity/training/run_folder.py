@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olmo_sparsity.base.devices import device_name
-from olmo_sparsity.base.differences import differences
+from olmo_sparsity.base.differences import differences_by_key
 from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.base.files import (
     read_json,
@@ -131,12 +131,11 @@ def check_same_run(folder: Path, settings: Flat) -> None:
     """Raise ConfigError if the folder was begun with settings that give other weights."""
     changed = _changed(folder, settings, lambda key: not key.startswith(FREE_KEYS))
     if changed:
-        keys = [text.partition("=")[0] for text in changed]
         remedy = "name a new run_folder"
         saved = list_checkpoints(folder)
-        if saved and all(helps_to_branch(key) for key in keys):
+        if saved and all(map(helps_to_branch, changed)):
             remedy += f"; with --branch_from={saved[0]} it continues from there"
-        raise ConfigError(f"{folder} holds work with {', '.join(changed)}; {remedy}")
+        raise ConfigError(f"{folder} holds work with {', '.join(changed.values())}; {remedy}")
 
 
 def is_work_of(folder: Path, settings: Flat) -> bool:
@@ -159,8 +158,8 @@ def _check_same_evaluation(folder: Path, settings: Flat) -> None:
     changed = _changed(folder, settings, lambda key: key.startswith("evaluation."))
     if changed and last_step == settings["training.num_steps"]:
         raise ConfigError(
-            f"'{folder}' is finished, and was evaluated with {', '.join(changed)}; set it as it "
-            "was, or take a new run_folder"
+            f"'{folder}' is finished, and was evaluated with {', '.join(changed.values())}; set it "
+            "as it was, or take a new run_folder"
         )
 
 
@@ -169,18 +168,18 @@ def check_same_branch(folder: Path, settings: Flat) -> None:
     changed = _changed(folder, settings, is_fixed_in_branch)
     if changed:
         raise ConfigError(
-            f"branch_from={folder} was trained with {', '.join(changed)}; set them as they were, "
-            "or take the weights alone with init_from"
+            f"branch_from={folder} was trained with {', '.join(changed.values())}; set them as "
+            "they were, or take the weights alone with init_from"
         )
 
 
-def _changed(folder: Path, settings: Flat, is_compared: Callable[[str], bool]) -> list[str]:
-    """Return a line for each setting that differs from the one in the folder's config.yaml. Only
-    keys for which `is_compared` returns True are compared."""
+def _changed(folder: Path, settings: Flat, is_compared: Callable[[str], bool]) -> dict[str, str]:
+    """Return what differs between the settings and those in the folder's config.yaml, in words, by
+    key. Only keys for which `is_compared` returns True are compared."""
     saved = flatten(load_saved_config(folder / "config.yaml"))
     compared_saved = {key: value for key, value in saved.items() if is_compared(key)}
     compared_now = {key: value for key, value in settings.items() if is_compared(key)}
-    return differences(compared_saved, compared_now)
+    return differences_by_key(compared_saved, compared_now)
 
 
 # --- environment.json ---------------------------------------------------------------------------
