@@ -129,7 +129,7 @@ class TokenShards:
     @cached_property
     def bytes_per_token(self) -> float:
         """Return the mean number of UTF-8 bytes of the first million tokens. An end-of-text token
-        counts as a token without bytes."""
+        counts as a token without bytes, as the loss on it counts in the mean loss, too."""
         # No memory map, as this is read in training, when the file may be cut short.
         tokens = np.fromfile(self.paths[0], self.dtype, count=2**20)
         text = self.tokenizer.decode(tokens[tokens != self.eos_id].tolist())
@@ -176,14 +176,10 @@ def open_shards(
             {name: open_shards(corpus, split, share) for name, corpus in corpora.items()}
         )
     folder = Path(data.folder)
-    if not (folder / "manifest.json").is_file():
-        raise DataError(f"{folder} is not prepared; run `olmo-sparsity prepare` first")
-    manifest = Manifest.load(folder)
-    if not manifest.complete:
-        raise DataError(f"{folder} is prepared in part; run `olmo-sparsity prepare` to finish it")
-
-    files = [file for file in manifest.files if file.split == split]
+    manifest = _load_complete_manifest(folder)
     check_sizes(folder, manifest)
+    files = [file for file in manifest.files if file.split == split]
+
     # Noted before any file is hashed, so that one that changes meanwhile is noticed when it is
     # read.
     states = states_of(folder, (file.tokens for file in files))
@@ -196,6 +192,7 @@ def open_shards(
             remedy = "prepare more text, or lower data.heldout_share"
         raise DataError(f"{folder} has no {split} documents; {remedy}")
 
+    # The manifest's hashes identify the text: the files were compared with them, now or earlier.
     hashes = [manifest.tokenizer_sha256, *(file.tokens_sha256 for file in files)]
     shards = TokenShards(
         files=[ShardPaths.of(folder, file) for file in files],
@@ -209,6 +206,17 @@ def open_shards(
     for file in verified_now:
         _open_ends(folder / file.ends, file.num_tokens)
     return shards
+
+
+def _load_complete_manifest(folder: Path) -> Manifest:
+    """Return the manifest of a prepared folder. Raise DataError if it is not prepared, or in part
+    only."""
+    if not (folder / "manifest.json").is_file():
+        raise DataError(f"{folder} is not prepared; run `olmo-sparsity prepare` first")
+    manifest = Manifest.load(folder)
+    if not manifest.complete:
+        raise DataError(f"{folder} is prepared in part; run `olmo-sparsity prepare` to finish it")
+    return manifest
 
 
 def _join_corpora(corpora: Mapping[str, TokenShards]) -> TokenShards:
