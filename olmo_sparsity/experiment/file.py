@@ -152,16 +152,16 @@ def _expand(file: ExperimentFile, path: str, overrides: list[str]) -> Experiment
         check_no_tilde("runs", file.runs)
     check_overrides(path, file.grid, overrides)
 
-    plan = read_measure_section(file, path)
+    keys = read_measure_section(file, path)
     has_measurements = file.measure is not None
-    measured_steps = plan.section.earlier_steps if has_measurements else []
+    measured_steps = keys.section.earlier_steps if has_measurements else []
     models = models_of(file, path, overrides, measured_steps)
-    measurements = measurements_of(file, path, models, plan) if has_measurements else []
+    measurements = measurements_of(file, path, models, keys) if has_measurements else []
     return Experiment(
         path=path,
         overrides=overrides,
         file=file,
         models=models,
         measurements=measurements,
-        shards=plan.section.shards,
+        shards=keys.section.shards,
     )

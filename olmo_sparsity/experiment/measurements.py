@@ -83,7 +83,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class MeasurePlan:
+class MeasureKeys:
     """The section `measure` of a file, divided by who reads its keys."""
 
     section: MeasureSection = field(default_factory=MeasureSection)
@@ -93,7 +93,7 @@ class MeasurePlan:
     """Keys that are options of the command `measure`."""
 
 
-def read_measure_section(file: ExperimentFile, path: str) -> MeasurePlan:
+def read_measure_section(file: ExperimentFile, path: str) -> MeasureKeys:
     """Return the section `measure`, checked; the defaults if the file has none.
 
     file: What the file says.
@@ -115,7 +115,7 @@ def read_measure_section(file: ExperimentFile, path: str) -> MeasurePlan:
             key: value for key, value in options.items() if key in schema_fields(schema)
         }
         build(schema, options_of_schema, f"{path}: measure")
-    return MeasurePlan(section, options)
+    return MeasureKeys(section, options)
 
 
 def _check_keys(given: Mapping[str, Any], path: str) -> None:
@@ -142,59 +142,59 @@ class _Point(NamedTuple):
 
 
 def measurements_of(
-    file: ExperimentFile, path: str, models: list[Model], plan: MeasurePlan
+    file: ExperimentFile, path: str, models: list[Model], keys: MeasureKeys
 ) -> list[Measurement]:
     """Return all measurements, each after the one that chooses its targets.
 
     file: What the file says.
     path: The path of the file, for messages.
     models: All models.
-    plan: The section `measure`.
+    keys: The section `measure`.
     """
-    section = plan.section
+    section = keys.section
     measured = _measured_models(path, models, section)
-    lengths = sorted(section.long, key=lambda long: long_window(long).length)
+    long_windows = sorted(section.long, key=lambda long: long_window(long).length)
     # All of them before the first is made: a mistake is an error at once.
     for model in measured:
-        for long in lengths:
-            _check_settings(path, model, plan.options, long)
+        for long in long_windows:
+            _check_settings(path, model, keys.options, long)
 
-    make = _MeasurementMaker(Path(file.folder) / "measured", plan)
+    maker = _MeasurementMaker(Path(file.folder) / "measured", keys)
     measurements: list[Measurement] = []
     for distant_states in section.distant_states:
-        # The name of the measurement that chooses the targets, by long window: the first one with
-        # it. Targets of another window would have less text before them than it needs, or more.
-        chooser_of_length: dict[Long, str] = {}
+        # Long window → the first measurement with it, which chooses the targets of the later ones.
+        # Targets of another window would have less text before them than it needs, or more.
+        chooser_by_window: dict[Long, str] = {}
         for model in measured:
-            for point in _points_of(section, lengths):
+            for point in _points_of(section, long_windows):
                 chooser = None
                 if section.targets == "shared":
-                    chooser = chooser_of_length.get(point.long)
-                measurement = make(model, point, distant_states, targets_of=chooser)
-                chooser_of_length.setdefault(point.long, measurement.name)
+                    chooser = chooser_by_window.get(point.long)
+                measurement = maker.make(model, point, distant_states, targets_of=chooser)
+                chooser_by_window.setdefault(point.long, measurement.name)
                 measurements.append(measurement)
         # Transfer at one point of each model, as it costs as much as a measurement.
         if section.transfer and "last" in section.steps:
-            longest_at_end = _Point(None, lengths[-1])
+            longest_at_end = _Point(None, long_windows[-1])
             for model, other_seed in pairs_of_seeds(measured):
-                ranked_by = make(other_seed, longest_at_end, distant_states).name
+                choices_of = maker.name_of(other_seed, longest_at_end, distant_states)
                 measurements.append(
-                    make(model, longest_at_end, distant_states, choices_of=ranked_by)
+                    maker.make(model, longest_at_end, distant_states, choices_of=choices_of)
                 )
     return measurements
 
 
-def _points_of(section: MeasureSection, lengths: Sequence[Long]) -> list[_Point]:
+def _points_of(section: MeasureSection, long_windows: Sequence[Long]) -> list[_Point]:
     """Return the points at which each model is measured: each window at the last step, and at
     earlier steps the longest window only, as every point costs time.
 
     section: The section `measure`.
-    lengths: Long windows, the shortest first.
+    long_windows: Long windows, the shortest first.
     """
     points = []
     if "last" in section.steps:
-        points += [_Point(None, long) for long in lengths]
-    points += [_Point(step, lengths[-1]) for step in section.earlier_steps]
+        points += [_Point(None, long) for long in long_windows]
+    points += [_Point(step, long_windows[-1]) for step in section.earlier_steps]
     return points
 
 
@@ -221,9 +221,18 @@ class _MeasurementMaker:
     root: Path
     """The folder in which each measurement has its own."""
 
-    plan: MeasurePlan
+    keys: MeasureKeys
 
-    def __call__(
+    def name_of(self, model: Model, point: _Point, distant_states: InterpretationName) -> str:
+        """Return the name of the measurement of a model at a point, without the end that marks
+        transfer."""
+        step = "last" if point.step is None else point.step
+        name = f"{model.name}-{step}-{point.long}"
+        if len(self.keys.section.distant_states) > 1:  # else it tells nothing apart
+            name += f"-{distant_states}"
+        return name
+
+    def make(
         self,
         model: Model,
         point: _Point,
@@ -235,15 +244,11 @@ class _MeasurementMaker:
 
         model: The model.
         point: Its checkpoint and window.
-        distant_states: The interpretation of "k distant tokens".
-        targets_of: The name of the measurement that chooses the targets; None: this one does.
-        choices_of: The name of the measurement that ranks the tokens; None: this one does.
+        distant_states: What units show, `contextual` for example.
+        targets_of: Name of the measurement that chooses the targets; None: this one does.
+        choices_of: Name of the measurement that ranks the tokens; None: this one does.
         """
-        section = self.plan.section
-        step = "last" if point.step is None else point.step
-        name = f"{model.name}-{step}-{point.long}"
-        if len(section.distant_states) > 1:  # else it tells nothing apart
-            name += f"-{distant_states}"
+        name = self.name_of(model, point, distant_states)
         if choices_of is not None:
             name += "-transfer"
 
@@ -252,7 +257,7 @@ class _MeasurementMaker:
             left_out.update(OPTIONS_OF_CHOOSING)
         if choices_of is not None:  # its settings are those of the choices
             left_out.update(schema_fields(Settings))
-        options = {key: value for key, value in self.plan.options.items() if key not in left_out}
+        options = {key: value for key, value in self.keys.options.items() if key not in left_out}
         return Measurement(
             name=name,
             model=model,
@@ -261,13 +266,13 @@ class _MeasurementMaker:
             distant_states=distant_states,
             folder=self.root / name,
             options=options,
-            text=section.text,
+            text=self.keys.section.text,
             targets_of=targets_of,
             choices_of=choices_of,
         )
 
 
-def _check_settings(path: str, model: Model, options: Mapping[str, Any], long: Any) -> None:
+def _check_settings(path: str, model: Model, options: Mapping[str, Any], long: Long) -> None:
     """Raise ConfigError for windows that do not fit the options or the model. This is noticed
     before anything is trained, as training takes days."""
     given = {key: value for key, value in options.items() if key in schema_fields(Settings)}

@@ -29,7 +29,7 @@ import sys
 from collections.abc import Callable, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,12 @@ from olmo_sparsity.base.errors import (
 from olmo_sparsity.models.attention import USUAL, causal_bias
 from olmo_sparsity.models.position_limits import windows_of
 
-_REPLACED = "explain and measure take --distant-states replaced (load_model: whole_prompts=True)"
+if TYPE_CHECKING:
+    from olmo_sparsity.models.huggingface import HuggingFaceLM
+
+_USE_REPLACED_STATES = (
+    "explain and measure take --distant-states replaced (load_model: whole_prompts=True)"
+)
 """The remedy for a model that cannot be measured with position IDs, for messages."""
 
 # --- scaled and capped logits ---------------------------------------------------------------------
@@ -91,6 +96,9 @@ NUM_BEFORE_GAP = 4
 """The number of tokens before the gap in the position IDs. Windows that are tried have this size,
 too, so that they hide some of the eight tokens."""
 
+GAP = 4
+"""The number of position IDs that the gap leaves out."""
+
 BEFORE_GAP = slice(NUM_BEFORE_GAP)
 AFTER_GAP = slice(NUM_BEFORE_GAP, None)
 
@@ -118,7 +126,7 @@ class Fit:
 
 
 @torch.no_grad()
-def try_model(wrapped: Any, original: nn.Module) -> Fit:
+def try_model(wrapped: HuggingFaceLM, original: nn.Module) -> Fit:
     """Return what a trial shows of a model. Raise ConfigError if the model would give wrong numbers
     (see the module).
 
@@ -150,13 +158,13 @@ def reason_of(error: Exception) -> str:
     return one_line(f"{type(error).__name__}: {error}")
 
 
-def _unfit(wrapped: Any, problem: str) -> ConfigError:
+def _unfit(wrapped: HuggingFaceLM, problem: str) -> ConfigError:
     """Return the error with which a model is rejected. `problem`: why, and what to do."""
     family = f"{type(wrapped.model).__name__} (model_type {wrapped.model.config.model_type})"
     return ConfigError(f"{family} is not supported: {problem}")
 
 
-def _check_kind(wrapped: Any, original: nn.Module) -> None:
+def _check_kind(wrapped: HuggingFaceLM, original: nn.Module) -> None:
     """Raise ConfigError if the config or the signature shows that a model is not supported."""
     model = wrapped.model
     text = model.config.get_text_config()
@@ -169,11 +177,11 @@ def _check_kind(wrapped: Any, original: nn.Module) -> None:
         raise _unfit(wrapped, "it has no last linear map from states to logits")
     parameters = inspect.signature(wrapped.body.forward).parameters
     if "position_ids" not in parameters or getattr(text, "alibi", False):
-        raise _unfit(wrapped, f"it uses no position_ids; {_REPLACED}")
+        raise _unfit(wrapped, f"it uses no position_ids; {_USE_REPLACED_STATES}")
     other_kinds = set(getattr(text, "layer_types", None) or ()) - _ATTENTION_LAYERS
     if other_kinds:
         kinds = ", ".join(sorted(other_kinds))
-        raise _unfit(wrapped, f"its layers ({kinds}) count places; {_REPLACED}")
+        raise _unfit(wrapped, f"its layers ({kinds}) count tokens; {_USE_REPLACED_STATES}")
     adapter = getattr(original, "active_peft_config", None)
     if getattr(adapter, "is_prompt_learning", False):
         raise _unfit(wrapped, f"its adapter ({type(adapter).__name__}) puts places before the text")
@@ -183,7 +191,7 @@ def _check_kind(wrapped: Any, original: nn.Module) -> None:
         raise _unfit(wrapped, f"its attention ({kernel}) takes gaps for other texts; {remedy}")
 
 
-def _check_logits(wrapped: Any, original: nn.Module) -> tuple[LogitMap, float]:
+def _check_logits(wrapped: HuggingFaceLM, original: nn.Module) -> tuple[LogitMap, float]:
     """Return how logits follow from the last linear map, and the relative difference that rounding
     may cause in this dtype."""
     tokens_BL, counted_BL = _eight_tokens(wrapped)
@@ -229,11 +237,11 @@ class _Tolerance:
         return error <= max(self.noise, effect / 4)
 
 
-def _check_positions(wrapped: Any, rounding: float) -> bool:
+def _check_positions(wrapped: HuggingFaceLM, rounding: float) -> bool:
     """Raise ConfigError if a gap in position IDs, or kept states before it, give wrong hidden
     states. Return whether rows can share kept states (`Fit.can_share_distant`)."""
     tokens_BL, counted_BL = _eight_tokens(wrapped)
-    gapped_BL = counted_BL + 4 * (counted_BL >= NUM_BEFORE_GAP)  # 0 … 3 and 8 … 11
+    gapped_BL = counted_BL + GAP * (counted_BL >= NUM_BEFORE_GAP)  # 0 … 3 and 8 … 11
     causal = causal_bias(NUM_TOKENS, wrapped.device)
 
     def hidden(positions_BL: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
@@ -255,7 +263,7 @@ def _check_positions(wrapped: Any, rounding: float) -> bool:
 
 
 def _check_gap(
-    wrapped: Any,
+    wrapped: HuggingFaceLM,
     hidden: Callable[..., Tensor],
     counted_BL: Tensor,
     gapped_BL: Tensor,
@@ -293,7 +301,11 @@ def _check_gap(
 
 
 def _check_kept_states(
-    wrapped: Any, tokens_BL: Tensor, gapped_BL: Tensor, expected: Tensor, tolerance: _Tolerance
+    wrapped: HuggingFaceLM,
+    tokens_BL: Tensor,
+    gapped_BL: Tensor,
+    expected: Tensor,
+    tolerance: _Tolerance,
 ) -> bool:
     """Raise ConfigError unless the last four tokens have the hidden states `expected` when they
     attend to kept states of the first four. Return whether they have them, too, when rows share the
@@ -314,15 +326,16 @@ def _check_kept_states(
     return tolerance.are_alike(shared, with_copies) and tolerance.is_small(error, effect)
 
 
-def _knows_windows(wrapped: Any, rounding: float) -> bool:
+def _knows_windows(wrapped: HuggingFaceLM, rounding: float) -> bool:
     """Return whether windows that are computed here give the same hidden states as the model's own
     windows. Both are set to four tokens, so that they hide some of the eight."""
     if not windows_of(wrapped.model.config):
         return False
     # A shallow copy with another config: other threads may use the model with its own.
     narrow = copy(wrapped.body)
-    narrow.config = deepcopy(narrow.config)
-    text = narrow.config.get_text_config()
+    config: Any = deepcopy(narrow.config)  # no class of transformers: a user's code may define it
+    narrow.config = config
+    text = config.get_text_config()
     for name in ("sliding_window", "attention_chunk_size"):
         if getattr(text, name, None):
             setattr(text, name, NUM_BEFORE_GAP)
@@ -348,7 +361,7 @@ def _knows_windows(wrapped: Any, rounding: float) -> bool:
     return error <= min(rounding * _distance(theirs), effect / 4)
 
 
-def _eight_tokens(wrapped: Any) -> tuple[Tensor, Tensor]:
+def _eight_tokens(wrapped: HuggingFaceLM) -> tuple[Tensor, Tensor]:
     """Return tokens_BL of one row, and their position IDs without a gap."""
     # Token IDs count up, too, unless the vocabulary is smaller than eight.
     counted_BL = torch.arange(NUM_TOKENS, device=wrapped.device)[None]
@@ -364,14 +377,14 @@ def _not_finite(model: nn.Module) -> str:
     return "; its weights are finite, so try dtype=fp32"
 
 
-def _batch_noise(wrapped: Any, logit_map: LogitMap) -> float:
+def _batch_noise(wrapped: HuggingFaceLM, logit_map: LogitMap) -> float:
     """Return by how much a loss changes with the other rows of its batch, in nats: the largest
     change of the first row's seven losses if three more rows are computed with it. Some quantized
     models round all rows of a batch by their largest number."""
     # Multiples of 7, so that rows have different tokens in a small vocabulary, too.
-    tokens_BL = torch.arange(32, device=wrapped.device).view(4, 8) * 7
+    tokens_BL = torch.arange(4 * NUM_TOKENS, device=wrapped.device).view(4, NUM_TOKENS) * 7
     tokens_BL %= wrapped.embedding.weight.shape[0]
-    positions_BL = torch.arange(8, device=wrapped.device)[None]
+    positions_BL = torch.arange(NUM_TOKENS, device=wrapped.device)[None]
 
     def losses(rows_BL: Tensor) -> Tensor:
         hidden_BLD = wrapped.hidden(rows_BL, positions_BL.expand_as(rows_BL))

@@ -179,7 +179,7 @@ def _as_expected(checks: Sequence[Check]) -> set[StatementKey]:
 
 def _note_of_margin(check: Check) -> str:
     """Return the note of a check that passes only by the margin."""
-    return f"{check.place} passes by the margin: expected {check.expected}; found: {check.found}"
+    return f"{check.where} passes by the margin: expected {check.expected}; found: {check.found}"
 
 
 SHOWN_STATEMENTS = 5

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from olmo_sparsity.base.errors import printable
 from olmo_sparsity.base.files import write_atomically
@@ -54,7 +54,7 @@ class Check:
     """The verdict, in words: `rests on no source (all together: 0.9 nats)`."""
 
     passed: bool
-    kind: str = "expect"
+    kind: Literal["expect", "baseline", "new"] = "expect"
     """What expects it: "expect", the field of the file; "baseline", the verdict of an earlier run;
     "new", that a statement which the baseline does not have rests on a source."""
 
@@ -72,7 +72,7 @@ class Check:
     """How long the question took."""
 
     @property
-    def place(self) -> str:
+    def where(self) -> str:
         """The question and the statement, in words."""
         question = "all questions" if self.question is None else f"question {self.question}"
         if self.id:
@@ -121,13 +121,13 @@ class GateReport:
         return num_passed >= num_must_pass
 
     @property
-    def passes_by_question(self) -> dict[int, bool]:
-        """Whether all checks of a question passed, by its number from 0, as in stored answers."""
+    def passes_by_index(self) -> dict[int, bool]:
+        """Whether all checks of a question passed, by its index: 0 is question 1."""
         passes = dict[int, bool]()
         for check in self.checks:
             if check.question is not None:
-                number = check.question - 1  # a check counts from 1
-                passes[number] = passes.get(number, True) and check.passed
+                index = check.question - 1
+                passes[index] = passes.get(index, True) and check.passed
         return passes
 
     def __bool__(self) -> bool:
@@ -140,7 +140,7 @@ class GateReport:
         """Return failures and notes as text for a terminal."""
         lines = [self._counts(), *self.notes]
         for check in self.failures:
-            lines.append(f"{check.place}: {check.text}")
+            lines.append(f"{check.where}: {check.text}")
             lines.append(f"  expected ({check.kind}): {check.expected}")
             lines.append(f"  found: {check.found}")
         return "\n".join(printable(line) for line in lines)
@@ -180,7 +180,7 @@ class GateReport:
         failed, so failures that it tolerates are skipped."""
         cases = [
             TestCase(
-                name=f"{check.place} ({check.kind})",
+                name=f"{check.where} ({check.kind})",
                 question=check.asked,
                 # Checks of one question have its time in common (`TestSuite`).
                 group=check.question,

@@ -29,7 +29,7 @@ import pandas as pd
 from olmo_sparsity.sources.effect_tests import EFFECTS
 from olmo_sparsity.sources.layout import Layout
 from olmo_sparsity.sources.losses import StatementLosses, mean_over_decoys
-from olmo_sparsity.sources.verdict_text import shows_what_it_gives, verdict_in_words
+from olmo_sparsity.sources.verdict_text import is_shown_by_gives, verdict_in_words
 from olmo_sparsity.sources.verdicts import Judgement, Verdict
 from olmo_sparsity.sources.words import WordNats, describe_words, nats_by_word
 
@@ -108,7 +108,7 @@ class StatementRows:
             nats_W = self.token_losses.gap_T
         else:
             (source,) = verdict.sources
-            shown_WS = gives_WS if shows_what_it_gives(cells.iloc[0]) else lost_WS
+            shown_WS = gives_WS if is_shown_by_gives(cells.iloc[0]) else lost_WS
             nats_W = shown_WS[:, source]
         # A single list of words needs no name, as the verdict above it has the name.
         return describe_words({"": self._words(number, nats_W)})

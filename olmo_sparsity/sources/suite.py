@@ -145,7 +145,7 @@ def run(
     report.write(Path(out), Path(path).name)
     if folder is not None:
         # Once more, now with the column of checks.
-        write_index(folder, out, report.passes_by_question)
+        write_index(folder, out, report.passes_by_index)
     return GateRun(statements, report)
 
 

@@ -33,7 +33,9 @@ def verdict_in_words(
 
     kind: The kind of the verdict.
     cells: Rows of the matrix (attribution_tables.py) for this statement: those of the named
-        sources, or of the open ones if it is undecided. The index has the names.
+        sources, or of the open ones if it is undecided. The index has the names; the columns are
+        gives and lost (nats), tried_gives and tried_lost (decoys that were tried), beyond_gives and
+        beyond_lost (decoys that the source beats).
     nats: Nats that all sources give together.
     spread: Standard deviation of the statement's loss when one text of the prompt is exchanged.
     draws: Largest number of decoys of a source.
@@ -54,7 +56,7 @@ def verdict_in_words(
 def _one_in_words(cells: pd.DataFrame) -> str:
     """Return the verdict on a statement that rests on one source, with the effect that shows it."""
     (cell,) = cells.itertuples()
-    if shows_what_it_gives(cell):
+    if is_shown_by_gives(cell):
         effect = f"gives {cell.gives:.1f} nats"
         beaten = f"{cell.beyond_gives} of {cell.tried_gives}"
     else:
@@ -63,7 +65,7 @@ def _one_in_words(cells: pd.DataFrame) -> str:
     return f"rests on {cell.Index} ({effect}; beats {beaten} decoys)"
 
 
-def shows_what_it_gives(cell: Any) -> bool:
+def is_shown_by_gives(cell: Any) -> bool:
     """Return whether the verdict on one source shows what the source gives. Otherwise it shows what
     is lost without the source. `cell`: the row of the matrix."""
     # What a source gives is NaN where it was not evaluated, and the comparison is then false. By

@@ -9,7 +9,7 @@ A verdict is about a whole statement. If a source has the name of a thing and th
 the name alone may give enough nats for the verdict. The words show it: a source *carries* a word if
 it makes it clearly more likely, and words that no source carries are listed apart.
 
-Dimension key: W tokens of the answer.
+Dimension key: W tokens of the statement.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ MIN_NATS = 1.0
 some tenths of a nat, too."""
 
 MAX_CARRIED = 8
-"""Largest number of words that are listed with their nats. Words of fewer nats are counted only."""
+"""Number of words that are listed with their nats; words with equally many nats may be added. Words
+of fewer nats are counted only."""
 
 MAX_REST = 80
 """Largest number of characters of the words that are listed without nats."""

@@ -1,13 +1,15 @@
 """Draw the texts that replace distant tokens: what a measurement is compared with.
 
-    own text        d d d d d d d | local window | target
-    unrelated       u u u u u u u | local window | target    consecutive tokens of another document
-    matched         u u u T u u u | local window | target    unrelated, and it contains the target
-    shuffled        d d d d d d d | local window | target    the own tokens in another order
-    placebo         p p p p p p p | local window | target    unrelated, in the role of the own text
+    own text        d1 d2 d3 d4 d5 | local window | target
+    unrelated       u1 u2 u3 u4 u5 | local window | target    consecutive tokens of another document
+    matched         u1 u2 T  u4 u5 | local window | target    unrelated, and it contains the target
+    shuffled        d4 d1 d5 d2 d3 | local window | target    the own tokens in another order
+    placebo         p1 p2 p3 p4 p5 | local window | target    unrelated, in the role of the own text
+    replacement     d1 r2 r3 d4 d5 | local window | target    r fills what a forward leaves out
 
-`Controls` draws them: `control_texts` the first three, `placebo` the last. The position IDs stay
-those of the own text. Every draw is seeded by its purpose, the document and the block, so the
+`Controls` draws them. `control_texts` draws those of its `kind` (unrelated, matched or shuffled),
+`placebo` the placebo, and `replacement` the text that gives the r. The position IDs stay those of
+the own text. Every draw is seeded by its purpose, the document and the block, so the
 numbers do not depend on which process measures a document, or in which order.
 
 A *place* is the index of a token in its document.

@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from inspect import unwrap
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,6 @@ from torch import Tensor, nn
 from olmo_sparsity.config.sections import OptimizerConfig
 from olmo_sparsity.models.language_model import LanguageModel
 from olmo_sparsity.training.moments import KEYS, MUON_KEYS
-
-Batch = TypeVar("Batch")
 
 
 class AdamW(torch.optim.AdamW):
@@ -111,10 +109,16 @@ def build_adamw(
     parameters: Iterable[nn.Parameter],
     model: nn.Module,
     config: OptimizerConfig,
-    kind: type[torch.optim.AdamW] = AdamW,
+    adamw_class: type[torch.optim.AdamW] = AdamW,
 ) -> torch.optim.AdamW:
-    """Return AdamW of some parameters of a model. Matrices of layers are decayed; whether
-    embeddings, norms and biases are is configured, as in OLMo. `kind`: the class."""
+    """Return AdamW of some parameters of a model. It decays matrices of layers, and embeddings,
+    norms and biases if the config says so, as in OLMo.
+
+    parameters: The parameters that it updates.
+    model: The model, by which embeddings are known.
+    config: The section `optimizer`.
+    adamw_class: AdamW itself, or a subclass of it.
+    """
     embeddings = {id(weight) for weight in embeddings_of(model)}
     groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for parameter in parameters:
@@ -125,7 +129,7 @@ def build_adamw(
             shape = getattr(parameter, "ds_shape", parameter.shape)
             decayed = len(shape) > 1 or config.decay_norm_and_bias
         groups[decayed].append(parameter)
-    return kind(
+    return adamw_class(
         [
             {"params": members, "weight_decay": config.weight_decay if decayed else 0.0}
             for decayed, members in groups.items()
@@ -175,6 +179,7 @@ def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
     progress = min(1.0, (step - config.warmup_steps) / num_decaying)
     if config.schedule == "linear":
         return peak + (final - peak) * progress
+    # config.schedule == "cosine"
     return final + (peak - final) * (1 + math.cos(math.pi * progress)) / 2
 
 
@@ -185,8 +190,12 @@ class JumpDetector:
     WINDOW = 128
 
     def __init__(self, sigmas: float, recent: list[list[float]], num_skipped: int) -> None:
-        """Continue a run. `recent`: loss and gradient norm of its last steps, also of steps whose
-        update was skipped. `num_skipped`: the number of these so far."""
+        """Continue a run.
+
+        sigmas: The number of standard deviations above the mean from which a step is a jump.
+        recent: Loss and gradient norm of the run's last steps, also of skipped ones.
+        num_skipped: How many steps have been skipped so far.
+        """
         self.sigmas = sigmas
         self.recent = recent
         self.num_skipped = num_skipped

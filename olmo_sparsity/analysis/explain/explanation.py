@@ -23,7 +23,7 @@ from olmo_sparsity.analysis.explain.page import as_measurement, write_explanatio
 from olmo_sparsity.analysis.options import is_whole_number
 from olmo_sparsity.analysis.results.notes import describe_noise
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.targets_in_text import Shown
+from olmo_sparsity.analysis.results.targets_in_text import TargetsInText
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.renamed import accepts_old_names
 from olmo_sparsity.models.loaded import using
@@ -94,10 +94,10 @@ class Explanation(ExplainedText):
         write_explanation_page(self, path)
 
     @property
-    def shown(self) -> Shown:
+    def shown(self) -> TargetsInText:
         """Return the targets with their units in the text, as a notebook and a terminal show
         them."""
-        return Shown(self.document.texts, self.targets, self.distant, self.windows.short)
+        return TargetsInText(self.document.texts, self.targets, self.distant, self.windows.short)
 
     def describe(self, bold: bool = False) -> str:
         """Return the explanation for a terminal. `bold`: whether it understands ANSI codes."""

@@ -26,14 +26,15 @@ from olmo_sparsity.text.windows import Block
 class CountedCost:
     """The token-forwards of some documents of a measurement."""
 
-    num_losses: int
-    """Targets whose losses are computed."""
+    num_targets: int
+    """Targets with losses, computed now or reused from an earlier measurement."""
 
     loss_forwards: float
     """Token-forwards of the losses, with those of the induction check."""
 
     recovery_forwards: float
-    """Token-forwards of the evaluated targets."""
+    """Token-forwards of the evaluated targets. It is extrapolated from a few of them, so no whole
+    number."""
 
     @property
     def forwards(self) -> float:
@@ -42,18 +43,22 @@ class CountedCost:
 
 
 def count_cost(plan: Plan, numbers: Sequence[int], targets: ExpectedTargets) -> CountedCost:
-    """Count the token-forwards of documents. `numbers`: of the documents. `targets`: those that
-    they are expected to have."""
+    """Count the token-forwards of documents.
+
+    plan: The measurement.
+    numbers: The numbers of the documents.
+    targets: The targets that these documents are expected to have.
+    """
     blocks = {number: plan.blocks(plan.documents[number]) for number in numbers}
-    num_losses = 0
+    num_targets = 0
     for blocks_of_document in blocks.values():
-        num_losses += sum(block.num_targets for block in blocks_of_document)
+        num_targets += sum(block.num_targets for block in blocks_of_document)
 
     recovery_forwards = 0.0
     if targets.num_by_document:
         target_costs = TargetCosts.of(plan, targets.places)
         recovery_forwards = target_costs.total(plan, targets.num_by_document, targets.places)
-    return CountedCost(num_losses, _forwards_of_first_phase(plan, blocks), recovery_forwards)
+    return CountedCost(num_targets, _forwards_of_first_phase(plan, blocks), recovery_forwards)
 
 
 def _forwards_of_first_phase(plan: Plan, blocks: dict[int, list[Block]]) -> float:
@@ -84,19 +89,19 @@ def count_forwards_of_losses(plan: Plan, number: int, blocks: Sequence[Block]) -
 
     # One row of each block computes the losses of all its targets. The last target is predicted by
     # the token before it, so it is not an input: a row is a token shorter than the window and the
-    # block together.
+    # block together. `block.tokens` begins with the prefix; `local_tokens` does not have it yet.
     num_prefix = len(plan.settings.prefix_ids)
     short = plan.settings.short
-    num_local = sum(short + block.num_targets - 1 for block in blocks)
-    num_local_with_prefix = num_local + num_prefix * len(blocks)
+    local_tokens = sum(short + block.num_targets - 1 for block in blocks)
+    local_forwards = local_tokens + num_prefix * len(blocks)
     if not plan.settings.windows.has_all:
-        num_long = sum(len(block.tokens) - 1 for block in blocks)
-        num_placebo = num_long  # an unrelated text of the same length
-        return num_local_with_prefix + num_long + num_placebo
+        long_forwards = sum(len(block.tokens) - 1 for block in blocks)
+        placebo_forwards = long_forwards  # an unrelated text of the same length
+        return local_forwards + long_forwards + placebo_forwards
 
     # With long="all" one pass over the document predicts all its targets. An unrelated text takes
-    # one pass, too, and then the local windows of all blocks behind it.
+    # one pass, too, and then the local windows of all blocks after it.
     last_block = blocks[-1]
-    num_document = len(last_block.tokens) - 1
-    num_unrelated = num_prefix + last_block.num_distant + num_local
-    return num_local_with_prefix + num_document + num_unrelated
+    long_forwards = len(last_block.tokens) - 1
+    placebo_forwards = num_prefix + last_block.num_distant + local_tokens
+    return local_forwards + long_forwards + placebo_forwards

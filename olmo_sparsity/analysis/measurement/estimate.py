@@ -94,7 +94,7 @@ def _describe(
         f"model           {model.name}, {model.num_parameters:,} parameters, on {device}",
         f"documents       {num_measured:,} to measure, {num_skipped:,} too short for the long "
         f"window{_describe_parts(documents)}",
-        f"targets         {cost.num_losses:,} with both losses, {chosen}",
+        f"targets         {cost.num_targets:,} with both losses, {chosen}",
         # All shards together determine the intervals.
         f"intervals       {_describe_intervals(targets.num_document_targets * shard.num_shards)}",
         f"token-forwards  about {cost.forwards:.2e}, {per_target:,.0f} for each evaluated target",

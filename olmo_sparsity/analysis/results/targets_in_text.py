@@ -3,9 +3,14 @@
     Ayrton (token 61): loss 9.10 with the last 32 tokens alone, 0.40 with the long window, …
       1   +7.90 nats      49 back  …before him stood [ Ayrton], the former…
 
-Two tables go through this module: `targets` has the columns target, end, text, loss_short,
-loss_long and gap, a row for each target; `distant` has target, rank, first, end, text and nats, a
-row for each distant unit of a target. Never imports torch.
+Two tables go through this module (explain/explanation.py makes them):
+
+    targets    a row for each target: target, end, text, loss_short, loss_long, gap
+    distant    a row for each distant unit of a target: target, rank, first, end, text, nats; and,
+               where sets were evaluated, loss_set and loss_without: the loss with this unit and all
+               of a higher rank, and with all but these
+
+Never imports torch.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ MARGIN = 40
 
 
 @dataclass(frozen=True)
-class Shown:
+class TargetsInText:
     """Shows targets of a text with their distant units: as highlighted text in a notebook, as a
     list in a terminal."""
 
