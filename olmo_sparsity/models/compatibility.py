@@ -29,7 +29,7 @@ import sys
 from collections.abc import Callable, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +44,8 @@ from olmo_sparsity.base.errors import (
 from olmo_sparsity.models.attention import USUAL, causal_bias
 from olmo_sparsity.models.position_limits import windows_of
 
-if TYPE_CHECKING:
-    from olmo_sparsity.models.huggingface import HuggingFaceLM
+Wrapped = Any
+"""A `HuggingFaceLM`: the model, wrapped by huggingface.py, which imports this module."""
 
 _USE_REPLACED_STATES = (
     "explain and measure take --distant-states replaced (load_model: whole_prompts=True)"
@@ -126,7 +126,7 @@ class Fit:
 
 
 @torch.no_grad()
-def try_model(wrapped: HuggingFaceLM, original: nn.Module) -> Fit:
+def try_model(wrapped: Wrapped, original: nn.Module) -> Fit:
     """Return what a trial shows of a model. Raise ConfigError if the model would give wrong numbers
     (see the module).
 
@@ -158,13 +158,13 @@ def reason_of(error: Exception) -> str:
     return one_line(f"{type(error).__name__}: {error}")
 
 
-def _unfit(wrapped: HuggingFaceLM, problem: str) -> ConfigError:
+def _unfit(wrapped: Wrapped, problem: str) -> ConfigError:
     """Return the error with which a model is rejected. `problem`: why, and what to do."""
     family = f"{type(wrapped.model).__name__} (model_type {wrapped.model.config.model_type})"
     return ConfigError(f"{family} is not supported: {problem}")
 
 
-def _check_kind(wrapped: HuggingFaceLM, original: nn.Module) -> None:
+def _check_kind(wrapped: Wrapped, original: nn.Module) -> None:
     """Raise ConfigError if the config or the signature shows that a model is not supported."""
     model = wrapped.model
     text = model.config.get_text_config()
@@ -191,7 +191,7 @@ def _check_kind(wrapped: HuggingFaceLM, original: nn.Module) -> None:
         raise _unfit(wrapped, f"its attention ({kernel}) takes gaps for other texts; {remedy}")
 
 
-def _check_logits(wrapped: HuggingFaceLM, original: nn.Module) -> tuple[LogitMap, float]:
+def _check_logits(wrapped: Wrapped, original: nn.Module) -> tuple[LogitMap, float]:
     """Return how logits follow from the last linear map, and the relative difference that rounding
     may cause in this dtype."""
     tokens_BL, counted_BL = _eight_tokens(wrapped)
@@ -237,7 +237,7 @@ class _Tolerance:
         return error <= max(self.noise, effect / 4)
 
 
-def _check_positions(wrapped: HuggingFaceLM, rounding: float) -> bool:
+def _check_positions(wrapped: Wrapped, rounding: float) -> bool:
     """Raise ConfigError if a gap in position IDs, or kept states before it, give wrong hidden
     states. Return whether rows can share kept states (`Fit.can_share_distant`)."""
     tokens_BL, counted_BL = _eight_tokens(wrapped)
@@ -263,7 +263,7 @@ def _check_positions(wrapped: HuggingFaceLM, rounding: float) -> bool:
 
 
 def _check_gap(
-    wrapped: HuggingFaceLM,
+    wrapped: Wrapped,
     hidden: Callable[..., Tensor],
     counted_BL: Tensor,
     gapped_BL: Tensor,
@@ -301,7 +301,7 @@ def _check_gap(
 
 
 def _check_kept_states(
-    wrapped: HuggingFaceLM,
+    wrapped: Wrapped,
     tokens_BL: Tensor,
     gapped_BL: Tensor,
     expected: Tensor,
@@ -326,7 +326,7 @@ def _check_kept_states(
     return tolerance.are_alike(shared, with_copies) and tolerance.is_small(error, effect)
 
 
-def _knows_windows(wrapped: HuggingFaceLM, rounding: float) -> bool:
+def _knows_windows(wrapped: Wrapped, rounding: float) -> bool:
     """Return whether windows that are computed here give the same hidden states as the model's own
     windows. Both are set to four tokens, so that they hide some of the eight."""
     if not windows_of(wrapped.model.config):
@@ -361,7 +361,7 @@ def _knows_windows(wrapped: HuggingFaceLM, rounding: float) -> bool:
     return error <= min(rounding * _distance(theirs), effect / 4)
 
 
-def _eight_tokens(wrapped: HuggingFaceLM) -> tuple[Tensor, Tensor]:
+def _eight_tokens(wrapped: Wrapped) -> tuple[Tensor, Tensor]:
     """Return tokens_BL of one row, and their position IDs without a gap."""
     # Token IDs count up, too, unless the vocabulary is smaller than eight.
     counted_BL = torch.arange(NUM_TOKENS, device=wrapped.device)[None]
@@ -377,7 +377,7 @@ def _not_finite(model: nn.Module) -> str:
     return "; its weights are finite, so try dtype=fp32"
 
 
-def _batch_noise(wrapped: HuggingFaceLM, logit_map: LogitMap) -> float:
+def _batch_noise(wrapped: Wrapped, logit_map: LogitMap) -> float:
     """Return by how much a loss changes with the other rows of its batch, in nats: the largest
     change of the first row's seven losses if three more rows are computed with it. Some quantized
     models round all rows of a batch by their largest number."""
