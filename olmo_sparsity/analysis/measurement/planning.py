@@ -119,7 +119,7 @@ def _settings_by_options(
     `has_other_tokenizer`: whether choices were made in other tokens."""
     if others.choices is not None:
         # The other measurement determines most settings, as units were ranked under them.
-        passed = request.settings.changed_options
+        passed = {name: getattr(request.settings, name) for name in request.passed_settings}
         return settings_of(others.choices, passed, has_other_tokenizer)
     settings = request.settings
     targets = others.targets

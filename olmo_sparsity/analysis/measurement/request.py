@@ -8,7 +8,7 @@ on them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -78,6 +78,7 @@ class MeasureRequest(Request):
             names = "field, group_field, prompt_field, …, max_documents and min_tokens"
             raise ConfigError(f"{names} are for text that is read here; leave them out")
         self._check_one_selects_targets()
+        self._check_options_are_used()
         settings = self._with_windows()
         self._check_split_long(settings)
         # Before `quick` adds its own; a function does not know which of its defaults were passed.
@@ -104,8 +105,7 @@ class MeasureRequest(Request):
         return Shard(*self.shard)
 
     def _check_one_selects_targets(self) -> None:
-        """Raise ConfigError if two options select targets, or if an option is set that only has an
-        effect where targets are chosen by this measurement."""
+        """Raise ConfigError if two options select targets."""
         options = [name for name in ("at", "choices", "targets") if getattr(self, name) is not None]
         of_text = self._targets_of_text()
         selecting_options = list(options)
@@ -119,11 +119,22 @@ class MeasureRequest(Request):
                 names = " and ".join(selections)
                 raise ConfigError(f"{names} all select targets: pass one of them")
 
-        selections = [*options, *of_text]
-        without_effect = sorted(self.settings.changed_options.keys() & SELECTION_SETTINGS)
+    def _check_options_are_used(self) -> None:
+        """Raise ConfigError if a setting was passed that has no effect, as another option selects
+        the targets. A setting that was typed with its default counts, too."""
+        options = [name for name in ("at", "choices", "targets") if getattr(self, name) is not None]
+        selections = [*options, *self._targets_of_text()]
+        without_effect = sorted(self.passed_settings & SELECTION_SETTINGS)
         if selections and without_effect:
             names = ", ".join(without_effect)
             raise ConfigError(f"{names} cannot be combined with {selections[0]}; omit it")
+
+    @property
+    def passed_settings(self) -> set[str]:
+        """Return the names of the settings that the user passed. A function does not know which of
+        its defaults were passed."""
+        typed = {item.name for item in fields(Settings)} & set(self.typed)
+        return typed | self.settings.changed_options.keys()
 
     def _check_split_long(self, settings: Settings) -> None:
         """Raise ConfigError if `split_long` is set where documents are read in full anyway, or

@@ -201,8 +201,8 @@ def settings_of(results: Results, passed: dict[str, Any], has_other_tokenizer: b
 
     Args:
         results: The other measurement.
-        passed: The settings of this call that are not defaults; ConfigError if the other
-            measurement determines one of them.
+        passed: The settings that the user passed; ConfigError if the other measurement determines
+            one of them.
         has_other_tokenizer: Whether its windows are counted in other tokens. The windows are then
             those of this call.
     """
@@ -227,12 +227,18 @@ def settings_of(results: Results, passed: dict[str, Any], has_other_tokenizer: b
         window_settings = {name: windows[name] for name in WINDOW_SETTINGS}
         window_settings["prefix_ids"] = tuple(windows["prefix"])
         window_settings["sample"] = windows["sample"]
+    rules = [name for name in meta.selectors if find_selector(name).draws == 1]
+    if not rules:
+        raise DataError(
+            f"choices: the other measurement drew its units at random ({', '.join(meta.selectors)})"
+            "; measure it with a selector that ranks them, such as add_one_screened"
+        )
     settings = Settings(
         **window_settings,
         distant_states=windows["distant_states"],
         replacements=windows.get("replacements"),
         units=tuple(meta.units),
-        selectors=tuple(name for name in meta.selectors if find_selector(name).draws == 1),
+        selectors=tuple(rules),
         ks=tuple(np.atleast_1d(passed.get("ks", meta.ks)).tolist()),
         control=meta.controls["control"],
         draws=1,

@@ -21,6 +21,8 @@ from olmo_sparsity.analysis.measurement.matching import (
     match_targets,
 )
 from olmo_sparsity.analysis.measurement.plan import Plan
+from olmo_sparsity.analysis.measurement.planning import plan
+from olmo_sparsity.analysis.measurement.request import MeasureRequest
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results import reported
 from olmo_sparsity.analysis.results.results import Results
@@ -145,6 +147,40 @@ def test_settings_are_those_of_the_other_measurement(
     assert named.keys() == {"given", "choices", "chosen_by"}
     with pytest.raises(ConfigError, match="choices"):  # a folder of other choices
         evaluated(1, documents, found[1], out=tmp_path)
+
+
+def test_choices_of_a_control_alone_are_refused(documents: Documents) -> None:
+    """The default selector was evaluated in its place, and its units were not there."""
+    drawn = measure(model_of(0), documents, WINDOWS, **OPTIONS | {"selectors": "random"})
+    with pytest.raises(DataError, match=r"drew its units at random \(random\)"):
+        evaluated(1, documents, drawn)
+
+
+@pytest.mark.parametrize(
+    ("given", "typed"),
+    [
+        ({"at": "w"}, {"share": 0.1}),
+        ({"at": "w"}, {"sample": 1.0}),
+        ({"prompt_field": "p"}, {"sets": ("gap",)}),
+    ],
+)
+def test_a_default_that_is_typed_without_effect_is_refused(
+    given: dict[str, Any], typed: dict[str, Any]
+) -> None:
+    (name,) = typed
+    options = given | typed | {"typed": (*given, *typed)}
+    with pytest.raises(ConfigError, match=f"{name} cannot be combined with {next(iter(given))}"):
+        MeasureRequest.of(model="demo", **options)
+
+
+def test_a_default_that_is_typed_does_not_yield_to_choices(
+    documents: Documents, found: dict[int, Results]
+) -> None:
+    request = MeasureRequest.of(
+        model=model_of(1), documents=documents, choices=found[0], seed=0, typed=("seed",)
+    )
+    with pytest.raises(ConfigError, match="seed: `choices` takes this from the other"):
+        plan(request)
 
 
 def refuse(*_: Any) -> None:
