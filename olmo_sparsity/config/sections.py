@@ -272,11 +272,12 @@ class EngineConfig:
 
     step_timeout_s: int = option(300, least=1)
     """Seconds of an optimizer step after the first (of the run, and of a stage), until all
-    processes write their stacks and end, with the exit code 76: the same command goes on."""
+    processes write their stacks and end, with the exit code 76: the same command goes on. Where
+    steps are long, it is 5 times the longest step so far, at most work_timeout_s."""
 
     work_timeout_s: int = option(1800, least=1)
-    """The same, of the start with the first step, the first step of a stage, an evaluation, and a
-    checkpoint."""
+    """The same, of the start with the first step, the first step of a stage, an evaluation, a
+    checkpoint, and a wait for the disk."""
 
 
 # --- evaluation, checkpoint, logging --------------------------------------------------------------
@@ -328,8 +329,11 @@ class CheckpointConfig:
     """How many of the latest checkpoints stay on disk. The steps below are always written, and stay
     forever."""
 
-    keep_every_steps: int | None = option(None, least=1)
-    """Keep multiples of this."""
+    keep_every_steps: int | None = option(
+        0, least=0, parse=lambda text: 0 if text == "auto" else text
+    )
+    """Keep multiples of this. auto (or 0): a tenth of training.num_steps, in runs of 10,000 steps
+    or more. None: none. A run that has diverged unnoticed can be branched from one of them."""
 
     keep_steps: list[int] | None = None
     """Keep these steps."""
@@ -341,8 +345,9 @@ class CheckpointConfig:
     """After the last step also export the model for transformers, to `huggingface/` of the run."""
 
     def stays(self, step: int) -> bool:
-        """Return whether the checkpoint of this step stays forever."""
-        interval = self.keep_every_steps
+        """Return whether the checkpoint of this step stays forever. `auto` must be resolved
+        (training/resolve.py), or it keeps none."""
+        interval = self.keep_every_steps or None
         return (
             (interval is not None and step % interval == 0)
             or step in (self.keep_steps or ())
@@ -350,16 +355,17 @@ class CheckpointConfig:
         )
 
     def num_staying(self, after: int, until: int) -> int:
-        """Return an upper bound of the number of steps after + 1 … until that stay. A step that
-        stays for two reasons counts twice."""
-        num_staying = sum(after < step <= until for step in self.keep_steps or ())
-        interval = self.keep_every_steps
-        if interval is not None:
-            num_staying += until // interval - after // interval
+        """Return the number of steps after + 1 … until that stay."""
+        named_steps = set(self.keep_steps or ())
         if self.keep_powers_of_two:
-            # A number of b bits has b powers of two up to it.
-            num_staying += until.bit_length() - after.bit_length()
-        return num_staying
+            named_steps |= {2**exponent for exponent in range(until.bit_length())}
+        interval = self.keep_every_steps
+        if not interval:
+            return sum(after < step <= until for step in named_steps)
+        num_multiples = until // interval - after // interval
+        return num_multiples + sum(
+            after < step <= until and step % interval != 0 for step in named_steps
+        )
 
 
 @dataclass

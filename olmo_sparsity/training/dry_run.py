@@ -30,7 +30,12 @@ from olmo_sparsity.training.estimate.fit import check_fits
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.estimate.report import estimate
 from olmo_sparsity.training.metric_writers import check_metric_writers
-from olmo_sparsity.training.resolve import for_hardware, resolve, with_vocabulary
+from olmo_sparsity.training.resolve import (
+    for_hardware,
+    resolve,
+    with_staying_checkpoints,
+    with_vocabulary,
+)
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,8 @@ def describe_run(config: RunConfig, hardware: Hardware | None = None) -> RunDesc
         config = resolve(config, shards, device, hardware)
     except DataError as error:
         missing_text = str(error)
-        config = for_hardware(_with_vocabulary_of_tokenizer(config), device, hardware)
+        config = with_staying_checkpoints(_with_vocabulary_of_tokenizer(config))
+        config = for_hardware(config, device, hardware)
 
     lines: dict[str, str] = {}
     if missing_text is not None:

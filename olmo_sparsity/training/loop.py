@@ -152,7 +152,13 @@ def open_metrics(start: Start, processes: Processes, opened: contextlib.ExitStac
         elsewhere = MetricWriters(start.config.logging, run_folder, start.step, start.settings)
         opened.callback(elsewhere.close)
         writers = [elsewhere]
-    return Metrics(run_folder, start.step, writers, writes=processes.is_first)
+    return Metrics(
+        run_folder,
+        start.step,
+        writers,
+        writes=processes.is_first,
+        while_writing=lambda: start.watchdog.disk_work("writing metrics.jsonl"),
+    )
 
 
 def skip_batch(start: Start, step: int, problem: str, processes: Processes) -> None:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -70,16 +71,23 @@ class Metrics:
     not wait for the GPU at each step."""
 
     def __init__(
-        self, run_folder: Path, start: int, writers: Sequence[MetricWriter], writes: bool = True
+        self,
+        run_folder: Path,
+        start: int,
+        writers: Sequence[MetricWriter],
+        writes: bool = True,
+        while_writing: Callable[[], AbstractContextManager] = contextlib.nullcontext,
     ) -> None:
         """Open the file of a run that continues after step `start`.
 
         writers: Functions that get each row, too, such as that of Weights & Biases.
         writes: Whether this process writes. The others only check their numbers.
+        while_writing: Makes a context in which rows are written, such as one with a time limit.
         """
         self.path = run_folder / "metrics.jsonl"
         self.writers = writers
         self.writes = writes
+        self.while_writing = while_writing
         self.pending: list[tuple[int, str, dict[str, Tensor | float]]] = []
         """Steps whose rows are not written yet, with their timestamps and numbers."""
 
@@ -95,6 +103,9 @@ class Metrics:
         self._num_bytes = 0
         """Size of the file after the last write that succeeded."""
 
+        self.earlier_losses: list[tuple[int, float]] = []
+        """Steps of earlier starts, with their losses."""
+
         if writes and self.path.exists():
             # A killed run may have written past its last checkpoint; those steps are repeated.
             own_lines = read_own_lines(self.path, until=start)
@@ -102,6 +113,9 @@ class Metrics:
             with writing(self.path) as partial:
                 partial.write_bytes(b"".join(line.text + b"\n" for line in lines))
             self._num_bytes = self.path.stat().st_size
+            self.earlier_losses = [
+                (line.row["step"], line.row["loss"]) for line in lines if "loss" in line.row
+            ]
 
     def add(self, step: int, **values: Tensor | float) -> None:
         """Add the numbers of a step, which `flush` writes."""
@@ -150,7 +164,8 @@ class Metrics:
                 self.last_crc32 = line["crc32"]
             self._unwritten += json.dumps(line).encode() + b"\n"
         try:
-            self._append()
+            with self.while_writing():
+                self._append()
         except OSError as error:
             if not self._num_failures:
                 say(f"{self.path} cannot be written now ({error.strerror}): its rows are kept")

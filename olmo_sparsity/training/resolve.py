@@ -1,5 +1,5 @@
-"""Set what hardware and tokenizer determine, in a copy of a config: the vocabulary, the order of
-the text, the precision and the size of micro-batches."""
+"""Set what hardware, tokenizer and other keys determine, in a copy of a config: the vocabulary, the
+order of the text, the checkpoints that stay, the precision and the size of micro-batches."""
 
 from __future__ import annotations
 
@@ -43,7 +43,22 @@ def resolve(
         )
     training = replace(config.training, earlier_weights=earlier)
     config = replace(config, model=model, data=data, training=training)
-    return for_hardware(config, device, hardware)
+    return for_hardware(with_staying_checkpoints(config), device, hardware)
+
+
+KEPT_FROM_STEPS = 10_000
+"""Number of steps from which `checkpoint.keep_every_steps=auto` keeps checkpoints. Shorter runs
+take minutes, or a few hours."""
+
+
+def with_staying_checkpoints(config: RunConfig) -> RunConfig:
+    """Return a copy in which `checkpoint.keep_every_steps` is a number of steps or None."""
+    checkpoint = config.checkpoint
+    if checkpoint.keep_every_steps != 0:  # not `auto`
+        return config
+    num_steps = config.training.num_steps
+    interval = num_steps // 10 if num_steps >= KEPT_FROM_STEPS else None
+    return replace(config, checkpoint=replace(checkpoint, keep_every_steps=interval))
 
 
 def for_hardware(config: RunConfig, device: torch.device, hardware: Hardware) -> RunConfig:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -217,28 +218,70 @@ def describe_environment(
 
 # --- skipped batches ----------------------------------------------------------------------------
 
+COMES_BACK_WITHIN = 100
+"""Steps after a step that was not finite within which another one has the same cause: the batch was
+not it, so the run goes on from an older checkpoint."""
+
 
 def read_skipped_batches(run_folder: Path) -> list[int]:
     """Return the numbers of the batches that the run leaves out, from 0."""
+    return _read_skips(run_folder)["batches"]
+
+
+def _read_skips(run_folder: Path) -> dict[str, list[int]]:
+    """Return the content of skipped_batches.json: the `batches`, the `steps` at which they were
+    skipped, and the steps from which the run went on (`went_back_to`)."""
+    skips: dict[str, list[int]] = {"batches": [], "steps": [], "went_back_to": []}
     path = run_folder / "skipped_batches.json"
-    if not path.exists():
-        return []
-    return read_json(path, dict[str, list[int]], "restore it")["batches"]
+    if path.exists():
+        skips |= read_json(path, dict[str, list[int]], "restore it")
+    return skips
 
 
 def skip_batch_of(step: int, run_folder: Path, max_skips: int) -> str:
-    """Leave out the batch of a step from now on. Return words that say so. `step`: counted from
-    1."""
+    """Leave out the batch of a step from now on, and choose the checkpoint to go on from. Return
+    words that say so. `step`: counted from 1."""
     from olmo_sparsity.data.batches import batch_of_step  # imports PyTorch
 
-    skipped = read_skipped_batches(run_folder)
+    skips = _read_skips(run_folder)
+    skipped = skips["batches"]
     if len(skipped) >= max_skips:
         raise UserError(
             f"step {step} is not finite, after training.max_skips={max_skips} skipped batches; "
             "lower optimizer.learning_rate in a new folder, or raise training.max_skips"
         )
     batch = batch_of_step(step, skipped)
-    content = with_crc({"batches": sorted([*skipped, batch])})
-    write_json(run_folder / "skipped_batches.json", content)
+    checkpoints = list_checkpoints(run_folder)
+    given_up = _checkpoints_to_give_up(step, checkpoints, skips)
+    usable = checkpoints[len(given_up) :]
+    went_back_to = step_of(usable[0]) if usable else 0
+    content = {
+        "batches": sorted([*skipped, batch]),
+        "steps": [*skips["steps"], step],
+        "went_back_to": [*skips["went_back_to"], went_back_to],
+    }
+    write_json(run_folder / "skipped_batches.json", with_crc(content))
+    for checkpoint in given_up:
+        set_aside = checkpoint.with_suffix(".set_aside")
+        shutil.rmtree(set_aside, ignore_errors=True)  # of the same step, given up before
+        checkpoint.rename(set_aside)
     count = f"{len(skipped) + 1} of at most {max_skips}"
-    return f"batch {batch} is skipped ({count}); going on from the last checkpoint"
+    line = f"batch {batch} is skipped ({count}); going on from "
+    line += f"the checkpoint of step {went_back_to}" if usable else "the beginning"
+    if given_up:
+        names = ", ".join(checkpoint.name for checkpoint in given_up)
+        line += f", as it came back after {names} (now *.set_aside; delete them by hand)"
+    return line
+
+
+def _checkpoints_to_give_up(
+    step: int, checkpoints: list[Path], skips: dict[str, list[int]]
+) -> list[Path]:
+    """Return the newest checkpoints, those that a run leaves behind as a number that is not finite
+    came back after one of them, although a batch was skipped. `checkpoints`: the newest first."""
+    if not skips["steps"] or step - skips["steps"][-1] > COMES_BACK_WITHIN:
+        return []
+    tried_step = skips["went_back_to"][-1]
+    tried = [checkpoint for checkpoint in checkpoints if step_of(checkpoint) >= tried_step]
+    # Without an older one, another batch is left out after the same checkpoint.
+    return tried if len(tried) < len(checkpoints) else []

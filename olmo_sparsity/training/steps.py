@@ -3,7 +3,7 @@
     Steps.run: for each step
         draw (in a thread)          the next batch
         Steps.take                  engine.step(batch) → loss, gradient norm → metrics
-        log_step                    speed, waits and memory
+        log_step                    speed, waits and memory; alarms.py
         evaluate_step               held-out losses
         save_checkpoint             weights and moments, which a thread writes
 
@@ -31,6 +31,7 @@ from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.models.checkpoint_files import part_name, save_weights, write_index
 from olmo_sparsity.models.computation import describe_angles
+from olmo_sparsity.training.alarms import LossAlarm, StragglerAlarm
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, CheckpointWriter, TrainerState
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.evaluate import format_losses
@@ -82,6 +83,8 @@ class Steps:
         self.first_step = start.step + 1
         self.num_steps = start.config.training.num_steps
         self.clock = Clock(start.step)
+        self.loss_alarm = LossAlarm(self.config, metrics.earlier_losses)
+        self.straggler_alarm = StragglerAlarm(start.watchdog.nodes)
         self.saves = SaveSteps(start.config.checkpoint, start.step, self.num_steps)
 
     def run(self) -> Outcome:
@@ -91,11 +94,14 @@ class Steps:
         drawn = draw(self.start.batches, self.first_step, self.num_steps, self.engine.device)
         with contextlib.closing(in_background(drawn, depth=1)) as batches:
             for step in range(self.first_step, self.num_steps + 1):
-                with self.clock.measuring("data_wait_s"):
+                with (
+                    self.clock.measuring("data_wait_s"),
+                    self.start.watchdog.disk_work(f"reading the batch of step {step}"),
+                ):
                     batch = next(batches)
                 rate = self.take(step, batch)
                 if self.is_logged(step):
-                    log_step(self.start, step, rate, self.clock, self.metrics, self.progress)
+                    self.log(step, rate)
                 with self.clock.paused():
                     self.evaluate_if_due(step)
                     # If one process gets a signal, all stop at the same step.
@@ -123,7 +129,11 @@ class Steps:
         logs_layer_norms = self.is_logged(step) and self.config.logging.layer_gradient_norms
         self.engine.logs_layer_norms = logs_layer_norms
         # Both stay on the GPU until metrics are flushed: to read them now, the host would wait.
+        step_began_s = time.monotonic()
         loss, norm = self.engine.step(batch, rate, self.start.jump_detector)
+        if step == self.first_step:
+            float(norm)  # waits for the GPU, so that the whole step is timed
+            self.start.watchdog.first_step_s = time.monotonic() - step_began_s
         layer_norms = {}
         if logs_layer_norms:
             layer_norms = {
@@ -144,10 +154,21 @@ class Steps:
         """Tell the watchdog how long the step may take."""
         # Kernels may be compiled in the first step of a stage, and in that of the run, which the
         # watchdog counts as part of the start.
-        if step > self.first_step:
-            begins_stage = step in self.config.training.first_steps
-            limit = "work_timeout_s" if begins_stage else "step_timeout_s"
-            self.start.watchdog.expect(f"step {step}", limit)
+        if step > self.first_step and step in self.config.training.first_steps:
+            self.start.watchdog.expect(f"step {step}", "work_timeout_s")
+        elif step > self.first_step:
+            self.start.watchdog.expect_step(step)
+
+    def log(self, step: int, rate: float) -> None:
+        """Write the rows of the steps since the last call, and print what should be looked at."""
+        row = log_step(self.start, step, rate, self.clock, self.metrics, self.progress)
+        lines = [self.loss_alarm.check(step, row["loss"])]
+        # With zero3 a process waits for the weights of others in its forward passes.
+        if "slowest_process" in row and self.config.engine.name != "zero3":
+            slowest = round(row["slowest_process"])
+            lines.append(self.straggler_alarm.check(slowest, row["slowest_to_median"]))
+        for line in filter(None, lines):
+            self.progress.note(line)
 
     def evaluate_if_due(self, step: int) -> None:
         """Evaluate, if that is due after this step."""
@@ -236,9 +257,10 @@ def log_step(
     clock: Clock,
     metrics: Metrics,
     progress: Progress,
-) -> None:
+) -> dict[str, float]:
     """Write the rows of the steps since the last call, with speed, waits and memory, and show
-    progress. `rate`: the learning rate of this step."""
+    progress. Return the mean of their losses and the speeds. `rate`: the learning rate of this
+    step."""
     steps_per_s = clock.steps_per_s(step)
     speed = {"tokens_per_s": steps_per_s * start.tokens_per_step}
     reads = start.batches.order.count_reads(step)
@@ -261,6 +283,7 @@ def log_step(
         lr=f"{rate:.2e}",
         tokens_per_s=f"{steps_per_s * start.tokens_per_step:,.0f}",
     )
+    return speed | shown
 
 
 def slowest_process(engine: Engine) -> dict[str, float]:

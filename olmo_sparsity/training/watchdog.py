@@ -8,8 +8,11 @@ it has begun. Two kinds of processes keep the others waiting:
     fewest begun    its thread still runs, but its work hangs before the collective in which the
                     others wait: in a read, a sleep, a computation
 
-If these are on one node, slurm/job.sh is told which, and excludes it from the next start. A GPU
-that hangs inside a collective holds up all alike. Then PyTorch's flight recorder tells more.
+A process that waits for its disk has more time than one that computes (`disk_work`). The others,
+which wait for it in a step, learn it from the store at which all have met.
+
+If late processes are on one node, slurm/job.sh is told which, and excludes it from the next start.
+A GPU that hangs inside a collective holds up all alike. Then PyTorch's flight recorder tells more.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import faulthandler
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +42,20 @@ DISK_PATIENCE_S = 30.0
 hangs may be what the run waits for, and blocks whoever writes to it."""
 
 
+TIMES_LONGEST_STEP = 5
+"""How many times as long as the longest step so far a step may take."""
+
+DISK_WORK = "number of processes that wait for a disk"
+"""The key of the store under which they are counted."""
+
+
+def _store() -> Any:
+    """Return the store at which the processes of the run have met."""
+    import torch.distributed as dist
+
+    return dist.distributed_c10d._get_default_store()
+
+
 class LateProcesses(NamedTuple):
     """The processes for which the others waited."""
 
@@ -54,12 +71,15 @@ class Task(NamedTuple):
     task while the watching thread reads it."""
 
     name: str
-    setting: str
-    """The setting of `engine` that limits it."""
+    limit: str
+    """Its limit in words, such as `engine.work_timeout_s=1800`."""
 
     limit_s: float
     deadline: float
     """The time, by `time.monotonic`, at which it must have ended."""
+
+    is_disk_work: bool = False
+    """Whether it waits for a disk, so that the others wait for it longer, too."""
 
 
 class Watchdog:
@@ -77,6 +97,20 @@ class Watchdog:
         self.limits = limits
         self.processes = processes
         self.release = release
+        self.first_step_s = 0.0
+        """Seconds of the first step, in which kernels may be compiled."""
+
+        self.longest_step_s = 0.0
+        """Seconds of the longest step after the first."""
+
+        self.step_began = 0.0
+        self.in_step = False
+        self.nodes = [node_name()]
+        """The name of the node of each process."""
+
+        self.has_announced = False
+        """Whether the others know that this process waits for its disk."""
+
         self.expect("the start", "work_timeout_s")
         if processes.world_size == 1 and "WORLD_SIZE" not in os.environ:
             return
@@ -84,15 +118,56 @@ class Watchdog:
         starts = processes.gather((time.strftime("%Y%m%d-%H%M%S"), node_name()))
         self.folder = run_folder / "stacks" / starts[0][0]
         self.nodes = [node for _, node in starts]
-        """The name of the node of each process."""
-
         threading.Thread(target=self._watch, daemon=True).start()
 
     def expect(self, task: str, setting: str) -> None:
         """Expect this process to finish a task, whose limit is this setting of `engine`. The next
         call, or `stop`, ends the task."""
         limit_s = getattr(self.limits, setting)
-        self.task = Task(task, setting, limit_s, time.monotonic() + limit_s)
+        self._begin(task, f"engine.{setting}={limit_s}", limit_s)
+
+    def expect_step(self, step: int) -> None:
+        """Expect this process to finish a step. A step of a large model may take longer than
+        `engine.step_timeout_s`, so that it may take `TIMES_LONGEST_STEP` times as long as the
+        longest one so far; but not longer than `engine.work_timeout_s`, at which connections give
+        up."""
+        self._end_step()
+        timeout_s = self.limits.step_timeout_s
+        longest_s = self.longest_step_s or self.first_step_s
+        learnt_s = min(TIMES_LONGEST_STEP * longest_s, self.limits.work_timeout_s)
+        limit = f"engine.step_timeout_s={timeout_s}"
+        if learnt_s > timeout_s:
+            limit = f"{learnt_s:.0f} s, {TIMES_LONGEST_STEP} times the longest step, and {limit}"
+        self._begin(f"step {step}", limit, max(timeout_s, learnt_s))
+        self.step_began = time.monotonic()
+        self.in_step = True
+
+    def _begin(self, task: str, limit: str, limit_s: float) -> None:
+        """Begin a task."""
+        self._end_step()
+        self.task = Task(task, limit, limit_s, time.monotonic() + limit_s)
+
+    def _end_step(self) -> None:
+        """Remember how long the step took that ends here, if there is one."""
+        if self.in_step:
+            self.in_step = False
+            self.longest_step_s = max(self.longest_step_s, time.monotonic() - self.step_began)
+
+    @contextlib.contextmanager
+    def disk_work(self, task: str) -> Iterator[None]:
+        """Inside, this process waits for a disk, which may take `engine.work_timeout_s`. This does
+        not count as time of the task that it interrupts."""
+        interrupted = self.task
+        began = time.monotonic()
+        limit_s = self.limits.work_timeout_s
+        limit = f"engine.work_timeout_s={limit_s}"
+        self.task = Task(task, limit, limit_s, began + limit_s, is_disk_work=True)
+        try:
+            yield
+        finally:
+            waited_s = time.monotonic() - began
+            self.step_began += waited_s
+            self.task = interrupted._replace(deadline=interrupted.deadline + waited_s)
 
     def stop(self) -> None:
         """Stop watching."""
@@ -101,17 +176,43 @@ class Watchdog:
 
     def _watch(self) -> None:
         """End the process if its task takes too long. Runs in a thread."""
+        extended_task: Task | None = None
+        deadline = float("inf")
         while self.task.deadline < float("inf"):
             # If this thread is blocked, too, one without Python prints stacks and ends the process.
             faulthandler.dump_traceback_later(self.limits.work_timeout_s + 60, exit=True)
             time.sleep(min(1.0, self.limits.step_timeout_s / 4))
             task = self.task
-            if time.monotonic() > task.deadline:
+            self._announce(task.is_disk_work)
+            now = time.monotonic()
+            if task is not extended_task:
+                deadline = task.deadline
+            if now > deadline and not task.is_disk_work and self._someone_waits_for_a_disk():
+                # When the disk is back, the step has its whole time again.
+                extended_task = task
+                longest_deadline = task.deadline - task.limit_s + self.limits.work_timeout_s
+                deadline = min(now + task.limit_s, longest_deadline)
+            if now > deadline:
                 self._end(task)
+
+    def _announce(self, is_disk_work: bool) -> None:
+        """Tell the others whether this process waits for a disk, if that has changed."""
+        if is_disk_work != self.has_announced and self.processes.world_size > 1:
+            with contextlib.suppress(RuntimeError):  # the store is gone with the first process
+                _store().add(DISK_WORK, 1 if is_disk_work else -1)
+                self.has_announced = is_disk_work
+
+    def _someone_waits_for_a_disk(self) -> bool:
+        """Return whether a process has told that it waits for a disk."""
+        if self.processes.world_size == 1:
+            return False
+        with contextlib.suppress(RuntimeError):
+            return _store().add(DISK_WORK, 0) > 0
+        return False
 
     def _end(self, task: Task) -> None:
         """Report that a task took too long, and end this process."""
-        late = f"olmo-sparsity: {task.name} took more than engine.{task.setting}={task.limit_s}"
+        late = f"olmo-sparsity: {task.name} took more than {task.limit}"
         try:
             reporting = threading.Thread(target=self._report, args=(task.name, late), daemon=True)
             reporting.start()

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
+from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.checkpoint import CheckpointWriter
 from olmo_sparsity.training.engine import Engine, Losses
 from olmo_sparsity.training.evaluate import Evaluation
-from olmo_sparsity.training.metrics import read_metrics
+from olmo_sparsity.training.metrics import Metrics, read_metrics
 from tests.conftest import data_section, small_run, until
 from tests.support import children
 
@@ -93,6 +94,34 @@ def test_a_process_whose_work_alone_hangs_is_named(
     assert line.startswith(f"olmo-sparsity: {task} took more than")
     assert re.search(r": process 1 on \S+ did not get to where the others wait", line)
     assert len([*(tmp_path / "run/stacks").rglob("*.txt")]) == 2
+
+
+def wait_for_the_disk(owner: Any, name: str, number: int) -> None:
+    """Disturbs: a call of a method takes longer than a step may."""
+    method, calls = getattr(owner, name), 0
+
+    def counted(*given: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            time.sleep(2 * LIMITS["step_timeout_s"])
+        return method(*given, **named)
+
+    setattr(owner, name, counted)
+
+
+@pytest.mark.parametrize(
+    ("rank", "place"), [(1, (TrainingBatches, "of_step", 6)), (0, (Metrics, "_append", 3))]
+)
+def test_a_disk_that_is_away_for_longer_than_a_step_may_take_ends_no_process(
+    data_folder: Path, tmp_path: Path, rank: int, place: tuple
+) -> None:
+    given = small_run(tmp_path / "run", data_section(data_folder))
+    given["training"] |= {"num_steps": 8, "batch_size": 4}
+    given["engine"] = {"name": "ddp", **LIMITS, "work_timeout_s": 60}
+    given["logging"] = {"interval_steps": 1}
+    job = children.start(given, disturb={rank: partial(wait_for_the_disk, *place)})
+    assert job.wait() == [0, 0]
 
 
 def do_nothing() -> None:

@@ -282,6 +282,7 @@ def test_a_damaged_later_checkpoint_is_none_of_those_kept(
         ({"checkpoint__keep_every_steps": 3}, [9, 8, 6, 3]),
         ({"checkpoint__keep_steps": [1, 5]}, [9, 8, 5, 1]),
         ({"checkpoint__keep_powers_of_two": True}, [9, 8, 4, 2, 1]),
+        ({"checkpoint__keep_every_steps": 3, "checkpoint__keep_steps": [3, 5]}, [9, 8, 6, 5, 3]),
     ],
 )
 def test_some_checkpoints_stay_for_ever(

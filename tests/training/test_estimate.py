@@ -32,6 +32,7 @@ from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.estimate.host import (
     COPIED_BYTES_PER_S,
     copied_for_save,
+    disk_of,
     pinned_bytes,
     save_time,
 )
@@ -436,6 +437,34 @@ def test_a_long_run_without_a_limit_of_gpu_hours_is_told_of_one() -> None:
     assert "--training.max_gpu_hours=1500 " in estimate(config, hardware)["limit"]
     config.training.max_gpu_hours = 5000
     assert "limit" not in estimate(config, hardware)
+
+
+def test_a_step_that_is_longer_than_its_time_out_is_named() -> None:
+    config = seven_billion(*OVER_ALL)
+    hardware = Hardware.of("h100", 64, None)
+    assert "a step" not in estimate(config, hardware)
+    config.engine.step_timeout_s = 5
+    line = estimate(config, hardware)["a step"]
+    assert "more than engine.step_timeout_s=5: after the first step the limit is 5 times" in line
+    assert "--engine.work_timeout_s" not in line
+    config.engine.work_timeout_s = 6
+    assert "--engine.work_timeout_s=600" in estimate(config, hardware)["a step"]
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "given", "interval"),
+    [(100_000, "auto", 10_000), (9_999, "auto", None), (100_000, "null", None), (800, "50", 50)],
+)
+def test_a_long_run_keeps_each_tenth_of_its_checkpoints(
+    num_steps: int, given: str, interval: int | None
+) -> None:
+    words = (f"--training.num_steps={num_steps}", f"--checkpoint.keep_every_steps={given}")
+    run = describe_run(c4("150m", *words), Hardware.of("h100", 8, None))
+    assert run.config.checkpoint.keep_every_steps == interval
+    num_kept = num_steps // interval if interval else 0
+    disk = disk_of(run.config)
+    assert disk.run_folder_bytes == (2 + 1 + num_kept) * disk.checkpoint_bytes
+    assert (f"one each {interval or 0:,} steps" in run.lines["disk"]) == bool(interval)
 
 
 def test_a_gpu_of_two_sizes_is_the_one_that_is_named() -> None:

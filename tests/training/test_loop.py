@@ -479,6 +479,46 @@ def test_no_more_batches_are_left_out_than_allowed(
     assert list_checkpoints(config.run_folder)[0].name == "step000004"
 
 
+def test_a_number_that_is_not_finite_again_is_left_behind_with_an_older_checkpoint(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    children.give_no_numbers([8, 9], monkeypatch.setattr)
+    config = make_config(training__num_steps=12, checkpoint__keep=4, **SKIPS)
+    assert train(config) is Outcome.FINISHED
+    starts = json.loads((Path(config.run_folder) / "environment.json").read_text())
+    assert [start["resumed_at_step"] for start in starts] == [0, 8, 6]
+    shown = capsys.readouterr().err
+    assert "batch 8 is skipped (1 of at most 3); going on from the checkpoint of step 8\n" in shown
+    assert (
+        "batch 9 is skipped (2 of at most 3); going on from the checkpoint of step 6, as" in shown
+    )
+    folder = Path(config.run_folder) / "checkpoints"
+    assert [path.name for path in folder.glob("*.set_aside")] == ["step000008.set_aside"]
+    assert list_checkpoints(config.run_folder)[0].name == "step000012"
+
+
+def test_a_later_number_that_is_not_finite_goes_back_to_the_last_checkpoint(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_folder, "COMES_BACK_WITHIN", 2)
+    children.give_no_numbers([4, 8], monkeypatch.setattr)
+    config = make_config(training__num_steps=10, **SKIPS)
+    assert train(config) is Outcome.FINISHED
+    starts = json.loads((Path(config.run_folder) / "environment.json").read_text())
+    assert [start["resumed_at_step"] for start in starts] == [0, 4, 6]
+    assert not list(Path(config.run_folder).glob("checkpoints/*.set_aside"))
+
+
+def test_without_an_older_checkpoint_the_last_one_stays(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children.give_no_numbers([4, 5], monkeypatch.setattr)
+    config = make_config(checkpoint__keep=1, **SKIPS)
+    assert train(config) is Outcome.FINISHED
+    starts = json.loads((Path(config.run_folder) / "environment.json").read_text())
+    assert [start["resumed_at_step"] for start in starts] == [0, 4, 4]
+
+
 # --- how often the text is read -------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.config.sections import EngineConfig, RunConfig
 from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.training.estimate.cheaper import find_cheaper
 from olmo_sparsity.training.estimate.compute import flops_per_token, share_of_peak
@@ -33,6 +33,7 @@ from olmo_sparsity.training.estimate.host import (
 )
 from olmo_sparsity.training.estimate.memory_formulas import without_memory
 from olmo_sparsity.training.estimate.network import describe_speed
+from olmo_sparsity.training.watchdog import TIMES_LONGEST_STEP
 
 MANY_GPU_HOURS = 1000
 """GPU-hours above which a run should have a limit: one that is requeued or slow may take more."""
@@ -144,6 +145,8 @@ def _lines_of_time(config: RunConfig, hardware: Hardware, time: RunTime) -> dict
         ),
         "tokens per second": f"{tokens_per_s:,.0f} ({reason})",
     }
+    if time.step_s > config.engine.step_timeout_s:
+        lines["a step"] = _describe_long_step(time.step_s, config.engine)
     if training.max_gpu_hours is None and time.gpu_hours > MANY_GPU_HOURS:
         limit = float(f"{1.2 * time.gpu_hours:.2g}")
         lines["limit"] = (
@@ -154,6 +157,19 @@ def _lines_of_time(config: RunConfig, hardware: Hardware, time: RunTime) -> dict
         price = time.gpu_hours * hardware.price
         lines["price"] = f"{price:,.2f}, at {hardware.price:g} a GPU-hour"
     return lines
+
+
+def _describe_long_step(step_s: float, limits: EngineConfig) -> str:
+    """Return a line about a step that takes longer than its time-out."""
+    line = (
+        f"{step_s:.0f} s, more than engine.step_timeout_s={limits.step_timeout_s}: after the first "
+        f"step the limit is {TIMES_LONGEST_STEP} times the longest one, at most "
+        f"engine.work_timeout_s={limits.work_timeout_s}"
+    )
+    if 2 * step_s <= limits.work_timeout_s:
+        return line
+    enough_s = 600 * math.ceil(3 * step_s / 600)
+    return f"{line}, which the start with the first step needs: --engine.work_timeout_s={enough_s}"
 
 
 def _line_of_cheaper(config: RunConfig, hardware: Hardware, time: RunTime) -> dict[str, str]:
@@ -212,10 +228,22 @@ def _lines_of_host(config: RunConfig, hardware: Hardware) -> dict[str, str]:
         "disk": (
             f"text {disk.text_bytes / 1e9:.1f} GB if read once; a checkpoint "
             f"{disk.checkpoint_bytes / 1e9:.1f} GB, the run folder "
-            f"{disk.run_folder_bytes / 1e9:.1f} GB"
+            f"{disk.run_folder_bytes / 1e9:.1f} GB ({_describe_kept(config)})"
         ),
         "a save": _describe_save(config, hardware),
     }
+
+
+def _describe_kept(config: RunConfig) -> str:
+    """Return which checkpoints stay, and how to keep fewer."""
+    checkpoint = config.checkpoint
+    last = f"the last {checkpoint.keep} checkpoints"
+    if not checkpoint.keep_every_steps:
+        return f"{last}, and those of keep_steps, if any"
+    return (
+        f"{last}, and one each {checkpoint.keep_every_steps:,} steps to branch from; "
+        "--checkpoint.keep_every_steps=null keeps none of these"
+    )
 
 
 def _describe_save(config: RunConfig, hardware: Hardware) -> str:
