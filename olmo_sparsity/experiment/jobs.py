@@ -31,7 +31,7 @@ from olmo_sparsity.config.run import flatten
 from olmo_sparsity.experiment.file import Experiment
 from olmo_sparsity.experiment.measurements import Measurement
 from olmo_sparsity.experiment.models import Model
-from olmo_sparsity.models.checkpoint_files import list_checkpoints
+from olmo_sparsity.models.checkpoint_files import list_checkpoints, step_of
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.run_folder import is_work_of
 
@@ -119,8 +119,8 @@ class TrainingJob(Job):
         # A run with other settings is not this model, though the folder is.
         if not is_work_of(folder, flatten(self.model.settings)):
             return State("failed", detail=f"{folder} holds work with other settings")
-        # The newest checkpoint is the first; its folder is called step000100.
-        saved_step = next((int(path.name[4:]) for path in list_checkpoints(folder)), 0)
+        checkpoints = list_checkpoints(folder)
+        saved_step = step_of(checkpoints[0]) if checkpoints else 0  # the newest is the first
         if saved_step >= self.model.num_steps:
             return State("done", saved_step)
 
@@ -188,9 +188,9 @@ class MeasurementJob(Job):
     def reason_to_skip(self, jobs: Mapping[str, Job]) -> str | None:
         """Return why this cannot be measured although other jobs have ended: its checkpoint is
         missing, or the targets that another measurement chooses. None if it can."""
-        return self._reason_of_training(jobs) or self._reason_of_choosers(jobs)
+        return self._why_no_checkpoint(jobs) or self._why_no_targets(jobs)
 
-    def _reason_of_training(self, jobs: Mapping[str, Job]) -> str | None:
+    def _why_no_checkpoint(self, jobs: Mapping[str, Job]) -> str | None:
         """Return why there is no checkpoint to measure; None if there is."""
         measurement = self.measurement
         training = jobs[measurement.model.name].state()
@@ -206,7 +206,7 @@ class MeasurementJob(Job):
             return f"trained to step {training.step:,} of {measurement.model.num_steps:,}"
         return f"{measurement.checkpoint} was not kept; train with checkpoint.keep_steps"
 
-    def _reason_of_choosers(self, jobs: Mapping[str, Job]) -> str | None:
+    def _why_no_targets(self, jobs: Mapping[str, Job]) -> str | None:
         """Return which measurement should have chosen targets or tokens and has not; None if all
         have."""
         for name in self.measurement.choosers:

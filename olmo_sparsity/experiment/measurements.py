@@ -33,6 +33,7 @@ from olmo_sparsity.config.schema import schema_fields
 from olmo_sparsity.config.windows import Long, long_window
 from olmo_sparsity.experiment.models import Model, is_named_by, pairs_of_seeds
 from olmo_sparsity.experiment.sections import ExperimentFile, MeasureSection
+from olmo_sparsity.models.checkpoint_files import checkpoint_folder
 
 OPTIONS_OF_CHOOSING = ("sets", "max_targets", "share", "sample", "blocks")
 """Options that choose targets, and have no effect where another measurement chose them."""
@@ -70,7 +71,7 @@ class Measurement:
         last checkpoint is then taken."""
         if self.step is None:
             return self.model.folder
-        return self.model.folder / "checkpoints" / f"step{self.step:06d}"
+        return checkpoint_folder(self.model.folder, self.step)
 
     @property
     def choosers(self) -> tuple[str, ...]:

@@ -159,29 +159,51 @@ def _first_and_count(names: list[str]) -> str:
 # --- checkpoint folders -------------------------------------------------------------------------
 
 
+def checkpoint_folder(run_folder: Path, step: int) -> Path:
+    """Return the folder of a run in which the checkpoint of a step is, or would be."""
+    return run_folder / "checkpoints" / f"step{step:06d}"
+
+
+def find_step(folder: Path) -> int | None:
+    """Return the step of a checkpoint folder, such as 300 of `step000300`. Return None for a folder
+    with another name: an unfinished checkpoint, or one that was copied elsewhere."""
+    match = re.fullmatch(r"step(\d+)", folder.name)
+    return int(match[1]) if match else None
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step of a folder that `list_checkpoints` or `checkpoint_folder` has returned."""
+    step = find_step(checkpoint)
+    assert step is not None, f"{checkpoint} is not named by a step"
+    return step
+
+
 def list_checkpoints(run_folder: str | Path) -> list[Path]:
     """Return the folders `checkpoints/step*` of a run, the newest first. Unfinished ones, whose
     names end in .tmp, are left out. Raise UnreadableNowError if the folder cannot be listed, such
     as while a network disk is away; `glob` would return nothing."""
     folder = Path(run_folder) / "checkpoints"
-    by_step = list[tuple[int, Path]]()
+    checkpoints: list[Path] = []
     try:
         for name in os.listdir(folder):
-            match = re.fullmatch(r"step(\d+)", name)
-            if match and (folder / name).is_dir():
-                by_step.append((int(match[1]), folder / name))
+            path = folder / name
+            if find_step(path) is not None and path.is_dir():
+                checkpoints.append(path)
     except OSError as error:
         check_readable_now(folder, error)
         return []
-    return [path for _, path in sorted(by_step, reverse=True)]
+    # The path decides between step100 and step000100, so that the order is always the same.
+    return sorted(checkpoints, key=lambda path: (step_of(path), path), reverse=True)
 
 
 def verified_checkpoints(
     run_folder: str | Path, skip: str = ""
 ) -> Iterator[tuple[Path, str | None]]:
     """Yield the checkpoints of a run, the newest first, each with the first damage that its
-    manifest shows, or None if it is intact. `skip`: the beginning of the names of files that are
-    not verified."""
+    manifest shows, or None if it is intact.
+
+    skip: The beginning of the names of files that are not verified.
+    """
     for folder in list_checkpoints(run_folder):
         yield folder, find_damage(folder, skip=skip)
 

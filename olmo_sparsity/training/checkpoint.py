@@ -33,7 +33,7 @@ from olmo_sparsity.base.manifest import FileEntry, make_entry, write_manifest
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.retry import may_pass, retry
 from olmo_sparsity.config.sections import CheckpointConfig
-from olmo_sparsity.models.checkpoint_files import list_checkpoints
+from olmo_sparsity.models.checkpoint_files import checkpoint_folder, list_checkpoints, step_of
 from olmo_sparsity.training.attempts import note_saved
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class CheckpointWriter:
         begun: When copying began, by `time.monotonic`.
         """
         assert self._partial is None, "call wait() first"
-        final = self.run_folder / "checkpoints" / f"step{state.step:06d}"
+        final = checkpoint_folder(self.run_folder, state.step)
         begun = time.monotonic() if begun is None else begun
         self._expendable = self._find_expendable(state.step)
         created = self._create_partial(final)
@@ -395,11 +395,6 @@ def _new_folder(final: Path) -> Path:
         number += 1
     (partial / ENGINE_FOLDER).mkdir(parents=True)
     return partial
-
-
-def step_of(checkpoint: Path) -> int:
-    """Return the step in the name of a checkpoint folder."""
-    return int(checkpoint.name.removeprefix("step"))
 
 
 def _delete(checkpoints: list[Path]) -> None:

@@ -17,8 +17,7 @@ import torch
 from olmo_sparsity.base.differences import differences
 from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.config.sections import CheckpointConfig
-from olmo_sparsity.models.checkpoint_files import list_checkpoints
-from olmo_sparsity.training.checkpoint import step_of
+from olmo_sparsity.models.checkpoint_files import list_checkpoints, step_of
 from olmo_sparsity.training.distributed import Processes
 
 BYTES_PER_PARAMETER = 12

@@ -37,8 +37,7 @@ from olmo_sparsity.base.json_text import with_crc
 from olmo_sparsity.base.provenance import provenance, typed_command
 from olmo_sparsity.base.work_folder import WorkFolder
 from olmo_sparsity.config.run import flatten, load_saved_config
-from olmo_sparsity.models.checkpoint_files import list_checkpoints
-from olmo_sparsity.training.checkpoint import step_of
+from olmo_sparsity.models.checkpoint_files import list_checkpoints, step_of
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,6 @@ OLMo itself.
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from olmo_sparsity.config.text import DataConfig
 from olmo_sparsity.models.checkpoint_files import (
     WEIGHTS,
     check_of_same_run,
+    find_step,
     list_checkpoints,
     load_checkpoint_config,
     load_weights,
@@ -112,7 +112,6 @@ def _load_checkpoint(folder: Path, dtype: torch.dtype, device: str) -> TrainedMo
     from olmo_sparsity.models.build import build_model  # needs what [train] installs
 
     config = load_checkpoint_config(folder)
-    number = re.fullmatch(r"step(\d+)", folder.name)
     model = build_model(config.model)
     load_weights(model, folder / WEIGHTS)
     return TrainedModel(
@@ -122,7 +121,7 @@ def _load_checkpoint(folder: Path, dtype: torch.dtype, device: str) -> TrainedMo
         weights_sha256=fingerprint(weight_files(folder / WEIGHTS)),
         text=training_text(config.data),
         trained={
-            "step": int(number[1]) if number else None,
+            "step": find_step(folder),
             "num_steps": config.training.num_steps,
             "positions": config.positions.scheme,
             "length": config.training.length,

@@ -22,9 +22,8 @@ from safetensors.torch import load_file
 
 from olmo_sparsity.base import retry
 from olmo_sparsity.config.run import config_from_dict
-from olmo_sparsity.models.checkpoint_files import StoredWeights, list_checkpoints
+from olmo_sparsity.models.checkpoint_files import StoredWeights, list_checkpoints, step_of
 from olmo_sparsity.models.exchange import export
-from olmo_sparsity.training.checkpoint import step_of
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.optim import JumpDetector

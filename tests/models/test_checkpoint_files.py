@@ -17,9 +17,13 @@ from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.checkpoint_files import (
     WEIGHTS,
     StoredWeights,
+    checkpoint_folder,
+    find_step,
+    list_checkpoints,
     load_weights,
     part_name,
     save_weights,
+    step_of,
     verified_checkpoints,
     write_index,
 )
@@ -106,6 +110,15 @@ def checkpoints(tmp_path: Path) -> list[Path]:
     millionth = tmp_path / "checkpoints" / "step1000000"
     shutil.copytree(tenth, millionth)
     return [ninth, tenth, millionth]
+
+
+def test_checkpoints_are_named_by_their_steps_and_listed_the_newest_first(tmp_path: Path) -> None:
+    for step in (300, 20, 1_000_000):
+        checkpoint_folder(tmp_path, step).mkdir(parents=True)
+    (tmp_path / "checkpoints/step000400.tmp").mkdir()
+    assert checkpoint_folder(tmp_path, 300).name == "step000300"
+    assert [step_of(path) for path in list_checkpoints(tmp_path)] == [1_000_000, 300, 20]
+    assert find_step(tmp_path / "checkpoints/step000400.tmp") is None
 
 
 def test_a_run_without_checkpoints_has_no_latest_one(tmp_path: Path) -> None:

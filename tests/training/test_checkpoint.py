@@ -26,10 +26,10 @@ from olmo_sparsity.base.errors import ConfigError, DataError, UnreadableNowError
 from olmo_sparsity.base.locks import Owner
 from olmo_sparsity.base.manifest import find_damage
 from olmo_sparsity.config.sections import CheckpointConfig
-from olmo_sparsity.models.checkpoint_files import list_checkpoints
+from olmo_sparsity.models.checkpoint_files import list_checkpoints, step_of
 from olmo_sparsity.models.load import load_model
 from olmo_sparsity.training import checkpoint, moments
-from olmo_sparsity.training.checkpoint import CheckpointWriter, step_of
+from olmo_sparsity.training.checkpoint import CheckpointWriter
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.loop import train
@@ -290,7 +290,7 @@ def test_some_checkpoints_stay_for_ever(
 ) -> None:
     config = make_config(training__num_steps=9, checkpoint__interval_steps=2, **settings)
     train(config)
-    assert [int(path.name[4:]) for path in list_checkpoints(config.run_folder)] == steps
+    assert [step_of(path) for path in list_checkpoints(config.run_folder)] == steps
     staying = [step for step in range(1, 10) if config.checkpoint.stays(step)]
     for after in range(9):
         count = len([step for step in staying if step > after])
@@ -329,7 +329,7 @@ def test_a_checkpoint_holds_its_step_while_later_steps_are_taken(
     monkeypatch.setattr(moments, "write_tensors", held_back)
     train(config)
     for folder in list_checkpoints(config.run_folder):
-        weights, optimizer = states[checkpoint.step_of(folder) - 1]
+        weights, optimizer = states[step_of(folder) - 1]
         saved = load_file(folder / "model.safetensors")
         assert_equal(saved, {name: weights[name] for name in saved})
         assert_equal(load_file(folder / "engine/moments-00000-of-00001.safetensors"), optimizer)
