@@ -33,13 +33,13 @@ class Scored(NamedTuple):
 @dataclass(frozen=True)
 class Reply:
     """What a server returned for a prompt: its last tokens with their log-probabilities, and the
-    token that the server generates behind it."""
+    token that the server generates after it."""
 
-    first: int
-    """The number of the token of the prompt with which `tokens` begin."""
+    first_index: int
+    """The index in the prompt of the first of `tokens`."""
 
     tokens: Sequence[Any]
-    """Tokens of the prompt, each an ID or a text."""
+    """Tokens of the prompt, each an ID or a text: those from `first_index` to the last."""
 
     log_p: Sequence[Any]
     """The log-probability of each of these tokens."""
@@ -47,8 +47,8 @@ class Reply:
     generated: Scored | None
     """The generated token. None: the reply does not have it."""
 
-    request: Any = None
-    """The identifier of the request, if the reply has it."""
+    request_name: Any = None
+    """The `request_name` that the request had, if the reply repeats it."""
 
 
 class Dialect(ABC):
@@ -59,7 +59,7 @@ class Dialect(ABC):
     1. It takes a prompt as token IDs. A dialect has no tokenizer: a prompt that is sent as text is
        tokenized again by the server, perhaps into other tokens.
     2. Its replies repeat the tokens that they score. Each is compared with the token that was sent.
-    3. It generates one token behind a prompt and returns its log-probability. The token is then
+    3. It generates one token after a prompt and returns its log-probability. The token is then
        sent as part of the prompt and must get the same number; otherwise the server's numbers
        belong to the token before or after (server_checks.py).
     """
@@ -75,26 +75,48 @@ class Dialect(ABC):
     only those that are scored. Many prompts share these, so a reply to another prompt would not be
     noticed: the server gets one request at a time, unless its replies name their requests."""
 
-    @abstractmethod
-    def score_requests(self, ids: list[int], first: int, name: str) -> list[dict[str, Any]]:
-        """Return the requests for log p of a prompt's tokens from number `first` on, 1 or more.
-        `name`: an identifier that a reply may repeat. The token that is generated behind the prompt
-        is needed only where `first` is 1."""
+    num_candidates: ClassVar[int] = 20
+    """How many of the most probable tokens `candidates_request` asks for."""
 
     @abstractmethod
-    def read_scores(self, replies: list[Any], ids: list[int], first: int) -> Reply:
+    def score_requests(
+        self, ids: list[int], first_index: int, request_name: str
+    ) -> list[dict[str, Any]]:
+        """Return the requests for log p of a prompt's tokens from an index on.
+
+        ids: The token IDs of the prompt.
+        first_index: The index of the first token whose log p is needed, at least 1. The token that
+            is generated after the prompt is needed only where it is 1.
+        request_name: An identifier that a reply may repeat.
+        """
+
+    @abstractmethod
+    def read_scores(self, replies: list[Any], ids: list[int], first_index: int) -> Reply:
         """Read the parsed replies to `score_requests`. A reply of another form may raise any
         KeyError, TypeError, ValueError, IndexError or AttributeError."""
 
     def candidates_request(self, ids: list[int]) -> dict[str, Any] | None:
-        """Return the request for the most probable tokens behind a prompt, as many as the server
-        returns by default. None: it returns none, so that the scale of its numbers is not checked,
-        and a line says so."""
+        """Return the request for the most probable tokens after a prompt. Return None for a server
+        that returns none. The scale of its numbers is then not checked, and a line says so."""
         return None
 
     def read_candidates(self, reply: Any) -> list[Any]:
-        """Return their log-probabilities from the parsed reply. Raises as `read_scores` does."""
+        """Return the log-probabilities of these tokens from the parsed reply. A reply of another
+        form raises the same errors as in `read_scores`."""
         return []
+
+
+def _token_of(written: Any) -> Any:
+    """Return the ID of a token that is written as `token_id:ID`. Return anything else as it is."""
+    if not isinstance(written, str):
+        return written
+    token_id = re.fullmatch(r"token_id:(\d{1,9})", written)
+    return int(token_id[1]) if token_id else written
+
+
+def _scored(row: Any) -> Scored:
+    """Read a row of SGLang's: log-probability, token, and perhaps its text."""
+    return Scored(token=_token_of(row[1]), log_p=row[0])
 
 
 class Echo(Dialect):
@@ -103,21 +125,22 @@ class Echo(Dialect):
     owner = ""  # any server that names no other dialect
     path = "/v1/completions"
     repeats_prompts = True
-    num_candidates = 5
-    """Number of candidates that are asked for: the most that OpenAI's API returns."""
+    num_candidates = 5  # the limit of OpenAI's API
 
-    def score_requests(self, ids: list[int], first: int, name: str) -> list[dict[str, Any]]:
+    def score_requests(
+        self, ids: list[int], first_index: int, request_name: str
+    ) -> list[dict[str, Any]]:
         return [self._completion(ids) | {"echo": True}]
 
-    def read_scores(self, replies: list[Any], ids: list[int], first: int) -> Reply:
+    def read_scores(self, replies: list[Any], ids: list[int], first_index: int) -> Reply:
         logprobs = replies[0]["choices"][0]["logprobs"]
         tokens = [_token_of(written) for written in logprobs["tokens"]]
         log_p = logprobs["token_logprobs"]
         # Some servers do not return the generated token, or return none at the end of a text.
         if len(tokens) != len(ids) + 1:
-            return Reply(first=0, tokens=tokens, log_p=log_p, generated=None)
+            return Reply(first_index=0, tokens=tokens, log_p=log_p, generated=None)
         return Reply(
-            first=0,
+            first_index=0,
             tokens=tokens[:-1],
             log_p=log_p[:-1],
             generated=Scored(token=tokens[-1], log_p=log_p[-1]),
@@ -137,30 +160,34 @@ class Vllm(Echo):
     """vLLM's completions: `prompt_logprobs` has the prompt's tokens by their IDs."""
 
     owner = "vllm"
-    num_candidates = 20
+    num_candidates = 20  # the default of --max-logprobs
 
-    def score_requests(self, ids: list[int], first: int, name: str) -> list[dict[str, Any]]:
+    def score_requests(
+        self, ids: list[int], first_index: int, request_name: str
+    ) -> list[dict[str, Any]]:
         own_fields = {"prompt_logprobs": 0, "return_tokens_as_token_ids": True}
         return [self._completion(ids) | own_fields]
 
-    def read_scores(self, replies: list[Any], ids: list[int], first: int) -> Reply:
+    def read_scores(self, replies: list[Any], ids: list[int], first_index: int) -> Reply:
         # vLLM returns `prompt_logprobs` and the generated token's `logprobs` side by side.
         choice = replies[0]["choices"][0]
-        tokens = list[Any]()
-        log_p = list[Any]()
+        tokens: list[Any] = []
+        log_p: list[Any] = []
         # The first token has no number. Each of the others has a dictionary {ID: …}, which may hold
         # the most probable token, too.
-        by_place = choice["prompt_logprobs"][1:]
-        if len(by_place) != len(ids) - 1:
-            raise ValueError(f"{len(by_place) + 1} tokens where {len(ids)} were sent")
-        for sent, candidates in zip(map(str, ids[1:]), by_place, strict=True):
+        candidates_of_tokens = choice["prompt_logprobs"][1:]
+        if len(candidates_of_tokens) != len(ids) - 1:
+            raise ValueError(f"{len(candidates_of_tokens) + 1} tokens where {len(ids)} were sent")
+        for sent, candidates in zip(map(str, ids[1:]), candidates_of_tokens, strict=True):
+            # Where the sent token is missing, another one is returned, so that the comparison with
+            # the sent tokens names both.
             written = sent if sent in candidates else next(iter(candidates), None)
             tokens.append(_token_of(f"token_id:{written}"))
             log_p.append(candidates[written]["logprob"])
         generated = choice["logprobs"]
         token = _token_of(generated["tokens"][0])
         return Reply(
-            first=1,
+            first_index=1,
             tokens=tokens,
             log_p=log_p,
             generated=Scored(token=token, log_p=generated["token_logprobs"][0]),
@@ -173,25 +200,26 @@ class Sglang(Dialect):
     owner = "sglang"
     path = "/generate"
     repeats_prompts = False
-    num_candidates = 20
 
-    def score_requests(self, ids: list[int], first: int, name: str) -> list[dict[str, Any]]:
+    def score_requests(
+        self, ids: list[int], first_index: int, request_name: str
+    ) -> list[dict[str, Any]]:
         # SGLang returns null for the first token that it scores, so one more is asked for.
-        return [self._generate(ids) | {"logprob_start_len": first - 1, "rid": name}]
+        return [self._generate(ids) | {"logprob_start_len": first_index - 1, "rid": request_name}]
 
-    def read_scores(self, replies: list[Any], ids: list[int], first: int) -> Reply:
+    def read_scores(self, replies: list[Any], ids: list[int], first_index: int) -> Reply:
         # Everything but the text is in `meta_info`.
         answer = replies[0]["meta_info"]
         num_tokens = answer["prompt_tokens"]
         if num_tokens != len(ids):
             raise ValueError(f"{num_tokens!r:.20} tokens where {len(ids)} were sent")
-        scored = [_scored(row) for row in answer["input_token_logprobs"][first - len(ids) :]]
+        scored = [_scored(row) for row in answer["input_token_logprobs"][first_index - len(ids) :]]
         return Reply(
-            first=first,
+            first_index=first_index,
             tokens=[token for token, _ in scored],
             log_p=[log_p for _, log_p in scored],
             generated=_scored(answer["output_token_logprobs"][0]),
-            request=answer.get("id"),
+            request_name=answer.get("id"),
         )
 
     def candidates_request(self, ids: list[int]) -> dict[str, Any]:
@@ -208,11 +236,6 @@ class Sglang(Dialect):
         }
 
 
-def _scored(row: Any) -> Scored:
-    """Read a row of SGLang's: log-probability, token, and perhaps its text."""
-    return Scored(token=_token_of(row[1]), log_p=row[0])
-
-
 class LlamaServer(Dialect):
     """llama.cpp's own server, which scores only what it generates. A bias makes it generate each
     token of the prompt in turn, and the log-probability that it returns leaves the bias out."""
@@ -220,30 +243,33 @@ class LlamaServer(Dialect):
     owner = "llamacpp"
     path = "/completion"
     repeats_prompts = False
-    num_candidates = 20
 
-    def score_requests(self, ids: list[int], first: int, name: str) -> list[dict[str, Any]]:
-        # A request for each token that is scored, behind the tokens before it.
+    def score_requests(
+        self, ids: list[int], first_index: int, request_name: str
+    ) -> list[dict[str, Any]]:
+        # A request for each token that is scored, with the tokens before it as the prompt.
         requests = [
             self._completion(ids[:end]) | {"logit_bias": [[ids[end], FORCING_BIAS]]}
-            for end in range(first, len(ids))
+            for end in range(first_index, len(ids))
         ]
-        if first == 1:  # the token that it generates by itself
+        if first_index == 1:  # the token that it generates by itself
             requests.append(self._completion(ids) | {"logit_bias": []})
         return requests
 
-    def read_scores(self, replies: list[Any], ids: list[int], first: int) -> Reply:
+    def read_scores(self, replies: list[Any], ids: list[int], first_index: int) -> Reply:
         if any(reply.get("truncated") for reply in replies):
-            raise ValueError(f"a prompt of {len(ids)} tokens was truncated; start it with more -c")
+            raise ValueError(
+                f"a prompt of {len(ids)} tokens was truncated; start the server with a larger -c"
+            )
         generated = [reply["completion_probabilities"][0] for reply in replies]
         tokens = [_token_of(item["id"]) for item in generated]
         log_p = [item["logprob"] for item in generated]
-        num_forced = len(ids) - first
+        num_forced = len(ids) - first_index
         unforced = None
         if len(generated) > num_forced:
             unforced = Scored(tokens[num_forced], log_p[num_forced])
         return Reply(
-            first=first,
+            first_index=first_index,
             tokens=tokens[:num_forced],
             log_p=log_p[:num_forced],
             generated=unforced,
@@ -265,11 +291,3 @@ DIALECTS: dict[str, Dialect] = {
     dialect.owner: dialect for dialect in (Vllm(), Sglang(), LlamaServer())
 }
 """By `owner`. A server of another owner is asked by `ECHO`."""
-
-
-def _token_of(written: Any) -> Any:
-    """Return the ID of a token that is written as `token_id:ID`. Return anything else as it is."""
-    if not isinstance(written, str):
-        return written
-    token_id = re.fullmatch(r"token_id:(\d{1,9})", written)
-    return int(token_id[1]) if token_id else written

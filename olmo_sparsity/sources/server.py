@@ -101,11 +101,11 @@ class Server:
         return self._names_requests or self.dialect.repeats_prompts
 
     def score(self, ids: list[int], first: int) -> np.ndarray:
-        """Return log p of the tokens from number `first` on."""
+        """Return log p of the tokens from the index `first` on."""
         return self.score_and_generate(ids, first).log_p
 
     def score_and_generate(self, ids: list[int], first: int) -> ScoredPrompt:
-        """Return log p of the tokens from number `first` on, and the token generated after them.
+        """Return log p of the tokens from the index `first` on, and the token generated after them.
         Raise DataError for a reply that is to another prompt or holds no usable numbers."""
         # A name that no other request has, so that an exchanged reply is noticed.
         request_name = uuid.uuid4().hex
@@ -115,14 +115,14 @@ class Server:
         # Is it the reply to this request, about this prompt?
         reply = self._read_scores(replies, ids, first)
         self._check_request(reply, request_name)
-        sent_ids = ids[reply.first :]
+        sent_ids = ids[reply.first_index :]
         self._check_tokens(reply.tokens, sent_ids)
 
         # Are they log-probabilities?
         log_p = [as_log_p(written) for written in reply.log_p]
         # A reply may begin before `first`. The numbers before it may be null, such as that of the
         # first token of a text.
-        num_before = first - reply.first
+        num_before = first - reply.first_index
         scored = log_p[num_before:]
         if None in scored:
             written = reply.log_p[num_before + scored.index(None)]
@@ -136,7 +136,7 @@ class Server:
         not as many tokens and numbers as were sent."""
         try:
             reply = self.dialect.read_scores(replies, ids, first)
-            num_sent = len(ids) - reply.first
+            num_sent = len(ids) - reply.first_index
             if len(reply.tokens) != num_sent:
                 raise ValueError(f"{len(reply.tokens)} tokens where {num_sent} were sent")
             if len(reply.log_p) != num_sent:
@@ -152,9 +152,9 @@ class Server:
     def _check_request(self, reply: Reply, request_name: str) -> None:
         """Raise DataError if the reply is to another request. A server that has named a request
         once must name all of them."""
-        if self._names_requests and reply.request != request_name:
+        if self._names_requests and reply.request_name != request_name:
             raise self.error("returned the reply to another request")
-        self._names_requests |= reply.request == request_name
+        self._names_requests |= reply.request_name == request_name
 
     def _check_tokens(self, tokens: Sequence[Any], sent_ids: list[int]) -> None:
         """Raise DataError unless the tokens of a reply are those that were sent."""
