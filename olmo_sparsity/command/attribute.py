@@ -121,7 +121,7 @@ def _was_given(options: argparse.Namespace, name: str) -> bool:
 def _attribute_one(options: argparse.Namespace) -> int:
     """Attribute one answer, and print it."""
     from olmo_sparsity.sources import attributing, cost
-    from olmo_sparsity.sources.documents import list_sources
+    from olmo_sparsity.sources.read_sources import list_sources
     from olmo_sparsity.sources.request import AttributeRequest
 
     if options.html is not None:

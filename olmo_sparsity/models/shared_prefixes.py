@@ -10,7 +10,7 @@ so the node's tokens are computed once, and each leaf's after their states:
 
     tree = PrefixTree.of(prompts)
     tree.count_forwards()                             # token-forwards, before anything is computed
-    dict(tree.scores(extend_states, score_rows))      # log-probabilities, by the prompt's number
+    dict(tree.scores(extend_states, score_rows))      # log-probabilities, by the prompt's index
 
 Here is no model: both callers, `ModelLogprobs` and `WholePrompts`, pass functions that extend
 states and score rows.
@@ -21,10 +21,10 @@ Dimension key: B prompts of one shape, L tokens of each after its node.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class Node:
     be computed."""
 
     leaves: list[int]
-    """The numbers of prompts that are in no child: their further tokens are computed by
+    """The indices of prompts that are in no child: their further tokens are computed by
     themselves."""
 
     children: list[Node]
@@ -59,14 +59,26 @@ class Node:
         return len(self.tokens)
 
 
-ExtendStates = Callable[[Any, Node, int], Any]
-"""Function (states, node, num_computed) that returns the states of all tokens of a node. `states`
-are those of its first `num_computed` tokens, and None if there are none."""
+class ExtendStates(Protocol):
+    """A function that computes the states of a node's tokens."""
 
-ScoreRows = Callable[[Any, np.ndarray, list[int]], Iterable[Any]]
-"""Function (states, tokens_BL, numbers) that returns the log-probabilities of the prompts with
-these numbers, which have one shape. `tokens_BL` are their tokens after those of the node, whose
-states are `states`."""
+    def __call__(self, states: Any, node: Node, num_computed: int, /) -> Any:
+        """Return the states of all tokens of a node.
+
+        states: The states of its first `num_computed` tokens; None if there are none.
+        """
+
+
+class ScoreRows(Protocol):
+    """A function that scores prompts of one shape, which begin with the tokens of one node."""
+
+    def __call__(self, states: Any, tokens_BL: np.ndarray, indices: list[int], /) -> Iterable[Any]:
+        """Return the log-probabilities of each prompt.
+
+        states: The states of the node's tokens; None if it has no tokens.
+        tokens_BL: The tokens of each prompt after those of the node.
+        indices: The index of each prompt among the prompts of the tree.
+        """
 
 
 @dataclass(frozen=True)
@@ -87,15 +99,15 @@ class PrefixTree:
         """
         # The last token of a prefix is never shared: its state predicts the first token of the
         # continuation, so it is computed with the tokens that are not shared.
-        rows = [
-            _Row(number, prompt.inputs, max_shared=len(prompt.prefix) - 1)
-            for number, prompt in enumerate(prompts)
+        sequences = [
+            _Sequence(index, prompt.inputs, max_shared=len(prompt.prefix) - 1)
+            for index, prompt in enumerate(prompts)
         ]
-        inputs = [row.tokens for row in rows]
+        inputs = [sequence.tokens for sequence in sequences]
         if known is not None:
-            rows.append(_Row(None, known, max_shared=len(known)))
-        rows.sort(key=lambda row: row.tokens.tolist())
-        return PrefixTree(prompts, inputs, _node_of(rows))
+            sequences.append(_Sequence(None, known, max_shared=len(known)))
+        sequences.sort(key=lambda sequence: sequence.tokens.tolist())
+        return PrefixTree(prompts, inputs, _node_of(sequences))
 
     @staticmethod
     def without_sharing(prompts: Sequence[Prompt]) -> PrefixTree:
@@ -110,8 +122,8 @@ class PrefixTree:
 
     def _count_forwards(self, node: Node, num_computed: int) -> int:
         num_forwards = 0 if node.is_known else node.depth - num_computed
-        for number in node.leaves:
-            num_forwards += len(self.inputs[number]) - node.depth
+        for index in node.leaves:
+            num_forwards += len(self.inputs[index]) - node.depth
         for child in node.children:
             num_forwards += self._count_forwards(child, num_computed=node.depth)
         return num_forwards
@@ -119,7 +131,7 @@ class PrefixTree:
     def scores(
         self, extend_states: ExtendStates, score_rows: ScoreRows
     ) -> Iterator[tuple[int, Any]]:
-        """Yield the number of each prompt with its log-probabilities."""
+        """Yield the index of each prompt with its log-probabilities."""
         return self._scores(self.root, extend_states, score_rows, states=None, num_computed=0)
 
     def _scores(
@@ -140,13 +152,13 @@ class PrefixTree:
 
         # Prompts of one shape are rows of one forward pass. Others are not padded to that shape, as
         # padding may change a state.
-        by_shape = defaultdict[tuple[int, int], list[int]](list)
-        for number in node.leaves:
-            shape = (len(self.inputs[number]), len(self.prompts[number].continuation))
-            by_shape[shape].append(number)
-        for numbers in by_shape.values():
-            tokens_BL = np.stack([self.inputs[number][node.depth :] for number in numbers])
-            yield from zip(numbers, score_rows(states, tokens_BL, numbers), strict=True)
+        indices_by_shape: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for index in node.leaves:
+            shape = (len(self.inputs[index]), len(self.prompts[index].continuation))
+            indices_by_shape[shape].append(index)
+        for indices in indices_by_shape.values():
+            tokens_BL = np.stack([self.inputs[index][node.depth :] for index in indices])
+            yield from zip(indices, score_rows(states, tokens_BL, indices), strict=True)
 
         for child in node.children:
             yield from self._scores(child, extend_states, score_rows, states, node.depth)
@@ -155,51 +167,57 @@ class PrefixTree:
 # --- build the tree -------------------------------------------------------------------------------
 
 
-class _Row(NamedTuple):
+class _Sequence(NamedTuple):
     """A sequence of tokens whose beginning may be shared."""
 
-    number: int | None
-    """The number of the prompt. None: it is the text whose states are kept."""
+    index: int | None
+    """The index of the prompt. None: it is the text whose states are kept."""
 
     tokens: np.ndarray
     max_shared: int
     """How many tokens of its beginning may be shared."""
 
 
-def _node_of(rows: list[_Row]) -> Node:
-    """Return the node of the longest beginning that all rows share, with the nodes below it. The
-    rows must be sorted by their tokens."""
-    depth, branches = _branch(rows)
-    leaves = list[int]()
-    children = list[Node]()
+def _node_of(sequences: list[_Sequence]) -> Node:
+    """Return the node of the longest beginning that all sequences share, with the nodes below it.
+    The sequences must be sorted by their tokens."""
+    depth, branches = _branch(sequences)
+    leaves: list[int] = []
+    children: list[Node] = []
     for branch in branches:
         child = None
-        # A row by itself shares nothing, and all rows share no more than this node has.
-        if 1 < len(branch) < len(rows):
+        # One sequence by itself shares nothing. A branch of all of them shares no more than this
+        # node has, so a child would be the same node again, without end.
+        if 1 < len(branch) < len(sequences):
             child = _node_of(branch)
         if child is not None and child.depth - depth >= MIN_SHARED_TOKENS:
             children.append(child)
         else:
-            # The text whose states are kept needs no log-probabilities.
-            leaves += [row.number for row in branch if row.number is not None]
+            # The child, if there is one, would save too little: its prompts are computed one by
+            # one from this node on. The text whose states are kept has no index, and needs no
+            # log-probabilities.
+            leaves += [sequence.index for sequence in branch if sequence.index is not None]
     return Node(
-        tokens=rows[0].tokens[:depth],
-        is_known=any(row.number is None for row in rows),
+        tokens=sequences[0].tokens[:depth],
+        is_known=any(sequence.index is None for sequence in sequences),
         leaves=leaves,
         children=children,
     )
 
 
-def _branch(rows: list[_Row]) -> tuple[int, list[list[_Row]]]:
-    """Return the number of tokens that all sorted rows share, and the rows in groups that have the
-    same next token."""
-    limit = min(row.max_shared for row in rows)
-    # Of sorted rows, the first and the last one differ most, so all share what these two share.
-    differing = np.flatnonzero(rows[0].tokens[:limit] != rows[-1].tokens[:limit])
+def _branch(sequences: list[_Sequence]) -> tuple[int, list[list[_Sequence]]]:
+    """Return the number of tokens that all sorted sequences share, and the sequences in groups that
+    have the same next token."""
+    limit = min(sequence.max_shared for sequence in sequences)
+    # Of sorted sequences, the first and the last one differ most, so all share what these two share.
+    first_tokens = sequences[0].tokens[:limit]
+    last_tokens = sequences[-1].tokens[:limit]
+    differing = np.flatnonzero(first_tokens != last_tokens)
     if not len(differing):
-        # The row with the smallest limit ends here. Those with a larger one could share more among
-        # themselves, which is rare: without such nodes the result is the same, and takes longer.
-        return limit, [rows]
+        # The sequence with the smallest limit ends here. Those with a larger one could share more
+        # among themselves, which is rare: without such nodes the result is the same, and takes
+        # longer.
+        return limit, [sequences]
     depth = int(differing[0])
-    by_next_token = groupby(rows, lambda row: row.tokens[depth])
+    by_next_token = groupby(sequences, lambda sequence: sequence.tokens[depth])
     return depth, [list(branch) for _, branch in by_next_token]

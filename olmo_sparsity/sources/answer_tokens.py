@@ -23,7 +23,7 @@ from olmo_sparsity.analysis.explain.generation import generate
 from olmo_sparsity.base.errors import ConfigError, DataError, printable
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.models.loaded import LoadedModel
-from olmo_sparsity.sources.documents import Answer
+from olmo_sparsity.sources.answer_pieces import Answer
 from olmo_sparsity.sources.prompt import SourcePrompt
 from olmo_sparsity.sources.reasoning import num_reasoning_tokens
 from olmo_sparsity.text.documents import Document

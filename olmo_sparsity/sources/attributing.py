@@ -32,9 +32,9 @@ from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.models.loaded import LoadedModel, using
 from olmo_sparsity.models.use import in_use
+from olmo_sparsity.sources.answer_pieces import Answer
 from olmo_sparsity.sources.answer_tokens import AnswerIds, encode_answer
 from olmo_sparsity.sources.decoys import draw_decoys, read_decoys
-from olmo_sparsity.sources.documents import Answer
 from olmo_sparsity.sources.encode_prompt import encode_prompt
 from olmo_sparsity.sources.evidence import decoy_rounds
 from olmo_sparsity.sources.layout import Layout, lay_out

@@ -19,9 +19,10 @@ import numpy as np
 
 from olmo_sparsity.base.errors import ConfigError, check_type, printable
 from olmo_sparsity.models.loaded import LoadedModel
-from olmo_sparsity.sources.documents import Segment, parts_of, read_turns
 from olmo_sparsity.sources.prompt import Piece, SourcePrompt
+from olmo_sparsity.sources.prompt_parts import Segment, parts_of
 from olmo_sparsity.sources.prompt_texts import plain_texts, template_texts
+from olmo_sparsity.sources.read_sources import read_turns
 from olmo_sparsity.sources.request import AttributeRequest
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.units import span_width

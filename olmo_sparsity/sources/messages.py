@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 
 from olmo_sparsity.base.errors import ConfigError, printable
 from olmo_sparsity.sources.chat_log import LAST_MESSAGE, LogMessage, Messages, normalize_messages
-from olmo_sparsity.sources.documents import Segment
 from olmo_sparsity.sources.passages import (
     UNNAMED_PASSAGE,
     Passage,
     doubts_about,
     split_at_passages,
 )
+from olmo_sparsity.sources.prompt_parts import Segment
 from olmo_sparsity.sources.reasoning import CLOSING, OPENING
 
 HEADING = re.compile(r"^(?=#{1,6} |<\w[\w-]*>\s*$)", re.MULTILINE)

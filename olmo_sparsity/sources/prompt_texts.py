@@ -1,6 +1,6 @@
 """Write the texts of a prompt with sources, with or without a chat template.
 
-Place in the flow: messages with named parts (documents.py) → **`plain_texts`**, or
+Place in the flow: messages with named parts (read_sources.py) → **`plain_texts`**, or
 **`template_texts`** with a chat template → encode_prompt.py, which encodes the texts one by one.
 
 A prompt is a list of parts, each with the text that separates it from the next, and a closing text
@@ -26,7 +26,7 @@ from typing import Any
 from olmo_sparsity.analysis.explain.chat_template import split_template, through_template
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.models.loaded import LoadedModel
-from olmo_sparsity.sources.documents import Segment, Turn, parts_of
+from olmo_sparsity.sources.prompt_parts import Segment, Turn, parts_of
 
 AFTER_SOURCE = "\n\n"
 """Separates a source from what follows it."""
@@ -88,7 +88,7 @@ def template_texts(model: LoadedModel, turns: Sequence[Turn], question: str | No
 def _stripped(turn: Turn) -> Turn:
     """Return the turn without white space around its parts, which templates remove, too."""
     parts = [replace(part, text=part.text.strip()) for part in turn.parts]
-    return Turn(turn.role or "user", parts, turn.others)
+    return Turn(turn.role or "user", parts, turn.other_keys)
 
 
 def _with_question(turns: Sequence[Turn], question: str | None) -> list[Turn]:
@@ -116,7 +116,7 @@ def _messages(
     remaining_texts = iter(texts)  # each turn takes as many as it has parts
     messages = list[dict[str, Any]]()
     for turn in turns:
-        keys = {key: value for key, value in turn.others.items() if key != without_key}
+        keys = {key: value for key, value in turn.other_keys.items() if key != without_key}
         content = AFTER_SOURCE.join(islice(remaining_texts, len(turn.parts)))
         messages.append(keys | {"role": turn.role, "content": content})
     return messages
@@ -127,7 +127,7 @@ def _report_unseen_keys(model: LoadedModel, turns: Sequence[Turn], texts: Sequen
     not see them, which a user may not expect. A key is left out if the template writes the same
     prompt without it."""
     whole_prompt = through_template(model, _messages(turns, texts))
-    keys = sorted(set(chain(*(turn.others for turn in turns))))
+    keys = sorted(set(chain(*(turn.other_keys for turn in turns))))
     unseen = [
         key for key in keys if through_template(model, _messages(turns, texts, key)) == whole_prompt
     ]

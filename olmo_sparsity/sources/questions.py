@@ -42,9 +42,10 @@ from olmo_sparsity.sources.answers import (
 )
 from olmo_sparsity.sources.attributing import Attributing
 from olmo_sparsity.sources.cost import cost_of
-from olmo_sparsity.sources.documents import list_sources, parts_of, read_turns
 from olmo_sparsity.sources.index_page import page_file, write_index, write_page_without_sources
+from olmo_sparsity.sources.prompt_parts import parts_of
 from olmo_sparsity.sources.questions_file import MOST_DECOYS, read_lines, read_questions
+from olmo_sparsity.sources.read_sources import list_sources, read_turns
 from olmo_sparsity.sources.request import AttributeRequest
 from olmo_sparsity.text.inputs import open_documents
 

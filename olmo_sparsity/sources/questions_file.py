@@ -22,15 +22,12 @@ from olmo_sparsity.analysis.explain.text_file import read_text
 from olmo_sparsity.base.conform import conform
 from olmo_sparsity.base.errors import ConfigError, DataError, UserError, one_line, printable
 from olmo_sparsity.base.json_text import DuplicateKey, unique
-from olmo_sparsity.sources.documents import (
-    Answer,
-    Segment,
-    check_no_half_letters,
-    parts_of,
-    read_turns,
-)
+from olmo_sparsity.sources.answer_pieces import Answer
 from olmo_sparsity.sources.messages import read_messages
+from olmo_sparsity.sources.prompt_parts import Segment, parts_of
+from olmo_sparsity.sources.read_sources import read_turns
 from olmo_sparsity.sources.request import AttributeRequest, check_options_are_used
+from olmo_sparsity.sources.surrogates import check_no_lone_surrogates
 
 MOST_DECOYS = 200
 """Largest number of sources of other questions that are a question's decoys, if none are passed."""
@@ -122,8 +119,8 @@ def _read_line(raw: bytes, location: str) -> QuestionLine:
         raise DataError(f"{location} is not a JSON object; write one object a line")
     try:
         for name, value in record.items():
-            check_no_half_letters(name, f"the field {printable(name)}")
-            check_no_half_letters(value, printable(name))
+            check_no_lone_surrogates(name, f"the field {printable(name)}")
+            check_no_lone_surrogates(value, printable(name))
     except ConfigError as error:
         raise DataError(f"{location}: {error}") from None
     _check_fields(record, location)

@@ -16,17 +16,14 @@ from typing import Any, Self
 from olmo_sparsity.analysis.options import ModelOptions, Request
 from olmo_sparsity.base.errors import ConfigError, check_unset
 from olmo_sparsity.base.progress import say
+from olmo_sparsity.sources.answer_pieces import Answer
 from olmo_sparsity.sources.chat_log import LAST_MESSAGE, Messages
-from olmo_sparsity.sources.documents import (
-    Answer,
-    Sources,
-    check_no_half_letters,
-    parts_of,
-    read_turns,
-)
 from olmo_sparsity.sources.messages import read_messages
 from olmo_sparsity.sources.options import ServerOptions, SourceSettings
+from olmo_sparsity.sources.prompt_parts import parts_of
+from olmo_sparsity.sources.read_sources import Sources, read_turns
 from olmo_sparsity.sources.reasoning import CLOSING, OPENING
+from olmo_sparsity.sources.surrogates import check_no_lone_surrogates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +79,13 @@ class AttributeRequest(Request):
         if self.reasoning is not None and not isinstance(self.reasoning, str):
             raise ConfigError(f"reasoning={self.reasoning!r:.60} must be a text")
         # Half of a letter would be an error of the tokenizer, without a word about where it is.
-        check_no_half_letters(self.question, "question")
-        check_no_half_letters(self.reasoning, "reasoning")
+        check_no_lone_surrogates(self.question, "question")
+        check_no_lone_surrogates(self.reasoning, "reasoning")
         answer = self.answer.text if isinstance(self.answer, Answer) else self.answer
-        check_no_half_letters(answer, "answer")
+        check_no_lone_surrogates(answer, "answer")
         _check_reasoning_is_apart(self.answer, self.reasoning)
         if not isinstance(self.decoys, str):  # the name of a file may hold any bytes
-            check_no_half_letters(self.decoys, "decoys")
+            check_no_lone_surrogates(self.decoys, "decoys")
         return self
 
     def _check_question(self) -> None:

@@ -67,8 +67,8 @@ from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.models.find import find_folder
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.prompts import Prompt
+from olmo_sparsity.sources.answer_pieces import Answer
 from olmo_sparsity.sources.answer_tokens import encode_answer
-from olmo_sparsity.sources.documents import Answer
 from olmo_sparsity.sources.encode_prompt import encode_prompt
 from olmo_sparsity.sources.layout import Layout
 from olmo_sparsity.sources.request import AttributeRequest
