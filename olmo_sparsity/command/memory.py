@@ -28,7 +28,7 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory(min_bytes: int = 2**24) -> None:
-    """Return freed tensors of at least so many bytes of main memory to the system.
+    """Return freed tensors of at least `min_bytes` of main memory to the system.
 
     By default glibc's heap keeps those of up to 32 MiB, in holes that the next one often does not
     fit. So a process has much more memory than it uses: at 32,768 tokens 2.7 GiB, of which 0.8 are

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from olmo_sparsity.config.run import RunConfig
 
 LARGE_ACTIVATIONS = 2**22
-"""If the activations of one layer and sequence have so many numbers, 16 MiB in fp32, freed ones are
-given back to the system."""
+"""If the activations of one layer and sequence have this many numbers, 16 MiB in fp32, freed ones
+are given back to the system."""
 
 
 def run_configs(options: argparse.Namespace) -> int:

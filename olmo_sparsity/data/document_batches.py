@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SHARD_CHARACTERS = 2**28
 """The number of characters of a shard's text, which ends with the record that reaches it: about 60M
-tokens, or one or two minutes of two cores, which is the most that a kill can lose."""
+tokens, or one or two minutes of two cores. A kill loses no more."""
 
 ENCODING_CHARACTERS = 64
 """The memory of an encoding beside its tokens, in characters. It matters for tiny documents."""

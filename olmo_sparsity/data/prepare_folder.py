@@ -235,7 +235,7 @@ def load_or_train_tokenizer(
 def sample_for_tokenizer(
     data: DataConfig, num_characters: float = TOKENIZER_SAMPLE_CHARACTERS
 ) -> Iterator[str]:
-    """Yield texts of the training split, from its start, until they have so many characters."""
+    """Yield texts from the start of the training split until they have this many characters."""
     num_left = int(num_characters)
     if num_left <= 0:
         return

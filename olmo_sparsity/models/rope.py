@@ -136,7 +136,7 @@ def _fraction_that_yarn_keeps(
     fewer than `beta_slow`. Between the two it falls linearly with the number of the pair."""
 
     def pair_of(num_turns: float) -> float:
-        """Return the (fractional) number of the pair that makes so many turns."""
+        """Return the (fractional) index of the pair that makes this many turns."""
         original = scaling["original_max_position_embeddings"]
         return width * math.log(original / (num_turns * 2 * math.pi)) / (2 * math.log(theta))
 

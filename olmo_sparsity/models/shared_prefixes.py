@@ -209,7 +209,7 @@ def _branch(sequences: list[_Sequence]) -> tuple[int, list[list[_Sequence]]]:
     """Return the number of tokens that all sorted sequences share, and the sequences in groups that
     have the same next token."""
     limit = min(sequence.max_shared for sequence in sequences)
-    # Of sorted sequences, the first and the last one differ most, so all share what these two share.
+    # The first and the last of sorted sequences differ most, so all share what these two share.
     first_tokens = sequences[0].tokens[:limit]
     last_tokens = sequences[-1].tokens[:limit]
     differing = np.flatnonzero(first_tokens != last_tokens)

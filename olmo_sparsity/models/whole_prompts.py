@@ -111,17 +111,17 @@ class WholePrompts(PromptModel, nn.Module):
             self._logits(node.tokens[None, num_computed:], 1, cache)
             return cache
 
-        def score_rows(states: Any, tokens_BL: np.ndarray, numbers: list[int]) -> list[np.ndarray]:
-            targets_BW = np.stack([different[number].continuation for number in numbers])
-            num_rows = max(1, BATCH_TOKENS // len(tree.inputs[numbers[0]]))
-            log_p = list[np.ndarray]()
-            for first in range(0, len(numbers), num_rows):
+        def score_rows(states: Any, tokens_BL: np.ndarray, indices: list[int]) -> list[np.ndarray]:
+            targets_BW = np.stack([different[index].continuation for index in indices])
+            num_rows = max(1, BATCH_TOKENS // len(tree.inputs[indices[0]]))
+            log_p: list[np.ndarray] = []
+            for first in range(0, len(indices), num_rows):
                 batch = slice(first, first + num_rows)
                 log_p += self._log_p(tokens_BL[batch], targets_BW[batch], deepcopy(states))
             return log_p
 
-        log_p_of_number = dict(tree.scores(extend_states, score_rows))
-        log_p_of_key = {prompt.key: log_p_of_number[i] for i, prompt in enumerate(different)}
+        log_p_of_index = dict(tree.scores(extend_states, score_rows))
+        log_p_of_key = {prompt.key: log_p_of_index[index] for index, prompt in enumerate(different)}
         return [log_p_of_key[prompt.key] for prompt in prompts]
 
     def _log_p(self, tokens_BL: np.ndarray, targets_BW: np.ndarray, cache: Any) -> list[np.ndarray]:

@@ -133,7 +133,8 @@ class Attributing:
         for number in waiting:  # grows, by the sentences that a sentence relies on
             name = f"reasoning {number + 1}"
             step = self._attribute_link(f"explaining {name}", sentence_links[number])
-            # All steps share one dictionary, in which a sentence finds the sentences behind it.
+            # All steps share one dictionary, in which a sentence finds the sentences that it relies
+            # on.
             steps[name] = replace(step, steps=steps)
             waiting += [other for other in step.named_sentences if other not in waiting]
         return steps

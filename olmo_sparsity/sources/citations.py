@@ -26,7 +26,7 @@ from olmo_sparsity.sources.layout import AnswerText
 def cite(
     answer_texts: Sequence[AnswerText], statements: pd.DataFrame, form: str, references: bool
 ) -> str:
-    """Return the answer with a citation behind each statement that relies on a source.
+    """Return the answer with a citation after each statement that relies on a source.
 
     answer_texts: Texts that together are the answer, each with the number of its statement.
     statements: `Attribution.statements`.
@@ -90,7 +90,7 @@ class _CitationWriter:
 
 
 def _with_citations(text: str, citations: str) -> str:
-    """Return a text with citations behind its last word, before the white space that follows."""
+    """Return a text with citations after its last word, before the white space that follows."""
     if not citations:
         return text
     words = text.rstrip()

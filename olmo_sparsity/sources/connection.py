@@ -52,8 +52,8 @@ HANGING_S = 30.0
 
 MAX_REPLY_BYTES = 2**20
 MAX_REPLY_BYTES_PER_BYTE = 2**7
-"""The most bytes of a reply: so many, and so many more for each byte of the request. That is twice
-what any server needs. A reply without end would fill the memory."""
+"""A reply may have `MAX_REPLY_BYTES`, and `MAX_REPLY_BYTES_PER_BYTE` for each byte of the request.
+That is twice what any server needs. A reply without end would fill the memory."""
 
 
 class ServerGone(DataError):
@@ -80,7 +80,7 @@ class ServerAddress(NamedTuple):
 
     url: str
     model: str
-    """The name behind the # of the URL. Empty: it has none."""
+    """The name after the # of the URL; empty if it has none."""
 
 
 def parse_url(url: str) -> ServerAddress:

@@ -32,7 +32,7 @@ TRIES = 20
 """Attempts for each decoy, before an error reports that no more of them differ."""
 
 MIN_TEXTS = 100
-"""Smallest number of texts that are read, where the input has so many."""
+"""At least this many texts are read, or all if the input has fewer."""
 
 
 def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[np.ndarray]:

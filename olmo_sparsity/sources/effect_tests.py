@@ -80,8 +80,8 @@ to 0.33 of simulated answers got a name by chance, where effects are ten times a
 says. With the other sources it is 0.20, and 0.06 with this weight and `MAX_DEGREES`, too."""
 
 FEW_SOURCES = 4
-"""With so many sources or fewer, the other sources are too few to show a variance: one of them may
-matter, and a median of three or fewer does not exclude it. A second test takes their place."""
+"""With this many sources or fewer, the other sources are too few to show a variance: one of them
+may matter, and a median of three or fewer does not exclude it. A second test takes their place."""
 
 MEDIAN_OF_CHI2 = 0.455
 """Median of χ² with one degree of freedom. The median of squares of a normal variable, divided by
@@ -139,7 +139,7 @@ class EffectTests:
 
     @property
     def has_means(self) -> bool:
-        """Whether any effect was evaluated with so many decoys."""
+        """Return whether any effect was evaluated with this number of decoys."""
         return bool(np.isfinite(self.mean_ETS).any())
 
     @property

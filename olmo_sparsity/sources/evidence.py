@@ -66,14 +66,14 @@ NEEDED_FRACTION = 0.2
 # --- which sources are neither named nor excluded -------------------------------------------------
 
 OPEN_SPREADS = 2.0
-"""A source that is not named is open if its effect is at least so many spreads: chance alone rarely
-reaches it, so "no source" would claim too much."""
+"""A source that is not named is open if its effect is at least this many spreads: chance alone
+rarely reaches it, so "no source" would claim too much."""
 
 OPEN_NATS = 1.5
 """An effect of fewer nats is never open, so that small effects do not make answers undecided."""
 
 SEVERAL_NATS = 3.0
-"""An effect of so many nats is always open, whether one source has it or all sources together: a
+"""An effect of this many nats is always open, whether one source has it or all sources together: a
 statement that loses a factor of 20 in probability does rely on something."""
 
 

@@ -199,7 +199,7 @@ def meets(statement: StoredStatement, expected: Expectation, margin: float) -> b
 
 
 def _is_named(statement: StoredStatement, name: str, nats: float, margin: float) -> bool:
-    """Return whether a verdict names a source with an effect of so many nats, or would do so if the
+    """Return whether a verdict names a source with an effect of `nats`, or would do so if the
     effect were `margin` nats larger. Only an open source can be near enough: other effects are
     small, or a small fraction of the statement's nats."""
     cell = statement.cells.get(name)

@@ -56,8 +56,8 @@ class LlamaCpp(PromptModel):
         self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
 
     def _open(self, num_positions: int) -> Any:
-        """Return llama.cpp's model with room for so many tokens in its cache. It is loaded again
-        only if it has less."""
+        """Return llama.cpp's model with room for `num_positions` tokens in its cache. It is loaded
+        again only if it has less."""
         if num_positions > self._num_positions:
             # The next power of two, so that slightly longer prompts do not load the model again.
             self._num_positions = 1 << (num_positions - 1).bit_length()

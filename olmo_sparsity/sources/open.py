@@ -129,7 +129,7 @@ def _limit(model: Servers) -> PositionLimit | None:
     lengths = [length for length in listed if isinstance(length, int)]
     if not lengths:
         return None
-    # The length counts the last token of a prompt, and one that is generated behind it.
+    # The length counts the last token of a prompt, and one that is generated after it.
     return PositionLimit(min(lengths) - 2, "max_model_len, less two")
 
 

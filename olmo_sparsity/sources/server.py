@@ -36,7 +36,7 @@ MAX_LOG_P = 1e-3
 """A larger number is no log-probability. Rounding may make one a little more than 0."""
 
 MANY_TOKENS = 8
-"""So many different tokens never have one and the same number; two may, by rounding."""
+"""This many different tokens never have the same number. Two may, by rounding."""
 
 REQUIRED = "it must be vLLM, SGLang, llama-server, or support `echo`"
 
@@ -51,7 +51,7 @@ class ScoredPrompt(NamedTuple):
     """log p of the tokens of the prompt, from the first that was asked for."""
 
     generated: Scored | None
-    """The token that the server generates behind the prompt, unchecked. None: it returned none."""
+    """The token that the server generates after the prompt, unchecked. None: it returned none."""
 
 
 class Server:
@@ -183,7 +183,7 @@ class Server:
         return spelt == sent_text.strip() or is_special
 
     def candidates(self, ids: list[int]) -> list[float]:
-        """Return log p of the most probable tokens behind a prompt; empty if the server does not
+        """Return log p of the most probable tokens after a prompt; empty if the server does not
         return them."""
         body = self.dialect.candidates_request(ids)
         if body is None:

@@ -105,7 +105,7 @@ to the token beside it usually differs by several nats."""
 
 def _check_not_misplaced(server: Server) -> None:
     """Raise if numbers belong to the token before or after. A token must have the same number when
-    it is generated behind a prompt and when it is sent as the last token of this prompt."""
+    it is generated after a prompt and when it is sent as the last token of this prompt."""
     num_compared = 0
     num_tokens = len(server.probe_ids)
     for end in (num_tokens // 4, num_tokens // 2, num_tokens):
@@ -140,8 +140,8 @@ FILLER = (
 
 NUM_FILLERS = 3
 REPEATED_TOKENS = 12
-"""The last tokens of the second copy whose numbers are compared, with so many fillers before the
-copy."""
+"""How many tokens at the end of the second copy are compared. Before the copy are `NUM_FILLERS`
+other tokens."""
 
 CONTEXT_NATS = 0.01
 """Nats a token by which they must differ: a copy mostly has several, rounding a thousandth."""
@@ -218,7 +218,7 @@ MIN_PROMPTS = 4
 
 
 class _Candidates(NamedTuple):
-    """The most probable tokens behind a prompt, in all."""
+    """The most probable tokens after a prompt, in all."""
 
     num_tokens: int
     total: float

@@ -20,8 +20,8 @@ from math import hypot
 from olmo_sparsity.sources.answers import StoredCell, StoredStatement
 
 NOISE = 3.0
-"""An effect has changed if the difference of its means over decoys exceeds so many standard errors.
-With other decoys and the same model, 4 of 720 comparisons then failed by chance
+"""An effect has changed if the difference of its means over decoys exceeds this many standard
+errors. With other decoys and the same model, 4 of 720 comparisons then failed by chance
 (docs/sources.md)."""
 
 

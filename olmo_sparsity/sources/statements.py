@@ -236,7 +236,7 @@ class Attribution:
     # --- text, JSON and page ---
 
     def text(self, citations: str = "[1]", references: bool = True) -> str:
-        """Return the answer with a citation behind each statement that relies on a source.
+        """Return the answer with a citation after each statement that relies on a source.
 
         citations: How a citation is written, such as `[1]`, `(1)`, `[^1]` or `[name]`. Sources that
             each suffice share one, as `[1/2]`.

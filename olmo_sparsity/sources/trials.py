@@ -200,7 +200,8 @@ class Trials:
         return distant_F
 
     def _losses_to_evaluate(self, num_rows: int) -> dict[str, np.ndarray]:
-        """Return arrays of NaN for the losses of so many statements or tokens, by kind of trial."""
+        """Return arrays of NaN for the losses of `num_rows` statements or tokens, by kind of
+        trial."""
         num_sources = len(self.decoys)
         shapes: dict[str, tuple[int, ...]] = {
             "all": (1,),

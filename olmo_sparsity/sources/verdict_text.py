@@ -21,7 +21,7 @@ import pandas as pd
 from olmo_sparsity.sources.verdicts import VerdictKind
 
 DECIDED_SPREADS = 4.0
-"""More decoys are advised for an undecided source only if its effect is so many spreads: then
+"""More decoys are advised for an undecided source only if its effect is this many spreads: then
 16 decoys name it more often than eight do. With a smaller effect no number of decoys decides, and
 the advice would never end."""
 

@@ -52,11 +52,11 @@ SCREENED_FRACTION = 0.1
 `NEEDED_FRACTION`, since one decoy may understate an effect."""
 
 TOKEN_NATS = 1.0
-"""A token may rely on a source if all sources give it so many nats, and `REPLACED_FRACTION` of them
-are lost without the source. Our choice, as the next one."""
+"""A token may rely on a source if all sources give it this many nats, and `REPLACED_FRACTION` of
+them are lost without the source. Our choice, as the next one."""
 
 EXCLUSIVE_NATS = 2.0
-"""A source is needed for the tokens that rely on it alone if they lose so many nats together."""
+"""A source is needed for the tokens that rely on it alone if they lose this many nats together."""
 
 VerdictKind = Literal["one", "either", "both", "none", "undecided"]
 """What a verdict says of a statement:

@@ -71,12 +71,12 @@ NUMBER = re.compile(r"\d|[IVXLC]{2,}\b")
 """The beginning of a number; also a Roman one, of two letters or more as “I” is a word."""
 
 
-def dot_is_full_stop(word: str, next_word: str, behind_next: str) -> bool:
-    """Return whether the dot behind a word ends a sentence, and not just an abbreviation.
+def dot_is_full_stop(word: str, next_word: str, after_next: str) -> bool:
+    """Return whether the dot after a word ends a sentence, and not just an abbreviation.
 
     word: The word before the dot.
-    next_word: The word behind it.
-    behind_next: The character behind the next word.
+    next_word: The word after the dot.
+    after_next: The character after the next word.
     """
     abbreviation = word.lower()
     if abbreviation in NEVER_LAST:
@@ -89,5 +89,5 @@ def dot_is_full_stop(word: str, next_word: str, behind_next: str) -> bool:
         return False
     if abbreviation in TITLES | LAST_BEFORE_BEGINNER or DOTTED.fullmatch(word):
         # “J. A. Smith”: the A begins no sentence.
-        return next_word in BEGINNERS and behind_next != "."
+        return next_word in BEGINNERS and after_next != "."
     return True

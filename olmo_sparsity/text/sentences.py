@@ -31,12 +31,12 @@ CJK = r"[\u3040-\u30FF\u3400-\u9FFF\uF900-\uFAFF]"
 """Letters of Chinese and Japanese, which have no space between sentences."""
 
 SPACELESS = "。｡！？।॥۔؟։።፧፨။។៕᙮᠃᠉꓿"
-"""Marks of other scripts, which end a sentence also without a space behind them."""
+"""Marks of other scripts, which end a sentence also without a space after them."""
 
 # Regular expressions below are verbose: white space in them is ignored, and `\ ` is a space.
 
 CITATION = r"(?: \ ?\[\d+(?:[,–-]\ ?\d+)*\] | \ ?【[^】\n]{1,40}】 | [¹²³⁰⁴-⁹] )"
-"""“[1, 2]”, “【3】”, “²”: behind a mark, it belongs to the sentence before."""
+"""“[1, 2]”, “【3】”, “²”: after a mark, it belongs to the sentence before."""
 
 MARK_BEFORE_SPACE = rf"""
     (?<![.!?…]) (?P<mark> \.(?:\ \.)+ | [.!?…]+)  # “. . .” is one mark.
@@ -62,8 +62,8 @@ another group: `mark`, `quoted` or `joined`. An emoji sets none of them."""
 
 # --- what stands around a mark --------------------------------------------------------------------
 
-NEXT_WORD = re.compile(rf"[{OPENING}]*(?P<word>\w*)(?P<behind>.?)", re.DOTALL)
-"""The word behind a mark, without opening quotes, and the character behind it."""
+NEXT_WORD = re.compile(rf"[{OPENING}]*(?P<word>\w*)(?P<after>.?)", re.DOTALL)
+"""The word after a mark, without opening quotes, and the character after it."""
 
 LETTER_AHEAD = re.compile(r"[^\w\n]*[^\W_]")
 """A letter or digit later in the line."""
@@ -72,7 +72,7 @@ CITING_REMARK = re.compile(r"\([^()\n]{0,200}\)[.,;:]")
 """“(Smith, 2020).”, which cites for the sentence before."""
 
 SPEAKER = re.compile(r"[とって、，,]|[^，。！？]{0,3}[说說道问問喊答]")
-"""“he said”, behind a quotation in Chinese or Japanese."""
+"""“he said”, after a quotation in Chinese or Japanese."""
 
 MARKER_ALONE = re.compile(r"\W*(?:\d{1,3}|[^\W\d_])?\W*")
 """“1.” or “(a)”."""
@@ -110,7 +110,7 @@ def _is_end(
     """Return whether a mark ends a sentence, judged by the text around it.
 
     match: The mark, as `END` matches it.
-    words_start: Where the words of the block begin, behind the marker of a list item.
+    words_start: Where the words of the block begin, after the marker of a list item.
     sentence_start: Where the sentence begins that the mark may end.
     has_no_case: Whether the text has no capitals.
     """
@@ -138,7 +138,7 @@ def _is_end(
         return False
     if mark != ".":
         return True
-    return dot_is_full_stop(word_before, next_word, following["behind"])
+    return dot_is_full_stop(word_before, next_word, following["after"])
 
 
 def _is_marker_alone(text: str, sentence_start: int, next_start: int) -> bool:
@@ -149,7 +149,7 @@ def _is_marker_alone(text: str, sentence_start: int, next_start: int) -> bool:
 
 
 def _joined_mark_is_end(mark: str, word_before: str) -> bool:
-    """Return whether a mark without a space behind it ends a sentence: in “the end.Next comes”, but
+    """Return whether a mark without a space after it ends a sentence: in “the end.Next comes”, but
     not in “Node.Js” or “A.Py”."""
     sentence_end = r"[a-z]+|\d+" if mark == "." else r"\w+"
     return re.fullmatch(sentence_end, word_before) is not None

@@ -40,7 +40,7 @@ RULE = re.compile(r"[-=_*~]{3,}|(?=.*-)(?=.*\|)[ \t:|+-]+")
 """A line below a heading or the head of a table, or between sections."""
 
 BEFORE_NUMBERED_ITEM = ".:;!?…。：*"
-"""Ends of a line behind which a number may begin a list item. Behind other lines it is a number of
+"""Ends of a line after which a number may begin a list item. After other lines it is a number of
 the sentence: “It opened in\\n1921. It closed.”"""
 
 

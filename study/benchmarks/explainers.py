@@ -331,7 +331,7 @@ def memory_mib(begin: bool = False) -> float:
 
 
 def limit(cpu_seconds: int, counter: TokenForwards) -> None:
-    """End this process beyond so many seconds, or with too much memory."""
+    """End this process after this many seconds, or with too much memory."""
 
     def give_up(*_: Any) -> None:
         sys.exit(f"more than {cpu_seconds} s, {counter.count:,} token-forwards till then")

@@ -47,7 +47,7 @@ PASSAGE_LENGTH = 128
 """Tokens of the passages that the induction check repeats."""
 
 MAX_PASSAGES = 16
-"""The induction check repeats so many passages at most, which bounds its cost."""
+"""The induction check repeats at most this many passages, which bounds its cost."""
 
 
 @dataclass(frozen=True, repr=False)

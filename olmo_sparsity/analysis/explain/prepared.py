@@ -37,14 +37,14 @@ from olmo_sparsity.text.units import Spans
 from olmo_sparsity.text.windows import Block, Windows
 
 MAX_WINDOWS = 1024
-"""To select targets, at most so many local windows are computed."""
+"""To select targets, at most this many local windows are computed."""
 
 MAX_TOKENS = 2**16
-"""To select targets, at most so many tokens of long windows are computed that begin later than the
-text. All long windows that begin with the text take one pass over it, which is not limited."""
+"""To select targets, at most this many tokens are computed of long windows that begin later than
+the text. All long windows that begin with the text take one pass over it, which is not limited."""
 
 MAX_PROMPTS = 32
-"""To select targets, at most so many local windows are computed where each is a whole prompt."""
+"""To select targets, at most this many local windows are computed where each is a whole prompt."""
 
 
 @dataclass(frozen=True)

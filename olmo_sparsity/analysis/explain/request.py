@@ -119,7 +119,7 @@ def count_cost(request: ExplainRequest, with_check: bool = False) -> Cost:
 
 
 TRIED_TOKENS = 64
-"""With a passage of so many tokens, the speed of the model is tried."""
+"""The number of tokens of the passage with which the speed of the model is tried."""
 
 
 def _seconds(prepared: Prepared, cost: Cost) -> float | None:

@@ -17,7 +17,7 @@ from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.text.inputs import open_documents
 
 SAME_TEXT = 32
-"""Two texts that share so many tokens in a row are taken for copies of one text."""
+"""Two texts that share this many tokens in a row are taken for copies of one text."""
 
 
 def unrelated_documents(model: LoadedModel, unrelated: Any, document: Document) -> Documents:

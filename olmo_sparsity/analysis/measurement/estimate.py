@@ -122,7 +122,7 @@ def _describe_nothing_evaluated(plan: Plan) -> str:
     nothing = "this measurement would evaluate nothing: "
     if not plan.chooses_by_gap:
         return nothing + (
-            "no given target lies in a measured document behind a whole long window; give targets "
+            "no given target lies in a measured document after a whole long window; give targets "
             "further back, longer documents, or a smaller --long"
         )
     settings = plan.settings
@@ -159,7 +159,7 @@ def _describe_parts(documents: Documents) -> str:
 
 
 def _describe_intervals(num_targets: float) -> str:
-    """Return how wide the intervals over so many document targets will be."""
+    """Return how wide the intervals over this number of document targets will be."""
     if not num_targets:
         return "none, as no target of the sample passes"
     widths = [f"±{width / num_targets**0.5:.2f} of {name}" for name, width in WIDTHS.items()]
@@ -177,7 +177,7 @@ class _Machine:
     """Where this number comes from, for readers."""
 
     def hours(self, token_forwards: float) -> float:
-        """Return how many hours the machine takes for so many token-forwards."""
+        """Return how many hours the machine takes for this many token-forwards."""
         return token_forwards / self.forwards_per_s / 3600
 
 

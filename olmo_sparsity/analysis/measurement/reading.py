@@ -71,8 +71,7 @@ def prefix_of(documents: Documents, model: LoadedModel, prefix: str) -> tuple[in
 
 
 def split_to_limit(documents: Documents, model: LoadedModel, prefix: str) -> Documents:
-    """Split documents that are longer than the model takes behind its prefix into parts that are
-    not."""
+    """Split documents into parts that the model takes after its prefix, where they are longer."""
     if model.max_positions is None:
         raise ConfigError(f"split_long: '{model.name}' has no limit of length; omit it")
     num_prefix = len(prefix_of(documents, model, prefix))

@@ -58,7 +58,7 @@ ENOUGH = 0.9
 """Recovery from which k units are said to be enough."""
 
 NUM_NEIGHBORS = 5
-"""Each target of the placebo is compared with so many document targets of about its gap."""
+"""Each target of the placebo is compared with this many document targets of about its gap."""
 
 NO_GAP_NATS = 1e-4
 """Below this mean gap, ratios to it consist of rounding errors."""

@@ -27,7 +27,7 @@ GPU_FLOPS = 4e14
 """FLOPs a second of the GPU that a printed time assumes. Assumed, not measured."""
 
 LONG_S = 120
-"""From so many seconds on, the printed cost says how to compute less."""
+"""The printed cost says how to compute less if it is this many seconds or more."""
 
 
 @dataclass(frozen=True)

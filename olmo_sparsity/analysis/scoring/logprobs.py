@@ -106,9 +106,9 @@ class ModelLogprobs:
                     return known.states.first(node.depth)
                 return self.scorer.extended(states, node.tokens[num_computed:])
 
-            def score_rows(states: Any, tokens_BL: np.ndarray, numbers: list[int]) -> list[Tensor]:
+            def score_rows(states: Any, tokens_BL: np.ndarray, indices: list[int]) -> list[Tensor]:
                 """Return log p of the continuations of prompts of one shape."""
-                targets_BW = np.stack([different[number].continuation for number in numbers])
+                targets_BW = np.stack([different[index].continuation for index in indices])
 
                 def log_p(batch: Sequence[int]) -> Tensor:
                     batch_targets_BW = targets_BW[list(batch)]
@@ -120,8 +120,8 @@ class ModelLogprobs:
                     )
                     return -nll_N.view(batch_targets_BW.shape)
 
-                num_tokens = len(tree.inputs[numbers[0]])
-                batches = self.scorer.in_batches(range(len(numbers)), num_tokens, log_p)
+                num_tokens = len(tree.inputs[indices[0]])
+                batches = self.scorer.in_batches(range(len(indices)), num_tokens, log_p)
                 return list(chain(*batches))
 
             scores = list(tree.scores(extend_states, score_rows))

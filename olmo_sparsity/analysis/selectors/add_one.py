@@ -27,16 +27,16 @@ from olmo_sparsity.analysis.selectors.question import (
     Choice,
     Question,
     best_of,
+    choice_of,
     loss_reductions,
-    scored,
 )
 from olmo_sparsity.analysis.selectors.saliency import gate_gradients
 from olmo_sparsity.models.use import with_model_in_use
 from olmo_sparsity.text.units import NO_INDICES, Units
 
 MIN_CANDIDATES = 16
-"""So many units `add_one_screened` evaluates at least: the gradient is a rough guide, and the best
-unit is often not the first by it."""
+"""The smallest number of units that `add_one_screened` evaluates: the gradient is a rough guide,
+and the best unit is often not the first by it."""
 
 
 @with_model_in_use
@@ -156,4 +156,4 @@ def _add_one_of_candidates(
         best_first = np.argsort(-reduction, kind="stable")
         chosen.append(target_units[best_first[: question.k]])
         score_U[target_units] = reduction
-    return scored(np.array(chosen), score_TU)
+    return choice_of(np.array(chosen), score_TU)

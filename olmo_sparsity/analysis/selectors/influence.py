@@ -17,6 +17,8 @@ Dimension key: T chosen targets, F distant tokens, U distant units.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from olmo_sparsity.analysis.interpretation import Interpretation
@@ -34,12 +36,13 @@ from olmo_sparsity.analysis.selectors.question import (
     Question,
     Selector,
     best_of,
+    choice_of,
     loss_reductions,
-    scored,
 )
 from olmo_sparsity.analysis.selectors.saliency import embedding_saliency, head_attention, loss
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.extend import find_added
+from olmo_sparsity.base.renamed import getattr_with_old_names
 
 # Users import these from here.
 __all__ = [
@@ -52,6 +55,7 @@ __all__ = [
     "add_one_screened",
     "attention",
     "best_of",
+    "choice_of",
     "find_selector",
     "gradient",
     "halving",
@@ -60,8 +64,12 @@ __all__ = [
     "nearest",
     "pairs",
     "random",
-    "scored",
 ]
+
+# Selectors of users may have been written for the last release. Type checkers would believe that
+# the module has every name.
+if not TYPE_CHECKING:
+    __getattr__ = getattr_with_old_names(__name__, {"scored": "choice_of"})
 
 
 def gradient(scorer: Scorer, question: Question) -> Choice:

@@ -23,8 +23,8 @@ from olmo_sparsity.analysis.selectors.question import (
     Choice,
     Question,
     best_of,
+    choice_of,
     loss_reductions,
-    scored,
 )
 from olmo_sparsity.analysis.selectors.saliency import GATE, gate_gradients
 
@@ -38,7 +38,7 @@ NUM_PARTNERS = 4
 """How many partners `pairs` tries for each opened unit."""
 
 WEIGHT_OF_CLOSED = 16
-"""All nearly masked distant tokens together weigh as much as so many open ones, at most."""
+"""All nearly masked distant tokens together weigh at most as much as this many open ones."""
 
 ReductionOfPair = dict[tuple[int, int], float]
 """Pair of units, the smaller number first → loss reduction when both are added, in nats."""
@@ -85,7 +85,7 @@ def pairs(scorer: Scorer, question: Question) -> Choice:
         candidates = _units_by_best_pair(reduction_of_pair)[: question.k + 1]
         ranked = _rank_by_score(scorer, replace(question, spans=[span]), candidates, score_U)
         chosen.append(ranked[: question.k])
-    return scored(np.array(chosen), score_TU)
+    return choice_of(np.array(chosen), score_TU)
 
 
 def _evaluate_pairs(scorer: Scorer, question: Question, gate: float) -> list[ReductionOfPair]:

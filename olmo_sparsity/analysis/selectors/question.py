@@ -89,11 +89,11 @@ class Selector:
 def best_of(influence_TU: np.ndarray, k: int) -> Choice:
     """Choose the k units with the largest scores for each target. Of equal scores, the unit that
     comes first in the text is chosen."""
-    return scored(np.argsort(-influence_TU, axis=1, kind="stable")[:, :k], influence_TU)
+    return choice_of(np.argsort(-influence_TU, axis=1, kind="stable")[:, :k], influence_TU)
 
 
-def scored(unit_TK: np.ndarray, score_TU: np.ndarray) -> Choice:
-    """Return a `Choice` of these units, with their scores."""
+def choice_of(unit_TK: np.ndarray, score_TU: np.ndarray) -> Choice:
+    """Return the `Choice` of these units, the most influential first, with their scores."""
     return Choice(unit_TK, np.take_along_axis(score_TU, unit_TK, axis=1), score_TU)
 
 

@@ -171,7 +171,7 @@ one token of a batch. With the copies of keys and values that are kept, too, a b
 2 GiB at most, if its context has up to 8,192 tokens and the model is as large as SmolLM2-135M."""
 
 MANY_SCORES = 2**24
-"""With so many scores, returning their memory to the system takes far less time than computing
+"""With this many scores, returning their memory to the system takes far less time than computing
 them."""
 
 
