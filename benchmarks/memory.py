@@ -108,7 +108,7 @@ def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
     torch.set_num_threads(1)
     sizes = model_of(layers)
     checkpoint = out / "checkpoints/step000001"
-    peaks = dict[str, float]()
+    peaks: dict[str, float] = {}
     with connect() as processes:
         if engine_name.startswith("zero"):
             start_alone()

@@ -81,7 +81,7 @@ def false_names(num_statements: int, num_answers: int, seed: int) -> str:
 
     def share(num_sources: int, draws: int, spread: float, tails: str) -> str:
         shape = (num_statements, num_sources, 1 + draws)
-        has_name = list[bool]()
+        has_name: list[bool] = []
         for i in range(num_answers):
             verdicts = judged(drawn(tails, shape, (seed, i)) * spread)
             has_name.append(any(verdict.sources for verdict in verdicts))
@@ -115,11 +115,11 @@ def grey_zone(num_prompts: int, seed: int) -> str:
     prompts."""
 
     def threshold(num_sources: int, draws: int, spread: float, least_share: float) -> str:
-        thresholds = list[float]()
+        thresholds: list[float] = []
         for prompt, nats in product(range(num_prompts), np.arange(0.0, 24.0) * spread):
             sources = drawn("normal", (1, num_sources, 1), (seed, prompt)) * spread
             sources[0, 0, 0] = nats
-            are_named = list[bool]()
+            are_named: list[bool] = []
             for i in range(20):
                 decoys = drawn("normal", (1, num_sources, draws), (seed, i, 1)) * spread
                 are_named.append(names_first_source(np.concatenate([sources, decoys], -1)))
@@ -144,8 +144,8 @@ def by_kind(num_answers: int, seed: int) -> str:
         return nats_T
 
     def share(num_sources: int, draws: int, spread: float, kind: str) -> str:
-        num_names = Counter[str]()
-        num_wrong = Counter[str]()
+        num_names: Counter[str] = Counter()
+        num_wrong: Counter[str] = Counter()
         for i in range(num_answers):
             shape = (len(true_sources), num_sources, 1 + draws)
             effects = drawn("t3", shape, (seed, i)) * spread

@@ -128,7 +128,7 @@ class OldAttribute:
 def getattr_with_old_names(module: str, renamed: Mapping[str, str]) -> Callable[[str], Any]:
     """Return a `__getattr__` for a module, which finds its classes under their old names. The first
     use of each prints the new name. (`from module import Old` asks twice.)"""
-    is_said = set[str]()
+    is_said: set[str] = set()
 
     def find(name: str) -> Any:
         if name not in renamed:

@@ -127,7 +127,7 @@ def _check_current_folder() -> None:
 
 def _check_html_replaces_no_input(options: argparse.Namespace) -> None:
     """Raise ConfigError if --html is a file that another option names."""
-    words = list[str]()
+    words: list[str] = []
     for name, value in vars(options).items():
         values = value if isinstance(value, list | tuple) else [value]
         if name != "html":

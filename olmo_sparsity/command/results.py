@@ -60,8 +60,8 @@ def _draw_measurements(folders: list[str], out: Path, labels: list[str] | None) 
     if labels is not None and has_labels:
         names = labels
     results = []
-    drawn_names = list[str]()
-    missing = list[Missing]()
+    drawn_names: list[str] = []
+    missing: list[Missing] = []
     for folder, name in zip(folders, names, strict=True):
         try:
             results.append(read_results(folder))

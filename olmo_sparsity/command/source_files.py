@@ -31,7 +31,7 @@ def read_sources(words: list[str]) -> dict[str, str]:
     """Return the text of each source by its name. `words`: as `--source` takes them."""
     from olmo_sparsity.analysis.explain.text_file import read_text
 
-    files = list[NamedFile]()
+    files: list[NamedFile] = []
     for word in words:
         files += list_files(word)
     names = [file.name for file in files]
@@ -40,7 +40,7 @@ def read_sources(words: list[str]) -> dict[str, str]:
     if len(files) > len(words):
         # A folder may hold more than the user knows.
         say(f"--source: {len(files)} files are sources: {', '.join(names)}")
-    texts = dict[str, str]()
+    texts: dict[str, str] = {}
     for file in files:
         try:
             texts[file.name] = read_text(file.path)

@@ -43,7 +43,7 @@ def add_options(
 
     help: The help of fields that have none of their own, by name.
     """
-    added = set[str]()
+    added: set[str] = set()
     for schema in schemas:
         for name, item in schema_fields(schema).items():
             if item.properties.hidden or name in added:

@@ -75,7 +75,7 @@ class _Loader(_SafeLoader):
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         # PyYAML would silently take the last value of a key.
-        line_of_key = dict[str, int]()
+        line_of_key: dict[str, int] = {}
         for key, _ in node.value:
             if key.tag == "tag:yaml.org,2002:merge":
                 continue

@@ -57,7 +57,7 @@ def run_here(experiment: Experiment) -> int:
 def _stages_of(jobs: Sequence[Job]) -> Iterator[list[Job]]:
     """Yield jobs in stages. The jobs of a stage are of one kind, and need only jobs of earlier
     stages, so that they can run at once."""
-    ended = set[str]()
+    ended: set[str] = set()
     waiting = list(jobs)
     while waiting:
         ready = [job for job in waiting if ended.issuperset(job.needs)]
@@ -131,7 +131,7 @@ def _prepare_texts(experiment: Experiment, jobs: Mapping[str, Job]) -> bool:
     experiment: The experiment.
     jobs: All jobs, by name.
     """
-    folders = set[str]()
+    folders: set[str] = set()
     for model in experiment.models:
         data = model.settings.data
         is_needed = jobs[model.name].state().name not in ("done", "running")

@@ -300,7 +300,7 @@ def _select_queued(submitted: dict[str, str]) -> dict[str, str]:
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise UserError(f"squeue ended with {done.returncode}; try again")
-    in_queue = set[str]()
+    in_queue: set[str] = set()
     for line in done.stdout.splitlines():
         # A measurement is known by the number of its array, a training by its task in the array.
         number, _, element = line.strip().partition(" ")

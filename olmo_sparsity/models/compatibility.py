@@ -80,7 +80,7 @@ def _possible_logit_maps(config: Any) -> list[LogitMap]:
     caps: Sequence[float | None]
     caps = read_fields("final_logit_softcapping", "logits_soft_cap") or [None]
     scales = read_fields("logit_scale", "logits_scaling", "lm_head_multiplier") or [1.0]
-    maps = list[LogitMap]()
+    maps: list[LogitMap] = []
     for cap in caps:
         for scale in scales:
             maps += [LogitMap(scale, cap), LogitMap(1 / scale, cap)]

@@ -188,7 +188,7 @@ def _most_frequent_type(header: Header) -> str:
     """Return the type that most weights have, such as Q4_1."""
     from gguf import GGMLQuantizationType
 
-    weights_of_type = Counter[int]()
+    weights_of_type: Counter[int] = Counter()
     for tensor in header.tensors:
         weights_of_type[tensor.type] += tensor.num_weights
     if not weights_of_type:

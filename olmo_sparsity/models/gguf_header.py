@@ -148,8 +148,8 @@ def _parse_header(path: Path, data: mmap.mmap) -> Header:
     if magic != _MAGIC or version not in (2, 3):
         raise ValueError("it does not begin as GGUF version 2 or 3, little-endian, does")
 
-    metadata = dict[str, Any]()
-    raw = dict[str, bytes]()
+    metadata: dict[str, Any] = {}
+    raw: dict[str, bytes] = {}
     for _ in range(num_entries):
         start = reader.offset
         key = reader.string()
@@ -158,7 +158,7 @@ def _parse_header(path: Path, data: mmap.mmap) -> Header:
         if not (key.startswith("tokenizer.") and isinstance(value, list)):
             raw[key] = data[start : reader.offset]
 
-    listed = list[_ListedTensor]()
+    listed: list[_ListedTensor] = []
     for _ in range(num_tensors):
         name = reader.string()
         shape = reader.numbers("Q", reader.number("I"))
@@ -184,7 +184,7 @@ def _place_tensors(
     from gguf import GGML_QUANT_SIZES
 
     sizes = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
-    tensors = list[Tensor]()
+    tensors: list[Tensor] = []
     end = 0
     for name, shape, kind, offset in listed:
         if kind not in sizes:

@@ -129,7 +129,7 @@ def _check_vocabulary(header: Header, entries: dict[str, Any]) -> None:
 def _odd_special_tokens(header: Header, entries: dict[str, Any], kinds: list[int]) -> list[str]:
     """Return special tokens whose type is that of ordinary ones. Reject numbers of no token."""
     tokens = entries["tokens"]
-    odd = list[str]()
+    odd: list[str] = []
     for key, number in entries.items():
         if not key.endswith("_token_id"):
             continue
@@ -161,7 +161,7 @@ def _odd_tokens_of_bpe(header: Header, entries: dict[str, Any], kinds: list[int]
             raise damaged(header, f"its merge {' '.join(merge)!r} is not of its vocabulary")
     letters = {*pre_tokenizers.ByteLevel.alphabet()}
     merged = letters | {"".join(merge) for merge in merges}
-    odd = list[str]()
+    odd: list[str] = []
     for token, kind in zip(entries["tokens"], kinds, strict=True):
         if kind == _NORMAL and not letters.issuperset(token):
             raise damaged(header, f"its token {token!r} is not of bytes")

@@ -130,7 +130,7 @@ def _window_limits(text: Any) -> list[PositionLimit]:
     has_windowed_layers = not kinds or bool(_WINDOWED_LAYERS & set(kinds))
     if not has_windowed_layers or not getattr(text, "use_sliding_window", True):
         return []
-    limits = list[PositionLimit]()
+    limits: list[PositionLimit] = []
     for name in _WINDOW_SIZES:
         size = getattr(text, name, None) or 0
         limits.append(PositionLimit(size, name.replace("_", " "), wrong_beyond=True))

@@ -43,8 +43,8 @@ def replaced_code(model: nn.Module) -> dict[str, str]:
     """Return the code that somebody has put in place of methods of modules, or of their classes, by
     the names of these methods."""
     names = {id(module): name or "the model" for name, module in model.named_modules()}
-    replaced = dict[str, str]()
-    classes = dict[type, None]()
+    replaced: dict[str, str] = {}
+    classes: dict[type, None] = {}
     for name, module in model.named_modules():
         classes |= dict.fromkeys(type(module).__mro__)
         for key, value in vars(module).items():
@@ -151,7 +151,7 @@ def _global_names(code: CodeType) -> list[str]:
 
 def _bytecode(code: CodeType) -> Any:
     """Return the bytecode of a function, with its constants and the names that it uses."""
-    constants = list[Any]()
+    constants: list[Any] = []
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             constants.append(_bytecode(constant))

@@ -48,7 +48,7 @@ class AnswerIds:
         if self.are_statements is None:
             (ids,) = self.pieces
             return _sentence_spans(Document(np.array(ids), tokenizer=tokenizer))
-        spans = list[tuple[int, int]]()
+        spans: list[tuple[int, int]] = []
         first = 0
         for ids, is_statement in zip(self.pieces, self.are_statements, strict=True):
             end = first + len(ids)

@@ -227,7 +227,7 @@ def identity_in(folder: str | Path) -> dict[str, Any]:
 
 def read_answers(folder: str | Path) -> list[StoredAnswer]:
     """Return the answers of finished results."""
-    answers = list[StoredAnswer]()
+    answers: list[StoredAnswer] = []
     for file, stored in read_stored(Path(folder), identity_in(folder)["num_questions"]):
         try:
             answers.append(conform(stored.get("gate"), StoredAnswer))

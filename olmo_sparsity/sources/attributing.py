@@ -128,7 +128,7 @@ class Attributing:
         answer: The attribution of the answer.
         sentence_links: All sentences of the reasoning.
         """
-        steps = dict[str, Attribution]()
+        steps: dict[str, Attribution] = {}
         waiting = [*answer.named_sentences]
         for number in waiting:  # grows, by the sentences that a sentence relies on
             name = f"reasoning {number + 1}"

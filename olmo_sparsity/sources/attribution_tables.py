@@ -37,7 +37,7 @@ def matrix_of(
     source_names: Names of the sources, in the order of S.
     """
     nats_of_effects = {"gives": losses.gives_TSD, "lost": losses.lost_TSD}
-    columns = dict[str, np.ndarray]()
+    columns: dict[str, np.ndarray] = {}
     for name, p_TS in zip(EFFECTS, evidence.p_ETS, strict=True):
         nats_TSD = nats_of_effects[name]
         num_tried_TS = np.isfinite(nats_TSD).sum(-1)
@@ -65,7 +65,7 @@ def sources_table(
     named_by_statement = [{*row.sources, *row.origins} for row in statements.itertuples()]
     open_names = set[str]().union(*statements.open)
     largest_effects = matrix[list(EFFECTS)].max(axis=1).groupby("source").max()
-    rows = list[dict[str, Any]]()
+    rows: list[dict[str, Any]] = []
     for name in source_names:
         numbers = tuple(i for i, named in enumerate(named_by_statement) if name in named)
         nats = largest_effects[name]

@@ -99,7 +99,7 @@ def _parse_json(text: str | bytes, place: str) -> Any:
 def normalize_messages(messages: Messages) -> list[LogMessage]:
     """Return messages of either API in one form. A message with results of tools, as Anthropic
     writes it, becomes several."""
-    log = list[LogMessage]()
+    log: list[LogMessage] = []
     if isinstance(messages, Mapping):
         # Anthropic's request has the system prompt next to the messages.
         system = messages.get("system")

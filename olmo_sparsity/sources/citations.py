@@ -72,7 +72,7 @@ class _CitationWriter:
     def __init__(self, form: str) -> None:
         self.form = form
         self.by_name = "name" in form
-        self.cited_names = list[str]()
+        self.cited_names: list[str] = []
 
     def cite(self, names: Sequence[str]) -> str:
         """Return one citation of these sources."""

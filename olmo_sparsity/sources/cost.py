@@ -90,7 +90,7 @@ def flops_per_second() -> float:
     fraction of a second."""
     size = 768
     matrix = torch.ones(size, size)
-    seconds = list[float]()
+    seconds: list[float] = []
     for _ in range(5):
         began = time.perf_counter()
         matrix @ matrix
@@ -141,7 +141,7 @@ def _count(
 def _distinct_decoys(prompt: SourcePrompt, draws: int) -> list[np.ndarray]:
     """Return decoys_DL of each source for counting: no two have a token in common, so that prompts
     share no more than they must. Their tokens are negative, which no text has."""
-    decoys = list[np.ndarray]()
+    decoys: list[np.ndarray] = []
     next_token = -1  # tokens of texts are 0 and above
     for sections in prompt.sections_by_source:
         for ids in sections:

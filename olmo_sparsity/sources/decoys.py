@@ -45,7 +45,7 @@ def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[n
     longest_length = prompt.longest_length
     # A decoy that repeats a source would give what the source gives.
     passages_of_prompt = _passages(prompt)
-    different = dict[bytes, np.ndarray]()
+    different: dict[bytes, np.ndarray] = {}
     for text in _read_texts(model, decoys, longest_length):
         if len(text) and not _shares_a_passage(text, passages_of_prompt):
             different[text.tobytes()] = text  # equal texts count once
@@ -80,7 +80,7 @@ def _read_texts(model: LoadedModel, decoys: Any, longest_length: int) -> list[np
 def _passages(prompt: SourcePrompt) -> dict[int, set[bytes]]:
     """Return the passages of sources and of long texts in view, by their length in tokens. All have
     `SAME_TEXT` tokens, but a source that is shorter is one passage as a whole."""
-    passages_by_length = dict[int, set[bytes]]()
+    passages_by_length: dict[int, set[bytes]] = {}
     in_view = [piece.text_ids for piece in prompt.pieces if piece.source is None]
     # A short text in view, such as the mark of a turn, may be part of any decoy.
     long_in_view = [np.array(ids) for ids in in_view if len(ids) >= SAME_TEXT]
@@ -116,7 +116,7 @@ def draw_decoys(
             f"{draws} decoys, {num_needed:,} tokens, are drawn from {len(texts)} texts of "
             f"{num_tokens:,} tokens: some share text"
         )
-    decoys = list[np.ndarray]()
+    decoys: list[np.ndarray] = []
     for number, source_L in enumerate(prompt.ids_of_sources):
         decoys_DL = _draw_different(texts, source_L, draws, stream(seed, "decoys", number))
         if len(decoys_DL) < draws:
@@ -142,7 +142,7 @@ def _draw_different(
     generator: Random numbers of this source.
     """
     length = len(source_L)
-    decoys = dict[bytes, np.ndarray]()
+    decoys: dict[bytes, np.ndarray] = {}
     # The text with which each attempt begins: all texts in random order, again and again.
     first_texts = np.resize(generator.permutation(len(texts)), TRIES * draws).tolist()
     for number, first in enumerate(first_texts):

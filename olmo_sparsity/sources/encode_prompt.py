@@ -36,7 +36,7 @@ def encode_prompt(model: LoadedModel, request: AttributeRequest) -> SourcePrompt
     names = _candidate_names(segments_of_request, request.candidates)
     if request.is_chat:
         texts = template_texts(model, turns, request.question)
-        prefix_ids = list[int]()  # the template writes its own
+        prefix_ids: list[int] = []  # the template writes its own
     else:
         texts = plain_texts(turns, request.question)
         prefix_ids = model.prefix_ids(request.loading.prefix, segments_of_request[0].text)
@@ -45,7 +45,7 @@ def encode_prompt(model: LoadedModel, request: AttributeRequest) -> SourcePrompt
     local_ids, *after_ids = model.encode([texts.closing, *after_texts], follow=True)
     segments = [part.segment for part in texts.parts]
     text_ids = _encode_segments(model, segments, settings.control_tokens)
-    pieces = list[Piece]()
+    pieces: list[Piece] = []
     for number, segment in enumerate(segments):
         # A source that is no candidate stays in view, as a text without a name does.
         source = names.index(segment.name) if segment.name in names else None
@@ -98,7 +98,7 @@ def _encode_segments(
     in_view_numbers = [number for number, segment in enumerate(segments) if not segment.is_source]
     beginning_number = [number for number in in_view_numbers if number == 0]
     following_numbers = [number for number in in_view_numbers if number > 0]
-    ids_by_number = dict[int, list[int]]()
+    ids_by_number: dict[int, list[int]] = {}
     # One call for each kind of text, as tokenizers encode many texts faster than one by one.
     for numbers, options in (
         (source_numbers, {"control_tokens": control_tokens}),
@@ -119,8 +119,8 @@ def _divide_sources(prompt: SourcePrompt, units: str) -> SourcePrompt:
 
     units: What a section is, such as sentences, paragraphs or span:16.
     """
-    names = list[str]()
-    pieces = list[Piece]()
+    names: list[str] = []
+    pieces: list[Piece] = []
     for piece in prompt.pieces:
         if piece.source is None:
             pieces.append(piece)

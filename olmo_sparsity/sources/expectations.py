@@ -80,7 +80,7 @@ def read_expectations(path: str | Path) -> list[list[Expectation]]:
 def _expectations_of(line: QuestionLine) -> list[Expectation]:
     """Return an expectation for each entry of the field `expect` of a line."""
     expect = line.record.get("expect")
-    expectations = list[Expectation]()
+    expectations: list[Expectation] = []
     if isinstance(expect, list):
         _check_length(expect, line.record.get("answer"), line.location)
         for number, entry in enumerate(expect):

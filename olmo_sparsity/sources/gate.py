@@ -210,7 +210,7 @@ def _check_expectations(
             f"{out} has {len(answers)} questions, and {questions} {num_questions}; "
             "pass the file that the results are of"
         )
-    checks = list[Check]()
+    checks: list[Check] = []
     for answer, expectations in zip(answers, expectations_of_questions, strict=True):
         checks += [_check_expectation(expected, answer, margin) for expected in expectations]
     # A text is split into statements only when it is answered, so the length of the list was not

@@ -123,7 +123,7 @@ class GateReport:
     @property
     def passes_by_index(self) -> dict[int, bool]:
         """Whether all checks of a question passed, by its index: 0 is question 1."""
-        passes = dict[int, bool]()
+        passes: dict[int, bool] = {}
         for check in self.checks:
             if check.question is not None:
                 index = check.question - 1
@@ -147,7 +147,7 @@ class GateReport:
 
     def _counts(self) -> str:
         """Return how many checks of each kind failed, and whether the gate passes."""
-        counts = list[str]()
+        counts: list[str] = []
         for kind, words in WORDS_OF_KINDS.items():
             checks = [check for check in self.checks if check.kind == kind]
             num_failed = sum(not check.passed for check in checks)

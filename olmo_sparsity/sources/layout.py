@@ -69,7 +69,7 @@ class Layout:
     def answer_texts(self) -> list[AnswerText]:
         """Return texts that together are the answer: its statements, and what is between them."""
         texts = self.document.texts[self.block.start :]
-        answer_texts = list[AnswerText]()
+        answer_texts: list[AnswerText] = []
         last_end = 0
         for number, (first, end) in enumerate(self.statements):
             answer_texts.append(AnswerText("".join(texts[last_end:first]), None))

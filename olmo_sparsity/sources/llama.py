@@ -105,7 +105,7 @@ class LlamaCpp(PromptModel):
         vocab = llama_cpp.llama_model_get_vocab(self._open(len(ids) + max_new_tokens).model)
         self._keep_in_cache(0)
         logits_V = self._logits(ids, len(ids) - 1)[-1]
-        generated = list[int]()
+        generated: list[int] = []
         while len(generated) < max_new_tokens:
             token = int(logits_V.argmax())
             if llama_cpp.llama_vocab_is_eog(vocab, token):
@@ -129,7 +129,7 @@ class LlamaCpp(PromptModel):
         # Tokens from `first` on are computed again if they are in the cache, as it has no logits.
         self._keep_in_cache(min(_num_shared(self._cached, tokens), first))
         context = self._open(0).ctx
-        rows = list[np.ndarray]()
+        rows: list[np.ndarray] = []
         while len(self._cached) < len(tokens):
             begin = len(self._cached)
             part = tokens[begin : begin + BATCH]

@@ -92,15 +92,15 @@ def match_by_keys(
 
     keys: Functions that return the key of an item, the most specific one first.
     """
-    pairs = list[Pair[T]]()
+    pairs: list[Pair[T]] = []
     unmatched_new = [*new_items]
     unmatched_earlier = [*earlier_items]
     for key in keys:
-        earlier_by_key = defaultdict[Any, list[T]](list)
+        earlier_by_key: defaultdict[Any, list[T]] = defaultdict(list)
         for item in unmatched_earlier:
             earlier_by_key[key(item)].append(item)
 
-        without_partner = list[T]()
+        without_partner: list[T] = []
         for item in unmatched_new:
             candidates = earlier_by_key[key(item)]
             if candidates:
@@ -130,7 +130,7 @@ def _match_similar(
 ) -> Matches[StoredStatement]:
     """Match statements of similar text: the most similar pair first, then the most similar pair of
     those that are left."""
-    similarities = list[_Similarity]()
+    similarities: list[_Similarity] = []
     for i, statement in enumerate(statements):
         for j, earlier in enumerate(earlier_statements):
             # With `autojunk`, frequent letters of texts above 200 letters would not count.
@@ -140,7 +140,7 @@ def _match_similar(
                 similarities.append(_Similarity(-matcher.ratio(), i, j))
 
     # The number of the earlier statement, by the number of the new one.
-    partners = dict[int, int]()
+    partners: dict[int, int] = {}
     for negative_ratio, i, j in sorted(similarities):
         is_free = i not in partners and j not in partners.values()
         if is_free and -negative_ratio >= MIN_SIMILARITY:

@@ -120,13 +120,13 @@ class _SourceNamer:
         """
         self.log = log
         self.passages = passages
-        self.name_counts = Counter[str]()
+        self.name_counts: Counter[str] = Counter()
         """How often each name was given."""
 
-        self.doubts = list[str]()
+        self.doubts: list[str] = []
         """Warnings about the passages."""
 
-        self.tool_names = dict[str, Any]()
+        self.tool_names: dict[str, Any] = {}
         """Names of called tools by the IDs of the calls: their results have only the ID."""
 
         for message in log:
@@ -177,7 +177,7 @@ class _SourceNamer:
         """Return the parts of the last message of the user, whose passages are sources."""
         split_parts = split_at_passages(texts, passages)
         self.doubts += doubts_about(texts, split_parts, passages)
-        parts = list[Any]()
+        parts: list[Any] = []
         for part in split_parts:
             if not isinstance(part, Passage):
                 parts.append(part)

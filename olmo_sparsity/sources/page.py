@@ -150,7 +150,7 @@ def _key(page: AnswerPage) -> str:
 
 def _answer(page: AnswerPage) -> str:
     """Return the text of the answer, in which statements can be chosen."""
-    elements = list[str]()
+    elements: list[str] = []
     for text, statement in page.answer_texts:
         if statement is None:
             elements.append(escape(text))
@@ -279,7 +279,7 @@ def _matrix_row(page: AnswerPage, i: int) -> str:
 def _prompt(page: AnswerPage) -> str:
     """Return all that precedes the answer, in order: sources, each to be unfolded, and between them
     the texts that are no sources."""
-    elements = list[str]()
+    elements: list[str] = []
     for text, source in page.prompt_texts:
         text = escape(text.strip())
         if source is not None:

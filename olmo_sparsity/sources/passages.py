@@ -65,7 +65,7 @@ def split_at_passages(texts: Sequence[str], passages: str) -> list[MessagePart]:
     """
     pattern = _compile(passages)
     text_group = _text_group(pattern)
-    parts = list[MessagePart]()
+    parts: list[MessagePart] = []
     num_passages = 0
     for text in texts:
         last_end = 0
@@ -98,7 +98,7 @@ def doubts_about(texts: Sequence[str], parts: Sequence[MessagePart], passages: s
     passages: The tag or regular expression.
     """
     pattern = _compile(passages)
-    doubts = list[str]()
+    doubts: list[str] = []
     if _may_hold_the_question(texts, parts):
         doubts.append(_doubt_about_question(texts, parts, passages))
     found = [part for part in parts if isinstance(part, Passage)]

@@ -109,7 +109,7 @@ class SourcePrompt:
         """For each source in order, the tokens of each of its judged sections; of a source that is
         judged as a whole, there is one."""
         # A dictionary keeps the order in which sources appear in the prompt.
-        sections_by_source = dict[int | None, list[list[int]]]()
+        sections_by_source: dict[int | None, list[list[int]]] = {}
         for piece in self.pieces:
             if piece.source is not None:
                 sections_by_source.setdefault(piece.whole_source, []).append(piece.text_ids)
@@ -128,7 +128,7 @@ class SourcePrompt:
     @property
     def ids_before_answer(self) -> list[int]:
         """All tokens that precede the answer, without the prefix."""
-        ids = list[int]()
+        ids: list[int] = []
         for piece in self.pieces:
             ids += piece.text_ids
             ids += piece.after_ids

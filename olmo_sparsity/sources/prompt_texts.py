@@ -114,7 +114,7 @@ def _messages(
     without_key: A key of messages that is left out.
     """
     remaining_texts = iter(texts)  # each turn takes as many as it has parts
-    messages = list[dict[str, Any]]()
+    messages: list[dict[str, Any]] = []
     for turn in turns:
         keys = {key: value for key, value in turn.other_keys.items() if key != without_key}
         content = AFTER_SOURCE.join(islice(remaining_texts, len(turn.parts)))

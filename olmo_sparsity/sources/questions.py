@@ -206,7 +206,7 @@ def count_questions(common: AttributeRequest, questions: str | Path) -> Cost:
     """Count what `measure_questions` costs in all, and print which sources each log has: they were
     marked and not named, so the user sees whether they are the right ones."""
     requests = read_questions(common, questions)
-    counted = list[Attributing]()
+    counted: list[Attributing] = []
     for line, request in zip(read_lines(questions), requests, strict=True):
         if "messages" in line.record:
             for source_line in list_sources(request.sources, title=f"{line.location}: "):
@@ -226,7 +226,7 @@ def identity_of_questions(common: AttributeRequest, questions: str | Path) -> di
     A folder of results is of one identity, and another run cannot go on in it."""
     # These fields change no number, so they may be added to questions that were answered.
     may_change = ("expect", "id")
-    records = list[dict[str, Any]]()
+    records: list[dict[str, Any]] = []
     for line in read_lines(questions):
         record = {key: value for key, value in line.record.items() if key not in may_change}
         records.append(record)

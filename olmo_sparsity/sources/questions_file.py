@@ -73,7 +73,7 @@ def read_questions(common: AttributeRequest, path: str | Path) -> list[Attribute
         sources of other lines.
     path: The file.
     """
-    requests = list[AttributeRequest]()
+    requests: list[AttributeRequest] = []
     for line in read_lines(path):
         try:
             request = replace(common, **_request_fields(line)).checked()
@@ -90,7 +90,7 @@ def read_questions(common: AttributeRequest, path: str | Path) -> list[Attribute
 
 def read_lines(path: str | Path) -> Iterator[QuestionLine]:
     """Yield each line that is not blank."""
-    location_of_id = dict[str, str]()
+    location_of_id: dict[str, str] = {}
     # Not splitlines: a text in JSON may hold U+2028.
     for number, raw in enumerate(read_text(str(path)).encode().split(b"\n"), start=1):
         if not raw.strip():
@@ -225,7 +225,7 @@ def _as_sources(sources: Any) -> Any:
 
 def names_by_id(line: QuestionLine) -> dict[str, set[str]]:
     """Return, by each id of a document, the names of the sources that are chunks of it."""
-    names = dict[str, set[str]]()
+    names: dict[str, set[str]] = {}
     fields = _request_fields(line)
     # Without a request, whose warnings would be printed once more.
     if "messages" in fields:
@@ -243,10 +243,10 @@ def _with_decoys(requests: list[AttributeRequest]) -> list[AttributeRequest]:
     """Return the requests with the sources of other requests as decoys. Those of later lines come
     first, so that not all requests get the same ones where there are more than needed."""
     texts_of_requests = [_source_texts(request) for request in requests]
-    with_decoys = list[AttributeRequest]()
+    with_decoys: list[AttributeRequest] = []
     for number, request in enumerate(requests):
         # Its own sources are left out: a decoy that is the source would change nothing.
-        decoys = list[str]()
+        decoys: list[str] = []
         for texts in [*texts_of_requests[number + 1 :], *texts_of_requests[:number]]:
             decoys += texts
         with_decoys.append(replace(request, decoys=decoys[:MOST_DECOYS]))

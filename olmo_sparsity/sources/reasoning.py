@@ -66,7 +66,7 @@ def sentence_spans(ids: Sequence[int], tokenizer: Tokenizer | None) -> Spans:
     sentence_ends = text_first + inner.units("sentences", 0, text_end - text_first).end
 
     # Join what is too short to be a source, such as "Hm." or "1.".
-    spans = list[tuple[int, int]]()
+    spans: list[tuple[int, int]] = []
     first = text_first
     for end in sentence_ends.tolist():
         if end - first >= MIN_TOKENS:

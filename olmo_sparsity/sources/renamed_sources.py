@@ -34,7 +34,7 @@ def current_names(texts: Mapping[str, str], earlier_texts: Mapping[str, str]) ->
     new_names = {name: name for name, text in earlier_texts.items() if texts.get(name) == text}
 
     # Other earlier texts get the name of an equal text that is left.
-    names_by_text = defaultdict[str, list[str]](list)
+    names_by_text: defaultdict[str, list[str]] = defaultdict(list)
     for name, text in texts.items():
         if name not in new_names:
             names_by_text[text].append(name)  # two sources may have one text
@@ -81,7 +81,7 @@ def with_current_names(earlier_answer: StoredAnswer, new_names: Mapping[str, str
 def describe_changes(texts: Mapping[str, str], earlier_texts: Mapping[str, str]) -> list[str]:
     """Return which sources are new, are gone or have another text, in words."""
     changed_names = {name for name, _ in earlier_texts.items() ^ texts.items()}
-    changes = list[str]()
+    changes: list[str] = []
     for name in sorted(changed_names):
         if name not in texts:
             changes.append(f"{name} is gone")

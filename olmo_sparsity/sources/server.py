@@ -76,7 +76,7 @@ class Server:
         self.url, self.model = parse_url(url)
         self.tokenizer = tokenizer
         self.dialect: Dialect = ECHO
-        self.card = dict[str, Any]()
+        self.card: dict[str, Any] = {}
         """Keys of /v1/models that identify the model."""
 
         self.probe_ids = self.encode(PROBE) or []

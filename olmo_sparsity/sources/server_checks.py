@@ -237,7 +237,7 @@ def _check_scale(server: Server) -> None:
     """Raise if numbers are no natural logarithms of probabilities. The probabilities of the most
     probable tokens add up to at most 1, and each other token has less than the last of them."""
     max_tokens = 1.1 * server.tokenizer.get_vocab_size()  # models may have a few more
-    tails = list[float]()
+    tails: list[float] = []
     for prompt in _prompts_of_scale(server.probe_ids):
         log_p = server.candidates(prompt)
         if len(log_p) < 2:

@@ -123,8 +123,8 @@ class Servers(PromptModel):
     def _check_replies(self, work: _Work) -> None:
         """Raise DataError if the tokens of all replies together have one and the same number: a
         single reply may be too short to show it."""
-        ids = list[int]()
-        every_log_p = list[float]()
+        ids: list[int] = []
+        every_log_p: list[float] = []
         for (_, continuation), log_p in work.log_p.items():
             ids += continuation
             every_log_p += log_p.tolist()

@@ -77,7 +77,7 @@ class StatementChange:
         is_as_expected: Whether the statement passes its `expect`, so that it may lose a source.
         """
         verdict = self.statement.verdict
-        notes = list[str]()
+        notes: list[str] = []
         if self.is_worse:
             # Otherwise it fails, and the check says what was lost.
             if is_as_expected:

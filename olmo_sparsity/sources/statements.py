@@ -170,7 +170,7 @@ class Attribution:
             matrix=self.matrix,
             draws=self.settings.draws,
         )
-        rows = list[dict[str, Any]]()
+        rows: list[dict[str, Any]] = []
         for number in range(len(self._judgement.verdicts)):
             row = statement_rows.row(number)
             rows.append(row | {"origins": self.origins(row["sources"])})
@@ -273,7 +273,7 @@ class Attribution:
 
     def _character_spans(self) -> list[CharacterSpan]:
         """Return where each statement is in the answer, without the white space around it."""
-        spans = list[CharacterSpan]()
+        spans: list[CharacterSpan] = []
         text_first = 0
         for text, statement in self.answer_texts:
             if statement is not None:
@@ -317,7 +317,7 @@ class Attribution:
         is."""
         # Decoded from tokens, as the model reads them, and not as the user has written them.
         texts = self.layout.document.texts
-        prompt_texts = list[PromptText]()
+        prompt_texts: list[PromptText] = []
         first = 0
         for piece in [*self.prompt.pieces, Piece(self.prompt.local_ids, [])]:
             end = first + len(piece.text_ids)

@@ -36,7 +36,7 @@ def in_threads(calls: Sequence[Callable[[], Any]]) -> list[Any]:
     for number in range(len(calls)):
         # Daemons do not keep the program from ending.
         threading.Thread(target=run, args=(number,), daemon=True).start()
-    results = dict[int, Any]()
+    results: dict[int, Any] = {}
     for _ in calls:
         outcome = outcomes.get()
         if outcome.error is not None:

@@ -104,7 +104,7 @@ class Trials:
 
         # As `statement_losses`, with a row for each token of the answer. Allocated by the first
         # trials, which show how many tokens there are.
-        self._token_losses = dict[str, np.ndarray]()
+        self._token_losses: dict[str, np.ndarray] = {}
 
     def run(self, rate: float, report: Callable[[int], None]) -> StatementLosses:
         """Evaluate one decoy of each source, then more decoys of those that may matter, until more
@@ -235,7 +235,7 @@ def next_round(*, shown: Sequence[int], replaced: Sequence[int], num_draws: int)
     replaced: Sources to replace, for what is lost without them.
     """
     draws = range(num_draws)
-    trials = list[Trial]()
+    trials: list[Trial] = []
     for source in replaced:
         trials += [Trial("without", source, draw) for draw in draws]
     # What a source gives is compared with decoys of all sources, draw by draw. If none is shown,

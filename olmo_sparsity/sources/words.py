@@ -56,7 +56,7 @@ def nats_by_word(document: Document, first: int, nats_W: np.ndarray) -> list[Wor
     """
     # A word may have several tokens, whose nats are added.
     units = document.units("words", first, first + len(nats_W))
-    words = list[WordNats]()
+    words: list[WordNats] = []
     for begin, end in zip(units.first.tolist(), units.end.tolist(), strict=True):
         text = "".join(document.texts[first + begin : first + end]).strip()
         words.append(WordNats(text, float(nats_W[begin:end].sum())))
@@ -107,7 +107,7 @@ def _list_rest(texts: Sequence[str], is_carried: Sequence[bool]) -> str:
     texts: The words.
     is_carried: Whether a source carries the word.
     """
-    runs = list[str]()
+    runs: list[str] = []
     pairs = zip(texts, is_carried, strict=True)
     for are_carried, neighbours in groupby(pairs, key=lambda pair: pair[1]):
         if not are_carried:

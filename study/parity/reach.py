@@ -92,7 +92,7 @@ def judge_depth(cells: Cells) -> Finding:
 def compare_falls(models: list[Model], others: list[Model]) -> Outcome:
     """Compare the fall of k = 4 with that in another cell, on seeds of which both models count."""
     other_by_seed = {model.trial.seed: model for model in others if counts(model)}
-    values = list[float]()
+    values: list[float] = []
     for model in models:
         other = other_by_seed.get(model.trial.seed)
         if counts(model) and other is not None:
@@ -113,7 +113,7 @@ def judge_pairs(
         models = [model for model in cells[cell] if model.train_k == train_k]
         others = [model for model in cells[other_cell] if model.train_k == train_k]
         other_by_seed = {model.trial.seed: model for model in others}
-        values = list[float]()
+        values: list[float] = []
         for model in models:
             other = other_by_seed.get(model.trial.seed)
             # A pair counts only if both have mastered their k.

@@ -203,10 +203,10 @@ class _Collected:
 
 def _collect(folder: Path, identity: str) -> _Collected:
     """Read all finished trials."""
-    rows = list[Row]()
-    seconds = dict[str, float]()
-    losses = dict[str, float]()
-    mastered = dict[str, int | None]()
+    rows: list[Row] = []
+    seconds: dict[str, float] = {}
+    losses: dict[str, float] = {}
+    mastered: dict[str, int | None] = {}
     for path in sorted((folder / "trials").glob("*.json")):
         trained = _read_trial(path, identity)
         rows += trained.rows

@@ -244,7 +244,7 @@ def _tensors(bench: Bench, placed: Placed) -> tuple[Tensor, Tensor, Tensor, Tens
 
 def measure(bench: Bench, model: PositionCoupling) -> list[Row]:
     """Return the accuracies of a trained model, a row for each test."""
-    rows = list[Row]()
+    rows: list[Row] = []
     for test in tests(bench.settings, bench.test_tasks):
         task = bench.test_tasks[test.task_name]
         row = _measure_at(bench, model, task, test.length, test.k)

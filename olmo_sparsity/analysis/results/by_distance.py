@@ -240,7 +240,7 @@ def describe_distances(row: Any) -> str:
 
 def cells_of_distances(bins: pd.DataFrame) -> list[tuple[str, ...]]:
     """Return the table of `split_by_distance` as texts, a tuple for each line."""
-    lines = list[tuple[str, ...]]()
+    lines: list[tuple[str, ...]] = []
     for line in bins.to_dict("records"):
         lines.append(
             (
