@@ -106,7 +106,7 @@ def submit(experiment: Experiment, flags: Flags) -> int:
     for job in todo:
         job.note.unlink(missing_ok=True)  # `--list` would show the earlier failure
 
-    # The script finds the model of a task by its number among all models.
+    # The script finds the model of a task by its index among all models.
     task_numbers = {job.name: number for number, job in enumerate(_trainings(jobs))}
     for trainings in _arrays_of(todo, flags):
         submission.submit_trainings(trainings, task_numbers)
@@ -136,7 +136,7 @@ class _Submission:
         """Submit trainings with the same time limit and the same needs as one array.
 
         trainings: The trainings.
-        task_numbers: The number of each model among all models, by its name.
+        task_numbers: The index of each model among all models, by its name.
         """
         words = shlex.split(self.flags.train)
         time = self.flags.time_of(trainings[0].name)

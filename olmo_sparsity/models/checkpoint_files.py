@@ -64,7 +64,7 @@ def part_name(number: int, count: int) -> str:
 def write_index(folder: Path, part_of: Mapping[str, int], count: int) -> None:
     """Write the index of weights in several files, as transformers does.
 
-    part_of: The number of the file that each weight is in, by the weight's name.
+    part_of: The index of the file that each weight is in, by the weight's name.
     count: The number of files. If there are more files than weights, some hold none.
     """
     weight_map = {name: part_name(part, count) for name, part in part_of.items()}

@@ -36,7 +36,7 @@ class DifferentPairs(NamedTuple):
     tokens_P: Tensor
     positions_P: Tensor
     pair_BL: Tensor
-    """The number of the pair of each token of the batch."""
+    """The index of the pair of each token of the batch."""
 
 
 class FirstLayer(NamedTuple):

@@ -89,7 +89,7 @@ def _linear(block: PositionedBlock, h: Tensor, wanted: str) -> tuple[Tensor, ...
 
 
 def _rows_of_fused_matrix(block: PositionedBlock) -> tuple[Tensor, ...]:
-    """Return the row numbers of queries, keys and values in the layer's fused matrix, in the order
+    """Return the row indices of queries, keys and values in the layer's fused matrix, in the order
     in which this module computes coordinates (see the module). Queries and keys are reordered
     alike, so their products stay the same."""
     config = block.config
@@ -104,7 +104,7 @@ def _rows_of_fused_matrix(block: PositionedBlock) -> tuple[Tensor, ...]:
 def _pairs_side_by_side(
     num_rows: tuple[int, ...], head_width: int, num_rotated: int, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """Return the row numbers of queries, keys and values, with rotated pairs side by side.
+    """Return the row indices of queries, keys and values, with rotated pairs side by side.
 
     num_rows: How many rows of the fused matrix are queries, keys and values.
     num_rotated: How many coordinates of a head, from its first on, are rotated.
@@ -126,7 +126,7 @@ def _norm_and_rotate(
     """Return queries and keys split into heads, normed and rotated where the layer does so. There
     may be fewer queries than keys: those of the last tokens."""
     if block.q_norm is not None and block.k_norm is not None:
-        # Row numbers of queries count from 0, so they also say where each coordinate came from.
+        # Row indices of queries count from 0, so they also say where each coordinate came from.
         upstream_order, *_ = _rows_of_fused_matrix(block)
         q = _apply_norm(block.q_norm, q, upstream_order)
         k = _apply_norm(block.k_norm, k, upstream_order[: k.shape[-1]])

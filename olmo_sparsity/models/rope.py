@@ -133,7 +133,7 @@ def _fraction_that_yarn_keeps(
 ) -> Tensor:
     """Return kept_R, the weight of each unscaled frequency, between 0 and 1. It is 1 for a pair
     that makes more than `beta_fast` turns within the original length, and 0 for one that makes
-    fewer than `beta_slow`. Between the two it falls linearly with the number of the pair."""
+    fewer than `beta_slow`. Between the two it falls linearly with the index of the pair."""
 
     def pair_of(num_turns: float) -> float:
         """Return the (fractional) index of the pair that makes this many turns."""

@@ -81,7 +81,7 @@ class StoredStatement:
     that belong to it."""
 
     number: int
-    """The number of the statement in its answer, from 0."""
+    """The index of the statement in its answer, from 0."""
 
     text: str
     kind: str
@@ -117,7 +117,7 @@ class StoredAnswer:
     """An answer with the verdicts on its statements, as the gate compares it."""
 
     question: int
-    """The number of the question in its file, from 0."""
+    """The index of the question in its file, from 0."""
 
     id: str
     """The question's id in the file; empty if it has none."""
@@ -140,7 +140,7 @@ class StoredAnswer:
     ) -> StoredAnswer:
         """Return what the gate needs of an attribution.
 
-        number: The number of the question in its file, from 0.
+        number: The index of the question in its file, from 0.
         asked: The text of the question.
         attribution: The attribution of its answer.
         id: The question's id.

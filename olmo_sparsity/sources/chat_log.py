@@ -119,7 +119,7 @@ def _normalize_message(message: Any, number: int) -> list[LogMessage]:
     """Return a message, preceded by a message for each result of a tool that it holds.
 
     message: As a user passes it.
-    number: Its number in the list, from 0.
+    number: Its index in the list, from 0.
     """
     role = message.get("role") if isinstance(message, Mapping) else None
     if not isinstance(role, str):

@@ -28,7 +28,7 @@ def cite(
 ) -> str:
     """Return the answer with a citation after each statement that relies on a source.
 
-    answer_texts: Texts that together are the answer, each with the number of its statement.
+    answer_texts: Texts that together are the answer, each with the index of its statement.
     statements: `Attribution.statements`.
     form: How a citation is written: a text with 1 or name once, such as `[1]`, `[^1]` or `(name)`.
     references: Whether to append a line for each source that is cited. Names need none.

@@ -46,7 +46,7 @@ class Expectation:
     """Nats that each of them must give, or that must be lost without it."""
 
     statement: int | None = None
-    """The number of the statement, from 0. None: one statement must rely on the sources; or,
+    """The index of the statement, from 0. None: one statement must rely on the sources; or,
     without sources, none on any."""
 
     is_either: bool = False
@@ -136,7 +136,7 @@ def _elements_of(entry: Any) -> _Entry:
 def _read_entry(entry: Any, statement: int | None, location: str) -> Expectation:
     """Read one form of `expect`; raise DataError for any other.
 
-    statement: The number of the statement, from 0. None: the entry is about all of them.
+    statement: The index of the statement, from 0. None: the entry is about all of them.
     location: File and number of the line, for messages.
     """
     names, key, nats = _elements_of(entry)

@@ -122,7 +122,7 @@ class GateReport:
 
     @property
     def passes_by_index(self) -> dict[int, bool]:
-        """Whether all checks of a question passed, by its index: 0 is question 1."""
+        """Return whether all checks of a question passed, by its index: 0 is question 1."""
         passes: dict[int, bool] = {}
         for check in self.checks:
             if check.question is not None:

@@ -39,7 +39,7 @@ def write_index(
 
     pages: The folder of the pages.
     out: The folder of the results.
-    passes: Whether all checks of a question passed, by its number from 0. None: no column of
+    passes: Whether all checks of a question passed, by its index from 0. None: no column of
         checks.
     """
     titles = ["question", "statements", "rest on a source", "undecided"]

@@ -123,7 +123,7 @@ class LlamaCpp(PromptModel):
         return np.minimum(logits_W.astype(float) - highest_W - total_W, 0.0)
 
     def _logits(self, tokens: list[int], first: int) -> np.ndarray:
-        """Return logits_WV after the tokens from number `first` on."""
+        """Return logits_WV after the tokens from the index `first` on."""
         import llama_cpp
 
         # Tokens from `first` on are computed again if they are in the cache, as it has no logits.

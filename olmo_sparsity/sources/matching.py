@@ -139,7 +139,7 @@ def _match_similar(
             if matcher.quick_ratio() >= MIN_SIMILARITY:
                 similarities.append(_Similarity(-matcher.ratio(), i, j))
 
-    # The number of the earlier statement, by the number of the new one.
+    # The index of the earlier statement, by the index of the new one.
     partners: dict[int, int] = {}
     for negative_ratio, i, j in sorted(similarities):
         is_free = i not in partners and j not in partners.values()

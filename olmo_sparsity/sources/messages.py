@@ -56,7 +56,7 @@ def read_messages(
 ) -> LoggedAnswer:
     """Return a message of a log as an answer, with the messages before it as sources.
 
-    number: The number of the message, from 0, or from the end if it is negative.
+    number: The index of the message, from 0, or from the end if it is negative.
     passages: A tag or a regular expression of passages in the last message of the user, which are
         sources, too.
     """

@@ -10,7 +10,7 @@ fills the slots of the template statements_page.html. The page shows, from top t
     prompt    the sources, folded, and the texts between them
 
 It has no script. A statement is a radio button, and CSS shows what belongs to the one that is
-chosen, by the ids of elements. In them i is the number of a statement and j of a source, from 0:
+chosen, by the ids of elements. In them i is the index of a statement and j of a source:
 
     #s<i>   radio button        #row<i>      row of the matrix
     #panel<i>, .note<i>         #source<j>   source in the prompt
@@ -37,7 +37,7 @@ class PromptText(NamedTuple):
 
     text: str
     source: int | None
-    """The number of the source that the text is. None: it is not a source."""
+    """The index of the source that the text is. None: it is not a source."""
 
 
 class ReasoningStep(NamedTuple):
@@ -98,7 +98,7 @@ class AnswerPage:
         write_html(path, "statements_page.html", slots, style="\n".join(styles))
 
     def sources_of(self, row: Any) -> list[int]:
-        """Return the numbers of the sources that a verdict names. `row`: of `statements`."""
+        """Return the indices of the sources that a verdict names. `row`: of `statements`."""
         return [self.names.index(name) for name in row.sources]
 
 

@@ -41,7 +41,7 @@ class Piece:
     in view."""
 
     whole_source: int | None = None
-    """The number of the source that contains this section, which all sections of one source share.
+    """The index of the source that contains this section, which all sections of one source share.
     Equal to `source` where sources are judged as wholes."""
 
 

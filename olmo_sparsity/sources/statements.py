@@ -108,14 +108,14 @@ class Attribution:
 
     @property
     def named_sentences(self) -> list[int]:
-        """Numbers of the sentences of the reasoning that a verdict names, from 0."""
+        """Return the indices of the sentences of the reasoning that a verdict names."""
         named = set[str]().union(*self.statements.sources)
         sentence_names = self.names[self._num_sources :]
         return [number for number, name in enumerate(sentence_names) if name in named]
 
     @cached_property
     def answer_texts(self) -> list[AnswerText]:
-        """Texts that together are the answer, each with the number of its statement."""
+        """Texts that together are the answer, each with the index of its statement."""
         return self.layout.answer_texts()
 
     @property
@@ -178,7 +178,7 @@ class Attribution:
 
     @property
     def sources(self) -> pd.DataFrame:
-        """A row for each source: statements that rely on it, by number from 0; nats, the most of
+        """A row for each source: statements that rely on it, by index; nats, the most of
         any statement; verdict."""
         return sources_table(self.statements, self.matrix, self.names)
 
@@ -313,7 +313,7 @@ class Attribution:
         page.write(path_of("path", path))
 
     def _prompt_texts(self) -> list[PromptText]:
-        """Return the texts that precede the answer, each with the number of the source that it
+        """Return the texts that precede the answer, each with the index of the source that it
         is."""
         # Decoded from tokens, as the model reads them, and not as the user has written them.
         texts = self.layout.document.texts

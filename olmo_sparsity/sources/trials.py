@@ -65,7 +65,7 @@ class Trial:
     alike."""
 
     draw: int = 0
-    """The number of the decoy that replaces each replaced source."""
+    """The index of the decoy that replaces each replaced source."""
 
     @property
     def loss_index(self) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ class Trial:
         return (self.draw,) if self.source is None else (self.source, self.draw)
 
     def replaced_sources(self, num_sources: int) -> set[int]:
-        """Return the numbers of the sources that decoys replace."""
+        """Return the indices of the sources that decoys replace."""
         every_source = set(range(num_sources))
         if self.kind == "all":
             return set()

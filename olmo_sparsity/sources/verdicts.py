@@ -74,7 +74,7 @@ class Verdict(NamedTuple):
 
     kind: VerdictKind
     sources: list[int]
-    """Numbers of the sources that the verdict names."""
+    """The indices of the sources that the verdict names."""
 
 
 class Judgement(NamedTuple):

@@ -51,7 +51,7 @@ def nats_by_word(document: Document, first: int, nats_W: np.ndarray) -> list[Wor
     """Return the words of a statement with their nats.
 
     document: The prompt with its answer.
-    first: The number of the statement's first token in the document.
+    first: The place of the statement's first token in the document.
     nats_W: The nats of each token of the statement.
     """
     # A word may have several tokens, whose nats are added.

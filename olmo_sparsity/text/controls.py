@@ -175,7 +175,7 @@ class Controls:
         """Yield the control texts of one draw.
 
         replaced_texts: The distant texts of the block by name: the document's own and the placebo.
-        draw: The number of the draw, from 0.
+        draw: The index of the draw.
         """
         if self.kind == "unrelated":
             # One text serves the whole block.
@@ -220,7 +220,7 @@ class Controls:
         self, others: list[Document], document: Document, block: Block, purpose: str, *keys: int
     ) -> DistantText:
         """Draw as many tokens as the block has distant ones, from one of `others`. The draw is
-        seeded by the document, the block, its `purpose` and more `keys`, such as its number."""
+        seeded by the document, the block, its `purpose` and more `keys`, such as its index."""
         start = block.start
         length = block.num_distant
         has_all = self.windows.has_all

@@ -101,7 +101,7 @@ class Document:
         return Units.of_runs(self._number_units(kind)[first:end])
 
     def _number_units(self, kind: str) -> np.ndarray:
-        """Return the number of each token's word, sentence or paragraph in the document."""
+        """Return the index of each token's word, sentence or paragraph in the document."""
         if self.tokenizer is None:
             raise DataError(
                 f"units={kind} needs the text of each token, and the model has no tokenizer; "

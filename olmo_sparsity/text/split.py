@@ -72,7 +72,7 @@ def _parts_of(document: Document, name: str, most: int, first_number: int) -> li
     """Return the parts of a document; a document that is short enough is its only part.
 
     name: What the parts are named after.
-    first_number: The number of the first part among all documents.
+    first_number: The number that the first part has as a document.
     """
     ends = _ends_of_parts(document, most)
     parts = []

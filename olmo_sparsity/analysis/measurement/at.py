@@ -2,7 +2,7 @@
 
     at="Ayrton"                each occurrence of the words → a span of tokens for each
     at=re.compile("19..")      each match of a regular expression
-    at=7, at=slice(7, 9)       a token by its number, or a run of tokens
+    at=7, at=slice(7, 9)       a token by its place, or a run of tokens
     at=["Ayrton", 7]           several of these
 
 `find_spans` is the entry point; `parse_at` reads the same from the command line. A span of tokens
@@ -22,7 +22,7 @@ from olmo_sparsity.text.documents import Document, first_characters
 from olmo_sparsity.text.units import Spans
 
 At = str | int | slice | re.Pattern[str] | Sequence["At"]
-"""Names of targets: words, a regular expression, tokens by number, or several of these."""
+"""Names of targets: words, a regular expression, tokens by place, or several of these."""
 
 
 def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:

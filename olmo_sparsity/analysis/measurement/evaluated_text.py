@@ -92,7 +92,7 @@ class EvaluatedText:
     distant context that they were chosen in, the document's own or the placebo's."""
 
     draw: int
-    """The number of the unrelated text; 0 for other texts."""
+    """The index of the unrelated text; 0 for other texts."""
 
     spans_by_part: SpansByPart
     """The targets that are evaluated with this text. An unrelated text may serve those of both

@@ -50,7 +50,7 @@ class RankingLabels(NamedTuple):
     compared with."""
 
     draw: int
-    """The number of a random draw. For an own text it numbers the draws of a random selector; for
+    """The index of a random draw. For an own text it numbers the draws of a random selector; for
     an unrelated text, of which each selector is drawn once, it numbers the texts."""
 
 

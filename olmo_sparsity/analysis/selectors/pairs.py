@@ -48,7 +48,7 @@ class _OpenedUnit(NamedTuple):
     """A unit whose gate is opened while those of all others are nearly closed."""
 
     target: int
-    """The target that this is tried for, as its number in the question."""
+    """The index of the target that this is tried for."""
 
     unit: int
 
