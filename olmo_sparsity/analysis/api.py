@@ -84,7 +84,11 @@ def _request_of_call(
     kind: type[Request], function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
     """Return the checked request of the call `function(*args, **kwargs)`, with old names of
-    arguments replaced. `kind`: the class of the request."""
+    arguments replaced.
+
+    Args:
+        kind: The class of the request.
+    """
     bound = inspect.signature(function).bind(*args, **current_keys(kwargs))
     bound.apply_defaults()
     return kind.of(**bound.arguments)

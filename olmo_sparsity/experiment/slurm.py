@@ -65,7 +65,10 @@ class Flags:
         return max(fitting, key=lambda limit: len(limit.beginning)).time if fitting else None
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise ConfigError for a flag that has no effect or no meaning. `names`: of all models."""
+        """Raise ConfigError for a flag that has no effect or no meaning.
+
+        names: The names of all models.
+        """
         names = list(names)
         for word in self.times:
             limit = _TimeLimit.of(word)
@@ -292,7 +295,10 @@ def queued(experiment: Experiment) -> dict[str, str]:
 
 
 def _select_queued(submitted: dict[str, str]) -> dict[str, str]:
-    """Return those of the jobs that have not ended, by name. `submitted`: their SLURM numbers."""
+    """Return those of the jobs that have not ended, by name.
+
+    submitted: Their SLURM numbers.
+    """
     # Where SLURM is not installed, as on a laptop with a copy of the results, nothing is queued.
     if not submitted or shutil.which("squeue") is None:
         return {}

@@ -172,8 +172,10 @@ class PositionedBlock(OLMoSequentialBlock):
         return attend(q, k, v, bias, is_causal, dropout_p, q.shape[1] != k.shape[1])
 
     def scale_queries(self, q_BHLK: Tensor, counts_BL: Tensor) -> Tensor:
-        """Return the queries, multiplied by their factors (`query_factors`). `counts_BL`: how many
-        keys each query sees. B is 1 if all rows have the same counts."""
+        """Return the queries, multiplied by their factors (`query_factors`).
+
+        counts_BL: How many keys each query sees. B is 1 if all rows have the same counts.
+        """
         factors_BHL = self.query_factors(counts_BL)
         return q_BHLK * factors_BHL[..., None].to(q_BHLK.dtype)
 

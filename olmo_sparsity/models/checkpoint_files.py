@@ -114,8 +114,10 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
 
 
 def fill(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:
-    """Copy weights into a model. Raise DataError if names or shapes differ. `origin`: where the
-    weights are from, for messages."""
+    """Copy weights into a model. Raise DataError if names or shapes differ.
+
+    origin: Where the weights are from, for messages.
+    """
     import torch
 
     state = model.state_dict(keep_vars=True)

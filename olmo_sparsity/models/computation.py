@@ -108,7 +108,10 @@ def adds_query_scales(theirs: ModelConfig, ours: ModelConfig) -> bool:
 def check_angles(theirs: ModelConfig, ours: ModelConfig, origin: str) -> None:
     """Raise ConfigError for a run that lowers RoPE's base, or leaves out the scaling of the model
     that it begins from, as these are forgotten settings. To reach a greater length, a run may scale
-    RoPE or raise its base. `origin`: where that model is from, for messages."""
+    RoPE or raise its base.
+
+    origin: Where that model is from, for messages.
+    """
     if ours.rope and theirs.rope and ours.rope_theta < theirs.rope_theta:
         raise ConfigError(
             f"model.rope_theta={ours.rope_theta} must be at least {float(theirs.rope_theta)}, as "

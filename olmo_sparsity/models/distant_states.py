@@ -84,7 +84,10 @@ class DistantStates:
         return self.layers[0][0].shape[2]
 
     def expand(self, num_rows: int, bias_BF: Tensor | None = None) -> DistantStates:
-        """Return the same states in every row, as views. `bias_BF`: the bias of each row."""
+        """Return the same states in every row, as views.
+
+        bias_BF: The bias of each row.
+        """
 
         def repeat(x_1F: Tensor) -> Tensor:
             return x_1F.expand(num_rows, *x_1F.shape[1:])

@@ -236,8 +236,10 @@ def _empty_of_documents(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> tupl
 def _backward_by_document(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mixed: Tensor, sums_BHL: Tensor, starts: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values. `sums_BHL`: the log-sum-exp of each query's
-    scores in the forward pass."""
+    """Return the gradients of queries, keys and values.
+
+    sums_BHL: The log-sum-exp of each query's scores in the forward pass.
+    """
     grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     num_heads = q.shape[1]
     # The kernel takes coordinates for neighbours in memory, and does not check it.

@@ -96,4 +96,6 @@ class LanguageModel(Protocol):
 
     def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
         """Return whether a backward pass through this many tokens computes activations again.
-        `num_keys`: how many keys each token attends to, if attention scores are kept, else 0."""
+
+        num_keys: How many keys each token attends to, if attention scores are kept, else 0.
+        """

@@ -249,8 +249,10 @@ class LoadedModel:
         return str(next(self.model.parameters()).dtype).removeprefix("torch.")
 
     def check_positions(self, num_positions: int, remedy: str = SHORTER) -> None:
-        """Raise ConfigError if a text needs more positions than the model supports. `remedy`: what
-        to do then, for the message."""
+        """Raise ConfigError if a text needs more positions than the model supports.
+
+        remedy: What to do then, for the message.
+        """
         if self.limit is not None:
             self.limit.check(num_positions, self.name, remedy)
 

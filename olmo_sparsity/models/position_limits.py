@@ -32,8 +32,11 @@ class PositionLimit:
     there, but can be used."""
 
     def check(self, num_positions: int, name: str, remedy: str = SHORTER) -> None:
-        """Raise ConfigError if a text needs more positions than the model supports. `name`,
-        `remedy`: the model, and what to do, for the message."""
+        """Raise ConfigError if a text needs more positions than the model supports.
+
+        name: The name of the model, for the message.
+        remedy: What to do then, for the message.
+        """
         if num_positions > self.num_positions:
             kind = "right" if self.wrong_beyond else "prepared"
             raise ConfigError(

@@ -132,7 +132,10 @@ def read_hugging_face(
 
 def _leave_slow_dtype(model: PreTrainedModel, folder: Path) -> None:
     """Turn the weights of a model on a CPU into fp32 if it has no fast product of their dtype, such
-    as bf16. `folder`: where they are from, for the message."""
+    as bf16.
+
+    folder: Where they are from, for the message.
+    """
     is_quantized = getattr(model, "hf_quantizer", None) is not None
     if is_quantized or model.device.type != "cpu" or multiplies(model.device, model.dtype):
         return
@@ -159,8 +162,10 @@ def without_warnings() -> Iterator[None]:
 
 
 def _check_names(folder: Path, *, owner: str, missing: set[str], unexpected: set[str]) -> None:
-    """Raise DataError for weights that a folder lacks, or has too many. `owner`: the model or
-    adapter whose weights they are, for the message."""
+    """Raise DataError for weights that a folder lacks, or has too many.
+
+    owner: The model or adapter whose weights they are, for the message.
+    """
     if missing:
         raise DataError(
             f"'{folder}': its files lack {len(missing)} weights of {owner}, such as "

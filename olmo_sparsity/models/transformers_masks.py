@@ -86,8 +86,10 @@ def build_masks(
 
 def finite_bias(bias: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a bias in the dtype of attention, without infinities: the lowest number of fp32 would
-    become -inf in fp16, and the softmax of a row of -inf alone is NaN. `dtype`: that of the
-    weights, which autocast may override."""
+    become -inf in fp16, and the softmax of a row of -inf alone is NaN.
+
+    dtype: The dtype of the weights, which autocast may override.
+    """
     if torch.is_autocast_enabled(bias.device.type):
         dtype = torch.get_autocast_dtype(bias.device.type)
     return bias.clamp(min=torch.finfo(dtype).min).to(dtype)

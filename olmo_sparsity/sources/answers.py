@@ -182,7 +182,10 @@ class StoredAnswer:
 
 
 def _stored_statement(attribution: Attribution, row: Any) -> StoredStatement:
-    """Return a statement with its numbers. `row`: of `Attribution.statements`."""
+    """Return a statement with its numbers.
+
+    row: A row of `Attribution.statements`.
+    """
     # The fields of a cell are columns of the matrix, in the order of the fields.
     columns = [field.name for field in fields(StoredCell)]
     numbers = attribution.matrix[columns].loc[row.Index]

@@ -134,7 +134,10 @@ def _limit(model: Servers) -> PositionLimit | None:
 
 
 def _open_llama(path: str, name: str, device: str) -> LoadedModel:
-    """Load a GGUF file with llama.cpp. `name`: what the user typed."""
+    """Load a GGUF file with llama.cpp.
+
+    name: What the user typed.
+    """
     file = find_smollm2_gguf() if path == "smollm2" else Path(path)
     if not file.is_file():
         raise DataError(f"'{file}' is not a file; pass llama:FILE.gguf with a GGUF file")

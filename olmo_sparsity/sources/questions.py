@@ -191,8 +191,10 @@ def _write_tables(folder: Path, num_questions: int) -> pd.DataFrame:
 
 
 def _write_table(folder: Path, name: str, answers: list[dict[str, Any]]) -> pd.DataFrame:
-    """Write the rows of all answers into one table, and return it. `name`: "statements" or
-    "matrix", as in stored answers."""
+    """Write the rows of all answers into one table, and return it.
+
+    name: "statements" or "matrix", as in stored answers.
+    """
     rows = [
         pd.DataFrame(stored[name]).assign(question=number) for number, stored in enumerate(answers)
     ]

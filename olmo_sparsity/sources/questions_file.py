@@ -107,7 +107,10 @@ def read_lines(path: str | Path) -> Iterator[QuestionLine]:
 
 
 def _read_line(raw: bytes, location: str) -> QuestionLine:
-    """Parse a line, and check its fields. `location`: path and number, for messages."""
+    """Parse a line, and check its fields.
+
+    location: Path and number, for messages.
+    """
     try:
         record = json.loads(raw, object_pairs_hook=unique)
     except DuplicateKey as error:

@@ -54,7 +54,10 @@ def describe_reliance(expected: str, rows: pd.DataFrame, relies: Sequence[bool])
 
 
 def _describe_row(row: Any) -> str:
-    """Return the verdict on a statement in a few words. `row`: of `Attribution.statements`."""
+    """Return the verdict on a statement in a few words.
+
+    row: A row of `Attribution.statements`.
+    """
     if row.kind == "undecided":
         verdict = "is undecided"
     else:

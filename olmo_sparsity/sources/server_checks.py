@@ -271,6 +271,9 @@ def _prompts_of_scale(probe_ids: list[int]) -> list[list[int]]:
 
 
 def _scale_error(server: Server, numbers: str) -> DataError:
-    """Return the error of a server whose numbers are on another scale. `numbers`: what shows it."""
+    """Return the error of a server whose numbers are on another scale.
+
+    numbers: What shows it.
+    """
     remedy = "it must return natural logarithms, at temperature 1"
     return server.error(f"gives numbers that are no log-probabilities ({numbers}); {remedy}")

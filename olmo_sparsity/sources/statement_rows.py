@@ -114,8 +114,10 @@ class StatementRows:
         return describe_words({"": self._words(number, nats_W)})
 
     def _words(self, number: int, nats_W: np.ndarray) -> list[WordNats]:
-        """Return the words of a statement with their nats. `nats_W`: nats of each token of the
-        answer."""
+        """Return the words of a statement with their nats.
+
+        nats_W: Nats of each token of the answer.
+        """
         first, end = self.layout.statements[number]
         place = self.layout.block.start + first
         return nats_by_word(self.layout.document, place, nats_W[first:end])

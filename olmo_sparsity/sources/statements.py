@@ -203,7 +203,10 @@ class Attribution:
 
     def is_undecided(self, row: Any) -> bool:
         """Return whether a statement, or a sentence of the reasoning that it relies on, is
-        undecided. `row`: of `statements`."""
+        undecided.
+
+        row: A row of `statements`.
+        """
         reasoning_rows = [step.row for step in self.chain(row.sources)]
         return any(item.kind == "undecided" for item in (row, *reasoning_rows))
 
@@ -327,7 +330,9 @@ class Attribution:
 
     def describe(self, bold: bool = False) -> str:
         """Return the verdicts as text for a terminal, with how to read them and their error rate.
-        `bold`: whether the terminal understands ANSI codes."""
+
+        bold: Whether the terminal understands ANSI codes.
+        """
         lines = [how_to_read(self.prompt.model.name), ""]
         for row in self.statements.itertuples():
             lines.append(strong(quoted(row.text), bold))

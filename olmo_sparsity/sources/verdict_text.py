@@ -67,7 +67,10 @@ def _one_in_words(cells: pd.DataFrame) -> str:
 
 def is_shown_by_gives(cell: Any) -> bool:
     """Return whether the verdict on one source shows what the source gives. Otherwise it shows what
-    is lost without the source. `cell`: the row of the matrix."""
+    is lost without the source.
+
+    cell: A row of the matrix.
+    """
     # What a source gives is NaN where it was not evaluated, and the comparison is then false. By
     # one decoy it is weaker evidence than what is lost with many.
     return bool(cell.gives > cell.lost and cell.tried_gives >= cell.tried_lost)

@@ -159,7 +159,10 @@ def _reason_of_path(text: str) -> str:
 
 def check_options_are_used(corpus: CorpusConfig, name: str) -> None:
     """Raise ConfigError for an option that has no effect on this kind of input, as the config of a
-    run does. `name`: that of the input, for the message."""
+    run does.
+
+    name: The name of the input, for the message.
+    """
     for item in schema_fields(type(corpus)).values():
         value = getattr(corpus, item.name)
         if not item.applies(corpus) and value != item.default:

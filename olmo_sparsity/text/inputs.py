@@ -165,8 +165,10 @@ class _HeldoutText:
 
 def _find_heldout(text: Any, run: TrainingText | None, model_name: str) -> _HeldoutText | None:
     """Return the held-out documents of the prepared folder that `text` names, or, if it is None,
-    those of the run. Return None if `text` names another input. `run`: what the model was trained
-    on."""
+    those of the run. Return None if `text` names another input.
+
+    run: What the model was trained on.
+    """
     if text is not None:
         prepared = _find_prepared(text)
         return None if prepared is None else _HeldoutText(prepared, str(text))
@@ -233,8 +235,10 @@ def _heldout(
     records: Iterator[Record], corpus: CorpusConfig, trained_on: CorpusConfig, share: float
 ) -> Iterator[Record]:
     """Yield the records that training held out, and a `LeftOut` for each that it read. Raise
-    ConfigError if the options of the two corpora differ. `share`: the fraction that was held
-    out."""
+    ConfigError if the options of the two corpora differ.
+
+    share: The fraction that was held out.
+    """
     # What a document is, and its group, decide whether it was held out.
     names = ("field", "group_field", "split_at", "prompt_field")
     if any(getattr(corpus, name) != getattr(trained_on, name) for name in names):

@@ -133,8 +133,11 @@ def _group(value: Any) -> str:
 
 
 def parse_text(text: Any, where: str, field: str = "text") -> Record:
-    """Return the record of a text, in bytes or decoded. `where`, `field`: where the text is, for
-    the record's name and for a bad record."""
+    """Return the record of a text, in bytes or decoded.
+
+    where: Its file and line, for the record's name and for a bad record.
+    field: The field that the text is in, for a bad record.
+    """
     if isinstance(text, bytes | str) and len(text) > LARGEST_DOCUMENT:
         return replace(TOO_LONG, where=where)
     if text is None:

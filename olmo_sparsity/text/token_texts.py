@@ -76,8 +76,10 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 def _decode_groups(
     tokenizer: Tokenizer, ids: Sequence[int], text: str, groups: Iterable[_Group]
 ) -> list[str]:
-    """Return the text of each token, by decoding one group after the other. `text`: all tokens
-    decoded at once, which the results must add up to."""
+    """Return the text of each token, by decoding one group after the other.
+
+    text: All tokens decoded at once, which the results must add up to.
+    """
     texts = [""] * len(ids)
     num_characters = 0  # of `text` that belong to the groups so far
     # The text of a group depends on what precedes it: a space is dropped at the start, for example.

@@ -120,7 +120,10 @@ class _Encoded(NamedTuple):
         return len(self.prompt_ids) + len(self.rest_ids)
 
     def document(self, tokenizer: Tokenizer, number: int) -> Document:
-        """Return the record as a document. `number`: how many documents precede it."""
+        """Return the record as a document.
+
+        number: How many documents precede it.
+        """
         record = self.record
         return Document(
             tokens=np.array([*self.prompt_ids, *self.rest_ids], dtype=np.int64),

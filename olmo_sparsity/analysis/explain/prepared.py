@@ -78,8 +78,13 @@ class Prepared:
         unrelated: Any,
         batch_tokens: int | None = None,
     ) -> Prepared:
-        """Settle windows and targets of a prompt. `at`: names of targets in a text. `unrelated`:
-        the texts that replace distant tokens, where the interpretation replaces them."""
+        """Settle windows and targets of a prompt.
+
+        Args:
+            at: Names of targets in a text.
+            unrelated: The texts that replace distant tokens, where the interpretation replaces
+                them.
+        """
         document = Document(np.array(prompt.tokens, dtype=np.int64), tokenizer=model.tokenizer)
         spans: Spans | None = None
         if prompt.answer is not None:
@@ -180,7 +185,11 @@ def _windows_of(
     model: LoadedModel, prompt: Prompt, spans: Spans | None, settings: ExplainSettings
 ) -> Windows:
     """Return windows for the targets `spans`, which fit the positions that the model takes;
-    ConfigError if none do. `spans`: None for single tokens anywhere in the text."""
+    ConfigError if none do.
+
+    Args:
+        spans: The targets. None: single tokens anywhere in the text.
+    """
     num_tokens = len(prompt.tokens)
     last_end = num_tokens
     longest_target = 1

@@ -45,7 +45,11 @@ def say_defaults_of_length(settings: Settings) -> None:
 
 def fit_to_limit(settings: Settings, limit: int | None) -> Settings:
     """Return settings that suit a model with few positions: with long="all" the default local
-    window is at most a quarter of them. `limit`: the number of positions; None: no limit."""
+    window is at most a quarter of them.
+
+    Args:
+        limit: The number of positions; None: no limit.
+    """
     has_default_windows = settings.windows.has_all and "short" not in settings.changed_options
     if not has_default_windows or limit is None or limit >= 4 * settings.short:
         return settings

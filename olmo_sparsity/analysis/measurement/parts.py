@@ -142,7 +142,11 @@ class Parts:
         self._flushed = time.monotonic()
 
     def _write_buffer(self, phase: str, buffer: Mapping[int, Mapping[str, pa.Table]]) -> None:
-        """Write documents as one part. `buffer`: document → table → its rows."""
+        """Write documents as one part.
+
+        Args:
+            buffer: Document → table → its rows.
+        """
         joined = {}
         for name in PHASES[phase]:
             tables = [written[name] for written in buffer.values() if name in written]
@@ -157,8 +161,11 @@ class Parts:
 
     def unfinished(self, document: int, targets: Mapping[str, np.ndarray]) -> UnfinishedDocument:
         """Return the store for the rows of a document until it is finished. It has the rows that an
-        earlier start has stored, if these were for the same targets. `targets`: kind of distant
-        context → all targets of the document."""
+        earlier start has stored, if these were for the same targets.
+
+        Args:
+            targets: Kind of distant context → all targets of the document.
+        """
         digest = hashlib.sha256(self._identity.encode())
         for distant_part, spans in sorted(targets.items()):
             digest.update(f"{distant_part} {np.asarray(spans).tolist()}".encode())

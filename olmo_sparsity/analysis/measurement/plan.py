@@ -155,9 +155,12 @@ class Plan:
         batch_tokens: int | None = None,
         transfers: bool = False,
     ) -> Plan:
-        """Make a plan of checked settings. `selection`: another measurement, whose targets are
-        evaluated, or names of targets. `transfers`: whether the units that the other measurement
-        ranked are evaluated, too."""
+        """Make a plan of checked settings.
+
+        Args:
+            selection: Another measurement, whose targets are evaluated, or names of targets.
+            transfers: Whether the units that the other measurement ranked are evaluated, too.
+        """
         # Before anything is computed: a model that takes fewer positions fails at once.
         windows = settings.windows
         longest = max(len(document.tokens) for document in documents)
@@ -304,8 +307,12 @@ class Plan:
         return fit_threshold(half, self.settings.share, self.settings.min_gap)
 
     def targets(self, losses: pd.DataFrame) -> pd.DataFrame:
-        """Return the table of targets. `losses`: the table of all documents that are finished,
-        which must include the threshold half. Targets are chosen in these documents alone."""
+        """Return the table of targets.
+
+        Args:
+            losses: The table of all documents that are finished, which must include the threshold
+                half. Targets are chosen in these documents alone.
+        """
         if self.fixed is not None:
             return self.fixed.targets
         chosen = choose_targets(losses, self.threshold(losses), self.settings)

@@ -51,8 +51,12 @@ def load(
 
 
 def open_text(documents: Any, model: LoadedModel, options: TextOptions) -> Documents:
-    """Return documents in the model's tokens. `documents`: text in any form that `open_documents`
-    reads, or `Documents`, which are returned as they are."""
+    """Return documents in the model's tokens.
+
+    Args:
+        documents: Text in any form that `open_documents` reads, or `Documents`, which are returned
+            as they are.
+    """
     if isinstance(documents, Documents):
         return documents
     keywords = dict(vars(options))

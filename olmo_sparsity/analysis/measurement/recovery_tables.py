@@ -58,8 +58,11 @@ class RecoveryTables:
     """The rows of the tables `recovery`, `influence`, `lds` and `costs` of one document."""
 
     def __init__(self, unfinished: UnfinishedDocument | None) -> None:
-        """`unfinished`: where rows are stored before the document is finished, and where those of
-        an earlier start are."""
+        """Begin without rows, or with those that an earlier start has stored.
+
+        Args:
+            unfinished: Where rows are stored before the document is finished.
+        """
         self._unfinished = unfinished
         self._arrays = _empty_columns()
         """Table → column → arrays to be joined: the rows that are not stored yet."""

@@ -49,8 +49,11 @@ FREE_SETTINGS = {*WINDOW_SETTINGS, "prefix_ids", "ks", "sample", "blocks"}
 
 
 def read_other(option: str, other: Any) -> Results | None:
-    """Return another measurement, passed as results or as the folder that holds them. `option`: the
-    name of the argument, for the error."""
+    """Return another measurement, passed as results or as the folder that holds them.
+
+    Args:
+        option: The name of the argument, for the error.
+    """
     if isinstance(other, str | Path):
         return read_results(other)
     if other is not None and not isinstance(other, Results):
@@ -154,8 +157,12 @@ def targets_of(
     other: Results, documents: Documents, settings: Settings, with_units: bool = False
 ) -> Matched:
     """Return the targets of another measurement of the same text, as places in these documents, and
-    tell the user which are left out. `with_units`: whether the units that it ranked are evaluated,
-    so that they must be found in these documents, too."""
+    tell the user which are left out.
+
+    Args:
+        with_units: Whether the units that it ranked are evaluated, so that they must be found in
+            these documents, too.
+    """
     windows = settings.windows
     num_ranked = other.influence["rank"].max()
     if with_units and max(settings.ks) > num_ranked:

@@ -68,7 +68,11 @@ def _targets_of_finished(plan: Plan, parts: Parts, out: Path) -> tuple[pd.DataFr
 
 def check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
     """Raise DataError if there is no target, or if none has a large gap where targets are chosen by
-    it. `parts`: the losses that the message quotes."""
+    it.
+
+    Args:
+        parts: The losses that the message quotes.
+    """
     target_sets = set(targets.target_set[targets.distant_part == "document"])
     chosen_by_gap = plan.chooses_by_gap and "gap" in plan.settings.sets
     if "gap" in target_sets or (target_sets and not chosen_by_gap):
@@ -132,8 +136,11 @@ def sum_up(
 def _meta(
     plan: Plan, losses: pd.DataFrame, num_unfinished: int, keys_of_run: dict[str, Any]
 ) -> Meta:
-    """Return the content of meta.json. `keys_of_run`: what differs between two runs of one
-    measurement."""
+    """Return the content of meta.json.
+
+    Args:
+        keys_of_run: What differs between two runs of one measurement.
+    """
     settings = plan.settings
     model = plan.model
     documents = plan.documents

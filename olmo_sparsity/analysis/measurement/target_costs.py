@@ -69,7 +69,11 @@ class TargetCosts:
     @staticmethod
     def of(plan: Plan, places: dict[int, np.ndarray]) -> TargetCosts:
         """Count the token-forwards of a few sets of targets, and fit the rates to the counts by
-        least squares. `places`: document → the places where targets may be."""
+        least squares.
+
+        Args:
+            places: Document → the places where targets may be.
+        """
         examples = list(_count_examples(plan, places))
         forwards_N = np.array([example.num_forwards for example in examples], dtype=float)
         tokens_N = np.array([example.num_tokens for example in examples], dtype=float)
@@ -112,7 +116,11 @@ class TargetCosts:
 
 def _count_examples(plan: Plan, places: dict[int, np.ndarray]) -> Iterator[_Example]:
     """Yield the token-forwards of several sets of targets, of the shortest document, the longest,
-    and one between. `places`: document → the places where targets may be."""
+    and one between.
+
+    Args:
+        places: Document → the places where targets may be.
+    """
     numbers = sorted(places, key=lambda number: len(plan.documents[number].tokens))
     spread = np.linspace(0, len(numbers) - 1, TRIED_DOCUMENTS).round().astype(int)
     for number in [numbers[index] for index in np.unique(spread)]:
@@ -148,7 +156,11 @@ def _size(plan: Plan, targets: np.ndarray) -> float:
 
 def spent_forwards(plan: Plan, number: int, targets: dict[str, Any]) -> int:
     """Evaluate targets of one document, and return the token-forwards that it took. With
-    `counting_plan(plan)` nothing is computed. `targets`: columns of a table of targets."""
+    `counting_plan(plan)` nothing is computed.
+
+    Args:
+        targets: Columns of a table of targets.
+    """
     forwards_before = plan.scorer.token_forwards
     with in_use(plan.scorer.model):
         plan.recovery(number, pd.DataFrame(targets))

@@ -70,11 +70,13 @@ def choose_targets(
     losses: pd.DataFrame, threshold: float | None, settings: Settings
 ) -> pd.DataFrame:
     """Choose targets in the documents of the report half, by their gap (set `gap`) or by the text
-    (set `bigram`), for the document's own distant context and for the placebo's. `threshold`: the
-    smallest gap of a target; None: any.
+    (set `bigram`), for the document's own distant context and for the placebo's.
 
     Each set has at most `max_targets` targets of a document, drawn at random, and `bigram` also at
     most the `share` of all tokens of the document, as `gap` has on average.
+
+    Args:
+        threshold: The smallest gap of a target; None: any.
     """
     share = settings.share
     seed = settings.seed
@@ -142,8 +144,12 @@ def _draw_of_documents(
     candidates: pd.DataFrame, target_set: str, max_of_document: Callable[[int], int], seed: int
 ) -> pd.DataFrame:
     """Draw targets at random from the candidates of each document and kind of distant context, and
-    add the column `target_set`. `max_of_document`: returns how many targets are drawn at most from
-    the document with a number."""
+    add the column `target_set`.
+
+    Args:
+        max_of_document: Function that returns, for the number of a document, how many targets are
+            drawn from it at most.
+    """
     drawn_rows = [candidates[:0]]
     for (document, distant_part), group in candidates.groupby(["document", "distant_part"]):
         # A stream for each document, so that the draw does not depend on which others are measured.
@@ -207,7 +213,11 @@ def _table_of_named(
     spans: Sequence[_SpanOfDocument], documents: Documents, windows: Windows, noun: str
 ) -> pd.DataFrame:
     """Return a target for each token of the spans that has a full long window; DataError if none
-    has. `noun`: how the error names a span."""
+    has.
+
+    Args:
+        noun: How the error names a span.
+    """
     rows = []
     for span in spans:
         for place in range(max(span.first, windows.first_target), span.end):
@@ -261,8 +271,11 @@ def targets_of_document(targets: pd.DataFrame, document: Document) -> dict[str, 
 
 
 def check_all_evaluated(folder: Path, targets: pd.DataFrame, recovery: pd.DataFrame) -> None:
-    """Raise DataError if a target has no row in the table recovery. `folder`: of the measurement,
-    for the error."""
+    """Raise DataError if a target has no row in the table recovery.
+
+    Args:
+        folder: The folder of the measurement, for the error.
+    """
     # Losses of two runs may differ in their last digits, so that a target close to the threshold is
     # chosen by only one of them.
     keys = [*KEYS, "distant_part"]

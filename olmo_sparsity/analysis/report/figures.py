@@ -104,8 +104,11 @@ def colors_of(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> dict[
 
 
 def draw_headline(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> Figure:
-    """Draw all panels in one figure, with a legend below them. `missing`: points without a
-    result."""
+    """Draw all panels in one figure, with a legend below them.
+
+    Args:
+        missing: Points without a result.
+    """
     panels = panels_of(curves)
     num_panels = 1 + len(panels)  # the first is that of gaps
     num_columns = 2 if num_panels == 4 else 3

@@ -80,7 +80,10 @@ def _without_placebo(results: Results) -> Results:
 
 def subtitle(results: Results, counted: str) -> str:
     """Return the line below the title: model, text, windows, and what makes numbers doubtful.
-    `counted`: a phrase on how much was measured."""
+
+    Args:
+        counted: A phrase on how much was measured.
+    """
     meta = results.meta
     windows = meta.windows
     long = long_window(windows["long"]).description

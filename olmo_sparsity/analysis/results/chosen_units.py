@@ -44,7 +44,10 @@ def shares_of_all(
 ) -> pd.DataFrame:
     """Return the fraction of targets whose k units hold all distant tokens, as the column
     `share_all`, by the columns of `GROUPS`. At such targets recovery is 1 whatever the units are.
-    `windows`: the section of meta.json."""
+
+    Args:
+        windows: The section of meta.json.
+    """
     columns = [*KEYS, "units", "selector", "k", "num_tokens"]
     rows = _with_target_sets(targets, recovery, columns)
     num_distant = _num_distant_tokens(rows.target, windows)

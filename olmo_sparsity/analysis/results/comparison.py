@@ -104,7 +104,11 @@ def _describe_intervals_of_comparison(table: pd.DataFrame, transfers: bool) -> l
 
 def with_remarks(table: pd.DataFrame, has_net: bool = False) -> pd.DataFrame:
     """Add the column `remark` to a comparison: what makes the intervals of a row doubtful, or
-    nothing. `has_net`: whether net excess is compared."""
+    nothing.
+
+    Args:
+        has_net: Whether net excess is compared.
+    """
     remarks = []
     for row in table.to_dict("records"):
         is_by_outcome = row["target_set"] in SETS_BY_OUTCOME

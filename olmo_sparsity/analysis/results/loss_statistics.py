@@ -29,7 +29,11 @@ LARGEST_EXPONENT = 700
 
 def mean_gap(losses: pd.DataFrame, parts: Parts | None = None) -> Interval:
     """Return the mean of L_short − L_long over all tokens, in nats, and its interval over
-    documents. `parts`: the parts of documents that were split, which are resampled whole."""
+    documents.
+
+    Args:
+        parts: The parts of documents that were split, which are resampled whole.
+    """
     gaps = (losses.loss_short - losses.loss_long).astype(float)
     values = pd.DataFrame({"gap": gaps, "num_tokens": 1.0})
     sums_by_document = values.groupby(whole_documents(losses.document, parts).to_numpy()).sum()
@@ -76,7 +80,12 @@ def saving_difference(
     first: pd.DataFrame, second: pd.DataFrame, parts: Parts | None = None
 ) -> Interval:
     """Return the mean saving of a first model minus that of a second one, over the tokens of both,
-    and its interval (`_paired_mean`). `first` and `second`: of `savings_of_longer_window`."""
+    and its interval (`_paired_mean`).
+
+    Args:
+        first: The rows of the first model, as `savings_of_longer_window` returns them.
+        second: The rows of the second model.
+    """
     shared = _shared_tokens(first, second)
     return _paired_mean(shared.saved_of_first - shared.saved_of_second, shared.document, parts)
 

@@ -180,8 +180,11 @@ def transfer(first: ResultsOrFolder, second: ResultsOrFolder) -> pd.DataFrame:
 
 
 def _read_if_folder(name: str, results: ResultsOrFolder) -> Results:
-    """Return results as they are, or read them from their folder. `name`: the argument that an
-    error names."""
+    """Return results as they are, or read them from their folder.
+
+    Args:
+        name: The argument that an error names.
+    """
     if isinstance(results, str | PathLike):
         return read_results(results)
     check_type(name, results, Results, "what `measure` returned, or its folder")

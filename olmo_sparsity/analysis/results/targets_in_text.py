@@ -46,7 +46,11 @@ class TargetsInText:
     """Tokens of the local window."""
 
     def describe(self, bold: bool = False) -> str:
-        """Return the list for a terminal. `bold`: whether it understands ANSI codes."""
+        """Return the list for a terminal.
+
+        Args:
+            bold: Whether it understands ANSI codes.
+        """
         descriptions = [
             describe_target(self.texts, target, self.distant, self.short, bold)
             for target in self.targets.itertuples()

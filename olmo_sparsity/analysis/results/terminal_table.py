@@ -58,8 +58,11 @@ def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
 
 
 def _format_rows(rows: pd.DataFrame, has_placebo: bool, header: bool) -> list[str]:
-    """Return a line for each row of the table. `header`: whether a line of headings precedes
-    them."""
+    """Return a line for each row of the table.
+
+    Args:
+        header: Whether a line of headings precedes them.
+    """
     shown_columns = terminal_columns(has_placebo)
     lines = []
     if header:

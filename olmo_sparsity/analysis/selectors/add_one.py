@@ -143,8 +143,11 @@ def _units_of_best_groups(
 def _add_one_of_candidates(
     scorer: Scorer, question: Question, candidates: Sequence[np.ndarray]
 ) -> Choice:
-    """Evaluate each candidate alone, and choose those that lower the loss most. `candidates`: units
-    of each target, at least k."""
+    """Evaluate each candidate alone, and choose those that lower the loss most.
+
+    Args:
+        candidates: Units of each target, at least k.
+    """
     sets = [
         [question.units.distant_indices(unit) for unit in target_units.tolist()]
         for target_units in candidates
