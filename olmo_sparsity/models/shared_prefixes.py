@@ -170,7 +170,7 @@ class PrefixTree:
 class _Sequence(NamedTuple):
     """A sequence of tokens whose beginning may be shared."""
 
-    index: int | None
+    prompt_index: int | None
     """The index of the prompt. None: it is the text whose states are kept."""
 
     tokens: np.ndarray
@@ -196,10 +196,12 @@ def _node_of(sequences: list[_Sequence]) -> Node:
             # The child, if there is one, would save too little: its prompts are computed one by
             # one from this node on. The text whose states are kept has no index, and needs no
             # log-probabilities.
-            leaves += [sequence.index for sequence in branch if sequence.index is not None]
+            leaves += [
+                sequence.prompt_index for sequence in branch if sequence.prompt_index is not None
+            ]
     return Node(
         tokens=sequences[0].tokens[:depth],
-        is_known=any(sequence.index is None for sequence in sequences),
+        is_known=any(sequence.prompt_index is None for sequence in sequences),
         leaves=leaves,
         children=children,
     )
