@@ -44,7 +44,7 @@ class DistantStates:
     predicted. None if they were not kept."""
 
     @staticmethod
-    def behind_prefix(batches: Sequence[DistantStates], num_prefix: int) -> DistantStates:
+    def after_prefix(batches: Sequence[DistantStates], num_prefix: int) -> DistantStates:
         """Join rows, each of which is the same prefix and one more token, into one text. The result
         has the states of tokens without their context: each was computed after the prefix alone.
 

@@ -155,13 +155,13 @@ def test_a_window_that_sees_all_places_needs_no_bias(whole: DistantStates) -> No
     assert whole.window_bias(3) is None
 
 
-def test_rows_behind_one_prefix_are_joined_into_one_text(whole: DistantStates) -> None:
+def test_rows_after_one_prefix_are_joined_into_one_text(whole: DistantStates) -> None:
     k, v = whole.layers[0]
     # Rows of the same two first places and one more each, in two batches.
     first_batch = torch.tensor([[0, 1, 4], [0, 1, 3]])
     second_batch = torch.tensor([[0, 1, 3]])
     batches = [DistantStates(b, [(k[0, b], v[0, b])]) for b in (first_batch, second_batch)]
-    joined = DistantStates.behind_prefix(batches, 2)
+    joined = DistantStates.after_prefix(batches, 2)
     assert joined.positions_BF.tolist() == [[0, 1, 4, 3, 3]]
     assert torch.equal(joined.layers[0][1], v[:, [0, 1, 4, 3, 3]])
 

@@ -89,7 +89,7 @@ def fraction_of_blocks(documents: Documents, settings: Settings) -> float:
     return min(1.0, num_wanted / max(num_blocks_D.sum(), 1))
 
 
-def check_room_behind_prefix(num_prefix: int, short: int, model: LoadedModel) -> None:
+def check_room_after_prefix(num_prefix: int, short: int, model: LoadedModel) -> None:
     """Raise ConfigError if no distant token fits between the prefix and the local window."""
     limit = model.max_positions
     if limit is not None and num_prefix + short >= limit:

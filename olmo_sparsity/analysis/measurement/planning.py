@@ -16,7 +16,7 @@ from typing import NamedTuple
 from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.measurement.at import At
 from olmo_sparsity.analysis.measurement.fitting import (
-    check_room_behind_prefix,
+    check_room_after_prefix,
     check_same_prefix,
     fit_to_limit,
     say_defaults_of_length,
@@ -80,7 +80,7 @@ def plan(request: MeasureRequest) -> Plan:
     selection = _selection(request, others)
     if request.quick and selection is None and not documents.have_targets:
         settings = with_quick_blocks(settings, model.max_positions, len(prefix_ids))
-    check_room_behind_prefix(len(prefix_ids), settings.short, model)
+    check_room_after_prefix(len(prefix_ids), settings.short, model)
     if settings.windows.has_all:
         documents = within_limit(documents, model, len(prefix_ids))
     if choices is not None and not has_other_tokenizer:

@@ -229,7 +229,7 @@ def _states_alone(scorer: Scorer, context: Context) -> DistantStates:
         return scorer.model.distant_states(tokens_BL, positions_BL)
 
     batches = scorer.in_batches(rows, block.num_prefix + 1, states_of_batch)
-    return DistantStates.behind_prefix(batches, block.num_prefix)
+    return DistantStates.after_prefix(batches, block.num_prefix)
 
 
 class _GatedTarget(NamedTuple):
