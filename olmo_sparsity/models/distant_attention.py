@@ -12,8 +12,8 @@ from __future__ import annotations
 import functools
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from olmo_sparsity.base.errors import is_out_of_memory
 from olmo_sparsity.models.attention import CPU_KERNEL, causal_bias
@@ -91,7 +91,7 @@ def _attend_with_sum(
         # sees nothing but -inf gets NaN, which no weight of 0 takes out again.
         bias = bias.to(q).clamp(min=torch.finfo(q.dtype).min / 2)
         # The kernel of CUDA requires that rows of a bias begin at multiples of 16 bytes.
-        aligned = F.pad(bias, (0, -num_keys % 16))
+        aligned = functional.pad(bias, (0, -num_keys % 16))
         bias = aligned.narrow(-1, 0, num_keys).expand(len(q), q.shape[1], q.shape[2], -1)
     if q.device.type == "cpu":
         return CPU_KERNEL(q, k, v, attn_mask=bias, scale=scale)

@@ -106,7 +106,7 @@ def test_a_block_gives_the_positions_of_its_inputs(
         changed = block.with_distant(-block.distant_F)
         assert changed.distant_F.tolist() == [-token for token in block.distant_F.tolist()]
         assert np.flatnonzero(changed.tokens != block.tokens).tolist() == [
-            num_prefix + place for place in range(num_distant)
+            num_prefix + index for index in range(num_distant)
         ]
 
 
@@ -126,49 +126,49 @@ def test_windows_that_mean_nothing_are_refused(windows: Windows) -> None:
 RUNS = st.lists(st.integers(0, 3), min_size=1, max_size=30)
 
 
-def places_of(units: Units) -> list[list[int]]:
+def indices_of(units: Units) -> list[list[int]]:
     return [list(range(a, b)) for a, b in zip(units.first, units.end, strict=True)]
 
 
 @given(RUNS)
-def test_runs_part_the_distant_places(runs: list[int]) -> None:
+def test_runs_part_the_distant_tokens(runs: list[int]) -> None:
     """Neighbours with one number are a unit; the same number further on is another."""
-    found = places_of(Units.of_runs(np.array(runs)))
-    assert [place for unit in found for place in unit] == list(range(len(runs)))
-    assert [[runs[place] for place in unit] for unit in found] == [
+    found = indices_of(Units.of_runs(np.array(runs)))
+    assert [index for unit in found for index in unit] == list(range(len(runs)))
+    assert [[runs[index] for index in unit] for unit in found] == [
         list(same) for _, same in groupby(runs)
     ]
 
 
 @given(st.integers(0, 30), st.integers(1, 12))
-def test_spans_are_every_run_of_so_many(num_distant: int, width: int) -> None:
+def test_spans_are_all_runs_of_one_width(num_distant: int, width: int) -> None:
     units = Units.of_spans(num_distant, width)
     assert len(units) == max(0, num_distant - width + 1)
-    found = places_of(units)
+    found = indices_of(units)
     assert all(len(unit) == width for unit in found)
     assert all(a[1:] == b[:-1] for a, b in pairwise(found))
     if found:
-        assert sorted({place for unit in found for place in unit}) == list(range(num_distant))
-    assert places_of(Units.of_tokens(num_distant)) == [[place] for place in range(num_distant)]
+        assert sorted({index for unit in found for index in unit}) == list(range(num_distant))
+    assert indices_of(Units.of_tokens(num_distant)) == [[index] for index in range(num_distant)]
 
 
 @given(RUNS, st.integers(1, 4), st.data())
-def test_places_and_sums_are_those_of_the_units(
+def test_distant_indices_and_sums_are_those_of_the_units(
     runs: list[int], width: int, data: st.DataObject
 ) -> None:
     scores_TF = np.random.default_rng(0).integers(0, 99, (3, len(runs)))
     for units in (Units.of_runs(np.array(runs)), Units.of_spans(len(runs), width)):
-        by_hand = places_of(units)
+        by_hand = indices_of(units)
         if not by_hand:
             continue
         total = [[scores_F[unit].sum() for unit in by_hand] for scores_F in scores_TF]
         assert units.sum_by_unit(scores_TF).tolist() == total
         chosen = data.draw(st.lists(st.integers(0, len(units) - 1), max_size=4))
-        places = sorted({place for unit in chosen for place in by_hand[unit]})
-        assert units.distant_indices(*chosen).tolist() == places
+        indices = sorted({index for unit in chosen for index in by_hand[unit]})
+        assert units.distant_indices(*chosen).tolist() == indices
         first = data.draw(st.integers(0, len(units) - 1))
         end = data.draw(st.integers(first + 1, len(units)))
-        expected = {place for unit in by_hand[first:end] for place in unit}
+        expected = {index for unit in by_hand[first:end] for index in unit}
         assert units.run(first, end).tolist() == sorted(expected)
 
 
