@@ -120,6 +120,18 @@ def test_windows_that_mean_nothing_are_refused(windows: Windows) -> None:
         good.check()
 
 
+def test_the_keys_of_stored_windows_stay() -> None:
+    windows = Windows("all", 4, prefix=(7,), max_tokens=9, min_distant=2)
+    assert windows.as_stored() == {
+        "long": "all",
+        "short": 4,
+        "stride": 1,
+        "prefix": (7,),
+        "most": 9,
+        "least": 2,
+    }
+
+
 # --- units ----------------------------------------------------------------------------------------
 
 
@@ -193,3 +205,13 @@ def test_halves_have_the_same_number_of_units_that_do_not_overlap(kind: str) -> 
     generator = np.random.default_rng(1)
     helps, scores = generator.random((300, len(units))), generator.random((300, len(units)))
     assert abs(rank_correlations(scores @ kept.T, helps @ kept.T).mean()) < 0.1
+
+
+def test_selectors_for_the_last_release_find_old_names() -> None:
+    block = next(iter(Windows(8, 4).blocks(np.arange(12))))
+    units = Units.of_tokens(block.num_distant)
+    assert units.places(1, 3).tolist() == [1, 3]
+    assert units.total(np.ones((1, 4))).tolist() == [[1, 1, 1, 1]]
+    assert block.earlier(np.array([2])).tolist() == [2]
+    assert block.local().tolist() == block.near().tolist() == [4, 5, 6, 7]
+    assert block.first == block.first_distant == 0
