@@ -91,6 +91,9 @@ class Server:
         self._recognizing = threading.Lock()
         # Whether its replies have the identifier of the request, seen at the first one.
         self._names_requests = False
+        self._named_models = dict[str, str]()
+        """The model that the first reply on each path named."""
+
         self._spelling = cache(lambda token: tokenizer.decode([token], skip_special_tokens=False))
 
     # --- scoring ---
@@ -215,11 +218,24 @@ class Server:
         return self._connection.request("/v1/models")
 
     def _request(self, path: str, body: dict[str, Any]) -> Any:
-        return self._connection.request(path, {"model": self.model} | body)
+        reply = self._connection.request(path, {"model": self.model} | body)
+        self._check_named_model(path, reply)
+        return reply
 
     def error(self, problem: str) -> DataError:
         """Return the error that says what is wrong with this server."""
         return self._connection.error(problem)
+
+    def _check_named_model(self, path: str, reply: Any) -> None:
+        """Raise DataError if a reply names another model than the first reply on this path. A proxy
+        may exchange the model for single requests, between two probes."""
+        name = reply.get("model") if isinstance(reply, dict) else None
+        if not isinstance(name, str):
+            return  # not every server names it
+        first_name = self._named_models.setdefault(path, name)
+        if name != first_name:
+            names = f"{safe(name)[:60]}, and first {safe(first_name)[:60]}"
+            raise self.error(f"replied as another model ({names}); keep it from changing models")
 
     # --- tokens ---
 

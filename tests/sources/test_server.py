@@ -146,6 +146,21 @@ def test_a_server_that_returns_as_another_model_is_noticed(server: FakeServer) -
         model.score(asked)
 
 
+def test_a_model_that_replies_to_one_prompt_in_between_is_noticed(server: FakeServer) -> None:
+    """Probes before and after it are of the right model, but it names itself."""
+    model, asked = opened(server, at_once=1), prompts(1)
+    exchanged_at = server.number + 3
+
+    def exchange_for_one_request(number: int) -> None:
+        is_exchanged = number == exchanged_at
+        server.model = TableModel(seed=1 if is_exchanged else 0)
+        server.named = "another" if is_exchanged else "table"
+
+    server.fault = exchange_for_one_request
+    with pytest.raises(DataError, match=r"replied as another model \(another, and first table\)"):
+        model.score(asked)
+
+
 def test_noise_is_measured_and_no_other_model(server: FakeServer) -> None:
     for noise in (0.04, 0.08):
         server.noise = noise

@@ -62,6 +62,7 @@ class FakeServer:
         self.model, self.number, self.delay_s = TableModel(seed), 0, 0.0
         self.noise, self._rng = 0.0, np.random.default_rng(seed)
         self.card = dict[str, Any]()
+        self.named = "table"  # the model that replies name
         self.num_now = self.most_now = 0
         self.prompts, self.bodies = list[list[int]](), list[dict[str, Any]]()
         self.port, self._lock = 0, threading.Lock()
@@ -232,7 +233,7 @@ class FakeServer:
         return {"completion_probabilities": [{"id": token, "logprob": value}]}
 
     def _reply(self, handler: Any, reply: dict[str, Any], fault: str | None) -> None:
-        raw = json.dumps(reply).encode()
+        raw = json.dumps({"model": self.named} | reply).encode()
         raw = {
             "brackets": b"[" * 200_000,
             "huge": b" " * 2**22,
