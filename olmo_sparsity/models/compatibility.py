@@ -159,7 +159,10 @@ def reason_of(error: Exception) -> str:
 
 
 def _unfit(wrapped: Wrapped, problem: str) -> ConfigError:
-    """Return the error with which a model is rejected. `problem`: why, and what to do."""
+    """Return the error with which a model is rejected.
+
+    problem: Why, and what to do.
+    """
     family = f"{type(wrapped.model).__name__} (model_type {wrapped.model.config.model_type})"
     return ConfigError(f"{family} is not supported: {problem}")
 

@@ -126,12 +126,13 @@ def run(
 ) -> GateRun:
     """Answer the questions, check the answers, and write gate.xml and gate.json into `out`.
 
-    common: What all questions share: a loaded model, options and decoys.
-    path: The questions file.
-    pages: A folder that gets a page for each question.
-    baseline: The folder of an earlier run.
-    allow_other_model: The earlier run may be of another model.
-    tolerance: `margin`, `must_pass` and `new_need_source`, as `gate.check` takes them.
+    Args:
+        common: What all questions share: a loaded model, options and decoys.
+        path: The questions file.
+        pages: A folder that gets a page for each question.
+        baseline: The folder of an earlier run.
+        allow_other_model: Accept an earlier run of another model.
+        tolerance: `margin`, `must_pass` and `new_need_source`, as `gate.check` takes them.
     """
     # Is there anything to check? It is known before the first question is answered.
     identity = questions.identity_of_questions(common, path)

@@ -63,7 +63,9 @@ def count_cost(plan: Plan, numbers: Sequence[int], targets: ExpectedTargets) -> 
 
 def _forwards_of_first_phase(plan: Plan, blocks: dict[int, list[Block]]) -> float:
     """Return the token-forwards of the losses that are not reused, and of the induction check.
-    `blocks`: document → the blocks whose losses are needed."""
+
+    blocks: Document → the blocks whose losses are needed.
+    """
     forwards = 0.0
     for number, blocks_of_document in blocks.items():
         if number not in plan.reused_losses.by_document:
