@@ -83,7 +83,7 @@ class Parts:
             folder: Where the measurement is stored.
             identity: What all processes must share. A folder with another identity is rejected.
             flush_every_s: Seconds between two parts that are written.
-            part_size: The most documents of a part.
+            part_size: The largest number of documents of a part.
         """
         self.folder = Path(folder)
         self.flush_every_s = flush_every_s

@@ -243,7 +243,7 @@ def largest_gaps(losses: pd.DataFrame, column: str = "loss_long", num_targets: i
     Args:
         losses: Losses of a document.
         column: The column of the loss with the long window, which is another for the placebo.
-        num_targets: The most tokens to return.
+        num_targets: The largest number of tokens to return.
     """
     if not len(losses):
         return []
