@@ -14,6 +14,7 @@ it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from numbers import Integral
@@ -91,13 +92,19 @@ def parse_share(text: str) -> float:
     `top10%`."""
     if text == "all":
         return 1.0
-    try:
-        share = float(text.removeprefix("top").removesuffix("%")) / 100
-    except ValueError:
-        share = 0.0
-    if not (text.startswith("top") and text.endswith("%") and 0 < share <= 1):
+    percent = re.fullmatch(r"top(.+)%", text)
+    share = 0.0 if percent is None else _fraction(percent[1])
+    if not 0 < share <= 1:
         raise ConfigError(f"share={text} must be all, or a share such as top10%")
     return share
+
+
+def _fraction(percent: str) -> float:
+    """Return the fraction that a number of percent is; 0 if the text is no number."""
+    try:
+        return float(percent) / 100
+    except ValueError:
+        return 0.0
 
 
 def parse_sample(text: str) -> float:

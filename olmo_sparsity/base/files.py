@@ -270,14 +270,15 @@ def sha256_of(path: Path) -> str:
 
 def read_json(path: Path, kind: type[T], remedy: str) -> T:
     """Return the content of a JSON file as a value of type `kind`. Raise DataError if it cannot be
-    read or is of another type. `remedy`: what to do then, for the message."""
+    read or is of another type. `remedy`: what to do then, for the message; it may be empty."""
     try:
         return parse_json(read_bounded(path), kind)
     except OSError as error:
         reason = error.strerror or str(error)
     except ValueError as error:
         reason = one_line(error)
-    raise DataError(f"{path}: {reason}; {remedy}")
+    ending = f"; {remedy}" if remedy else ""
+    raise DataError(f"{path}: {reason}{ending}")
 
 
 def read_parquet(path: Path, remedy: str) -> pa.Table:

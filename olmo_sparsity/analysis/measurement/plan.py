@@ -18,29 +18,20 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.measurement.at import At
-from olmo_sparsity.analysis.measurement.choices import Choices
 from olmo_sparsity.analysis.measurement.fitting import fraction_of_blocks
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.measurement.recovery import recover
-from olmo_sparsity.analysis.measurement.reuse import (
-    losses_of,
-    targets_of,
-    with_blocks_of,
-)
+from olmo_sparsity.analysis.measurement.reuse import losses_of, with_blocks_of
+from olmo_sparsity.analysis.measurement.settled import FixedTargets, ReusedLosses
 from olmo_sparsity.analysis.measurement.targets import (
-    COLUMNS,
     choose_targets,
     fit_threshold,
-    named_targets,
     sampled_blocks,
     targets_by_text,
     targets_fingerprint,
     targets_of_document,
-    targets_of_records,
 )
-from olmo_sparsity.analysis.options import (
-    Settings,
-)
+from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.tables import PHASES, Columns
 from olmo_sparsity.analysis.results.target_rows import half_of
@@ -63,50 +54,6 @@ from olmo_sparsity.text.windows import Block
 
 SMALLER_UNITS = "pass smaller units (a paragraph ends at a blank line, not at a line break)"
 """What to do about a text of few units."""
-
-
-@dataclass(frozen=True)
-class FixedTargets:
-    """Targets that are fixed before any loss is computed: those of another measurement, or named
-    ones."""
-
-    targets: pd.DataFrame
-
-    only_named: bool = False
-    """Whether only the blocks of these targets need losses: they were named, or match those of
-    another tokenizer."""
-
-    match_counts: dict[str, int] = field(default_factory=dict)
-    """With targets or choices in other tokens: how many of them are evaluated, and how many left
-    out for which reason."""
-
-    choices: Choices | None = None
-    """Units that the other measurement has ranked. None: units are ranked here."""
-
-    @staticmethod
-    def of_measurement(
-        other: Results, documents: Documents, settings: Settings, transfers: bool
-    ) -> FixedTargets:
-        """Take the targets of another measurement, for these documents and settings. `transfers`:
-        take its ranked units, too."""
-        matched = targets_of(other, documents, settings, transfers)
-        return FixedTargets(
-            targets=matched.targets[[*COLUMNS, "end"]].reset_index(drop=True),
-            only_named=matched.counts is not None or matched.has_other_windows,
-            match_counts={} if matched.counts is None else matched.counts.to_dict(),
-            choices=Choices.of(other, matched) if transfers else None,
-        )
-
-
-@dataclass(frozen=True)
-class ReusedLosses:
-    """Losses that another measurement with the same model has computed. Empty: there is none."""
-
-    by_document: dict[int, pd.DataFrame] = field(default_factory=dict)
-    """Number of a document → its rows of the table losses."""
-
-    origin: dict[str, Any] = field(default_factory=dict)
-    """Commit, machine and command of that measurement."""
 
 
 @dataclass
@@ -170,13 +117,7 @@ class Plan:
         settings = replace(settings, sample=fraction_of_blocks(documents, settings), blocks=None)
         if isinstance(selection, Results):
             settings = with_blocks_of(selection, documents, settings)
-            fixed = FixedTargets.of_measurement(selection, documents, settings, transfers)
-        elif selection is not None:
-            fixed = FixedTargets(named_targets(documents, selection, windows), only_named=True)
-        elif documents.have_targets:
-            fixed = FixedTargets(targets_of_records(documents, windows))
-        else:
-            fixed = None
+        fixed = FixedTargets.find(selection, documents, settings, transfers)
         return Plan(
             model=model,
             documents=documents,
@@ -197,13 +138,12 @@ class Plan:
     def measured(self) -> list[int]:
         """Return the numbers of the documents that have a target. DataError if they are too few for
         thresholds and controls."""
-        name = self.documents.name
-        draws = self.settings.draws
-        num_needed = draws + 2  # a document itself, the unrelated ones, and the placebo
+        # A document itself, the unrelated ones, and the placebo.
+        num_needed = self.settings.draws + 2
         if len(self.documents) == 1:
             raise DataError(
-                f"text: {name} is one document, and measure requires {num_needed}; split it "
-                "(--split-at)"
+                f"text: {self.documents.name} is one document, and measure requires {num_needed}; "
+                "split it (--split-at)"
             )
         first_target = self.settings.windows.first_target
         numbers = [
@@ -214,14 +154,13 @@ class Plan:
         if {half_of(number) for number in numbers} != {"threshold", "report"}:
             raise DataError(
                 f"text: {len(numbers)} of {len(self.documents)} documents are longer than "
-                f"{first_target} "
-                "tokens; measure requires one at an even and one at an odd place: pass more, or "
-                "lower long and short"
+                f"{first_target} tokens; measure requires one at an even and one at an odd place: "
+                "pass more, or lower long and short"
             )
         if self.controls.num_candidates < num_needed:
             raise DataError(
                 f"text: {self.controls.num_candidates} documents can replace each other, and "
-                f"draws={draws} requires {num_needed}; pass more documents"
+                f"draws={self.settings.draws} requires {num_needed}; pass more documents"
             )
         return numbers
 
@@ -230,10 +169,12 @@ class Plan:
         smallest k. All distant text is then added, and recovery is 1 by construction."""
         smallest_k = min(self.settings.ks)
         for units in self.settings.units:
+            # Every document has as many tokens, or spans of them, as `Settings.check` requires.
             if span_width(units) is not None:
-                continue  # Settings.check counts these
+                continue
             if not any(self._num_units(units, number) > smallest_k for number in self.measured):
-                all_units = num_of(smallest_k, units.removesuffix("s"))  # 1 paragraph, 2 paragraphs
+                singular = units.removesuffix("s")
+                all_units = num_of(smallest_k, singular)
                 say(
                     f"warning: no document has more than {all_units} of distant text, so "
                     f"k={smallest_k} adds all of it; {SMALLER_UNITS}"
@@ -243,6 +184,7 @@ class Plan:
         """Return the number of distant units of a document's last target, which has most of
         them."""
         document = self.documents[number]
+        # The distant tokens of a target at the document's end.
         num_distant = max(1, len(document.tokens) - self.settings.short)
         return len(document.units(units, 0, num_distant))
 
@@ -293,7 +235,9 @@ class Plan:
             blocks = self.blocks(document)
             scorer = self.scorer.of_document(document, self.controls)
             losses = context_losses(scorer, document, windows, self.controls, blocks)
-            if not blocks:  # the sample has none of this document, but it counts as measured
+            if not blocks:
+                # The sample has none of this document, but it counts as measured: a table without
+                # rows, and with the columns of the others.
                 names = PHASES["losses"]["losses"].names
                 losses = pd.DataFrame({name: [] for name in names if name != "document"})
         return {"documents": {"name": [document.name]}, "losses": dict(losses)}
@@ -343,6 +287,7 @@ class Plan:
         settings = self.settings
         document_targets = targets_of_document(targets, document)
         unfinished = None if parts is None else parts.unfinished(number, document_targets)
+
         choices = None if self.fixed is None else self.fixed.choices
         # Units that another model ranked need unrelated ones that it ranked, too, to be compared.
         has_controls = choices is None or choices.has_unrelated
@@ -360,6 +305,7 @@ class Plan:
             choices=choices,
             unfinished=unfinished,
         )
+
         tables: dict[str, Columns] = {name: dict(rows) for name, rows in recovered.items()}
         tables["tokens"] = {
             "place": np.arange(len(document.tokens)),

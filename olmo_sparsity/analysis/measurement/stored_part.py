@@ -78,8 +78,7 @@ def verify_part(part: Path, identity: str, consequence: str) -> PartContents | N
     print the reason and the `consequence`, such as "its documents are measured again"."""
     try:
         return _read_contents(part, identity)
-    except DataError as error:
-        problem = str(error).rstrip("; ")
+    except DataError as problem:
         say(f"{part} is passed over ({problem}); {consequence}")
         return None
 
@@ -87,7 +86,7 @@ def verify_part(part: Path, identity: str, consequence: str) -> PartContents | N
 def _read_contents(part: Path, identity: str) -> PartContents:
     """Return the contents of a part; DataError if it is damaged or of another measurement."""
     _check_files(part, ["finished.json"])
-    contents = read_json(part / "finished.json", PartContents, "")
+    contents = read_json(part / "finished.json", PartContents, remedy="")
     _check_files(part, [f"{name}.parquet" for name in contents.rows])
     for name in contents.rows:
         check_columns(part / f"{name}.parquet", name)

@@ -20,7 +20,8 @@ import pandas as pd
 
 from olmo_sparsity.analysis.measurement.counted_cost import count_forwards_of_losses
 from olmo_sparsity.analysis.measurement.expected_targets import ExpectedTargets
-from olmo_sparsity.analysis.measurement.plan import Plan, ReusedLosses
+from olmo_sparsity.analysis.measurement.plan import Plan
+from olmo_sparsity.analysis.measurement.settled import ReusedLosses
 from olmo_sparsity.analysis.measurement.target_costs import (
     TRIED_DOCUMENTS,
     counting_plan,

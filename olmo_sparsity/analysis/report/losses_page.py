@@ -34,7 +34,7 @@ def write_losses(losses: LossesByPlace, path: Path) -> None:
     rows = losses.table
     tables = [_differences(losses, first, second) for first, second in losses.pairs()]
     columns = {
-        "checkpoint": [spell((row.model, row.step)) for row in rows.itertuples()],
+        "checkpoint": [spell(Checkpoint(row.model, row.step)) for row in rows.itertuples()],
         "places": [spell_places(row.first, row.end) for row in rows.itertuples()],
         "documents": rows.documents.tolist(),
         "tokens": rows.tokens.tolist(),

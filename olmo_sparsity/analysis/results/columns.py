@@ -13,8 +13,30 @@ to `statistics`: to `ratios_of_sums` if it is a ratio of sums over documents, el
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
+
+
+@dataclass(frozen=True)
+class ColumnType:
+    """The type of a column of a stored table."""
+
+    name: Literal["text", "bool", "int32", "int64", "float32", "float64"]
+    is_nullable: bool = False
+    """Whether a value may be absent. NaN is stored as absent."""
+
+    @property
+    def or_null(self) -> ColumnType:
+        """Return the same type for a column whose values may be absent."""
+        return replace(self, is_nullable=True)
+
+
+TEXT = ColumnType("text")
+BOOL = ColumnType("bool")
+INT32 = ColumnType("int32")
+INT64 = ColumnType("int64")
+FLOAT32 = ColumnType("float32")
+FLOAT64 = ColumnType("float64")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +72,7 @@ class SummaryColumn:
     """A column of `summary`, and two more with the ends of its interval if it has one."""
 
     name: str
-    kind: str
-    """Type of the column, as in `tables`: text, int32 or float64; with `?`, it may be null."""
-
+    type: ColumnType
     meaning: str
     """Explanation of the column, on the page and in docs/measure.md."""
 
@@ -88,16 +108,14 @@ class SummaryColumn:
 
 
 SUMMARY = (
-    SummaryColumn(name="target_set", kind="text", meaning="how the targets were chosen"),
-    SummaryColumn(name="units", kind="text", meaning="the kind of distant units"),
-    SummaryColumn(name="selector", kind="text", meaning="the rule that ranked the units"),
-    SummaryColumn(name="k", kind="int32", meaning="how many of the first units are added"),
-    SummaryColumn(
-        name="num_tokens", kind="float64", meaning="mean number of tokens in the k units"
-    ),
+    SummaryColumn(name="target_set", type=TEXT, meaning="how the targets were chosen"),
+    SummaryColumn(name="units", type=TEXT, meaning="the kind of distant units"),
+    SummaryColumn(name="selector", type=TEXT, meaning="the rule that ranked the units"),
+    SummaryColumn(name="k", type=INT32, meaning="how many of the first units are added"),
+    SummaryColumn(name="num_tokens", type=FLOAT64, meaning="mean number of tokens in the k units"),
     SummaryColumn(
         name="recovery",
-        kind="float64?",
+        type=FLOAT64.or_null,
         meaning="Σ (loss_short − loss_set) / Σ gap: a ratio of sums",
         has_interval=True,
         # Named before other columns had intervals; the names of stored tables stay.
@@ -105,7 +123,7 @@ SUMMARY = (
     ),
     SummaryColumn(
         name="placebo_recovery",
-        kind="float64?",
+        type=FLOAT64.or_null,
         meaning="recovery at placebo targets by the best units of their unrelated text",
         has_interval=True,
         is_of_placebo=True,
@@ -113,101 +131,101 @@ SUMMARY = (
     ),
     SummaryColumn(
         name="unrelated",
-        kind="float64?",
+        type=FLOAT64.or_null,
         meaning="recovery by the best units of an unrelated text",
         has_interval=True,
     ),
     SummaryColumn(
         name="excess",
-        kind="float64?",
+        type=FLOAT64.or_null,
         meaning="`recovery` minus `unrelated`",
         has_interval=True,
     ),
     SummaryColumn(
         name="excess_nats",
-        kind="float64?",
+        type=FLOAT64.or_null,
         meaning="excess in nats a target, to compare models",
         has_interval=True,
     ),
     SummaryColumn(
         name="placebo",
-        kind="float64?",
+        type=FLOAT64.or_null,
         meaning="excess at placebo targets",
         has_interval=True,
         is_of_placebo=True,
     ),
     SummaryColumn(
         name="net",
-        kind="float64?",
+        type=FLOAT64.or_null,
         meaning="`excess` minus `placebo`",
         has_interval=True,
         is_net=True,
     ),
     SummaryColumn(
         name="net_equal",
-        kind="float64?",
+        type=FLOAT64.or_null,
         meaning="the same, own targets weighted to the gaps of the placebo's targets",
         has_interval=True,
         is_net=True,
     ),
     SummaryColumn(
         name="net_nats",
-        kind="float64?",
+        type=FLOAT64.or_null,
         meaning="net excess in nats a target, to compare models",
         has_interval=True,
         is_net=True,
     ),
     SummaryColumn(
         name="removal",
-        kind="float64?",
+        type=FLOAT64.or_null,
         meaning="Σ (loss_without − loss_long) / Σ gap: what is lost without the k units",
         has_interval=True,
     ),
     SummaryColumn(
         name="placebo_removal",
-        kind="float64?",
+        type=FLOAT64.or_null,
         meaning="removal at placebo targets",
         has_interval=True,
         is_of_placebo=True,
     ),
     SummaryColumn(
         name="mean_ratio",
-        kind="float64?",
+        type=FLOAT64.or_null,
         meaning="the mean over targets of (loss_short − loss_set) / gap",
     ),
     SummaryColumn(
         name="share_enough",
-        kind="float64?",
+        type=FLOAT64.or_null,
         meaning="the share of targets where that ratio is at least 0.9",
     ),
     SummaryColumn(
         name="lds",
-        kind="float64?",
+        type=FLOAT64.or_null,
         meaning="mean of `lds` over targets",
         has_interval=True,
     ),
     SummaryColumn(
         name="distance",
-        kind="float64?",
+        type=FLOAT64.or_null,
         meaning="median distance of the k units of all targets: tokens from a unit's first token "
         "to the target",
         came_later=True,
     ),
     SummaryColumn(
         name="share_all",
-        kind="float64?",
+        type=FLOAT64.or_null,
         meaning="the share of targets whose k units are all distant tokens: recovery is 1 there "
         "by construction",
         came_later=True,
     ),
-    SummaryColumn(name="gap", kind="float64", meaning="mean gap of the targets, in nats"),
-    SummaryColumn(name="num_targets", kind="int32", meaning="how many targets were evaluated"),
-    SummaryColumn(name="num_documents", kind="int32", meaning="in how many documents"),
-    SummaryColumn(name="num_placebo_targets", kind="int32", meaning="the placebo's targets"),
-    SummaryColumn(name="num_placebo_documents", kind="int32", meaning="in how many documents"),
+    SummaryColumn(name="gap", type=FLOAT64, meaning="mean gap of the targets, in nats"),
+    SummaryColumn(name="num_targets", type=INT32, meaning="how many targets were evaluated"),
+    SummaryColumn(name="num_documents", type=INT32, meaning="in how many documents"),
+    SummaryColumn(name="num_placebo_targets", type=INT32, meaning="the placebo's targets"),
+    SummaryColumn(name="num_placebo_documents", type=INT32, meaning="in how many documents"),
     SummaryColumn(
         name="token_forwards_per_target",
-        kind="float64?",
+        type=FLOAT64.or_null,
         meaning="cost of ranking; with the selector `shared` in `costs`, what all selectors share",
     ),
 )
@@ -277,12 +295,12 @@ def column_named(name: str) -> SummaryColumn:
     return next(column for column in SUMMARY if column.name == name)
 
 
-def kinds_of_columns() -> dict[str, str]:
+def types_of_columns() -> dict[str, ColumnType]:
     """Return the type of each stored column of `summary`, those of interval ends included."""
-    kinds: dict[str, str] = {}
+    types: dict[str, ColumnType] = {}
     for column in SUMMARY:
-        kinds |= dict.fromkeys(column.names, column.kind)
-    return kinds
+        types |= dict.fromkeys(column.names, column.type)
+    return types
 
 
 def later_columns() -> list[str]:
@@ -319,11 +337,10 @@ def documentation_table() -> str:
         name = column.name
         if column.has_interval:
             name += "[]"
-        kind = column.kind.removesuffix("?")
-        if kind != column.kind:
+        if column.type.is_nullable:
             name += "?"
         meaning = column.meaning
         if column.end_names:
             meaning += f"; its interval is `{column.low}` and `{column.high}`"
-        lines.append(f"| `{name}` | {_TYPES_OF_DOCS[kind]} | {meaning} |")
+        lines.append(f"| `{name}` | {_TYPES_OF_DOCS[column.type.name]} | {meaning} |")
     return "\n".join(lines) + "\n"

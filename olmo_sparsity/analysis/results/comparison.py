@@ -21,6 +21,9 @@ from olmo_sparsity.analysis.results.reported import has_few_targets
 from olmo_sparsity.analysis.results.results import Results, compare, differing_conditions, transfer
 from olmo_sparsity.analysis.results.view import with_interval
 
+_IN_NATS = {"net_nats", "excess_nats"}
+"""Columns in nats a target. Their values are small, so they have a digit more than fractions."""
+
 
 def compare_with_remarks(first: Results, second: Results, transfers: bool) -> pd.DataFrame:
     """Return the table that compares two measurements, with the column `remark`. `transfers`:
@@ -138,7 +141,7 @@ def _format_comparison(table: pd.DataFrame, columns: list[str]) -> list[str]:
     for row in table.to_dict("records"):
         line = f"{row['target_set']:<{width}} {row['selector']:<16} {row['units']:<8}{row['k']:>3}"
         for name in columns:
-            digits = 3 if name.endswith("nats") else 2
+            digits = 3 if name in _IN_NATS else 2
             ends = (row[f"{name}_low"], row[f"{name}_high"])
             line += f"  {with_interval(row[name], *ends, digits=digits):>22}"
         documents = " / ".join(str(row[name]) for name in _counts_of_documents(table))

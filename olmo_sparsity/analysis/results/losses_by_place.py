@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -22,8 +23,26 @@ from olmo_sparsity.analysis.results.intervals import t_interval
 from olmo_sparsity.analysis.results.view import format_interval
 from olmo_sparsity.base.errors import DataError
 
-Checkpoint = tuple[str, int]
-"""The name of a model or run, and the step; 0 of a model that is not of a run."""
+NO_STEP = 0
+"""The step of a model that is not of a run, as the column `step` stores it."""
+
+
+class Checkpoint(NamedTuple):
+    """A model whose losses were read. A plain tuple of name and step stands for it, too."""
+
+    model: str
+    """The name of the model or run."""
+
+    step: int = NO_STEP
+
+
+class PlaceRange(NamedTuple):
+    """Places of tokens in a document, by which losses are averaged."""
+
+    first: int
+    end: int
+    """One past the last place."""
+
 
 COLUMNS = ["model", "step", "document", "first", "end", "total", "count"]
 """The columns of `LossesByPlace.rows`."""
@@ -64,7 +83,7 @@ class LossesByPlace:
     def checkpoints(self) -> list[Checkpoint]:
         """Return all checkpoints, in the order in which they were measured."""
         pairs = self.rows[["model", "step"]].drop_duplicates()
-        return list(pairs.itertuples(index=False, name=None))
+        return [Checkpoint(*pair) for pair in pairs.itertuples(index=False, name=None)]
 
     @property
     def models(self) -> list[str]:
@@ -87,19 +106,17 @@ class LossesByPlace:
         loss, the ends of its 95% interval over documents (Student's t), and the numbers of
         documents and tokens."""
         rows = []
-        for model, step in self.checkpoints:
-            means = self._means(model, step)
-            num_tokens = self._rows_of(model, step).groupby(PLACES)["count"].sum()
-            for first, end in self.places:
-                loss, low, high = t_interval(means[(first, end)].to_numpy())
+        for checkpoint in self.checkpoints:
+            means = self._means(checkpoint)
+            num_tokens = self._rows_of(checkpoint).groupby(PLACES)["count"].sum()
+            for places in self.places:
+                loss, low, high = t_interval(means[places].to_numpy())
                 rows.append(
                     {
-                        "model": model,
-                        "step": step,
-                        "first": first,
-                        "end": end,
+                        **checkpoint._asdict(),
+                        **places._asdict(),
                         "documents": len(means),
-                        "tokens": int(num_tokens[(first, end)]),
+                        "tokens": int(num_tokens[places]),
                         "loss": loss,
                         "low": low,
                         "high": high,
@@ -109,24 +126,23 @@ class LossesByPlace:
         return pd.DataFrame(rows, columns=names)
 
     @property
-    def places(self) -> list[tuple[int, int]]:
+    def places(self) -> list[PlaceRange]:
         """Return the ranges of places, the farthest first."""
         pairs = self.rows[PLACES].drop_duplicates().sort_values("first", ascending=False)
-        return list(pairs.itertuples(index=False, name=None))
+        return [PlaceRange(*pair) for pair in pairs.itertuples(index=False, name=None)]
 
     def compare(self, first: Checkpoint, second: Checkpoint) -> pd.DataFrame:
         """Return the first checkpoint's mean losses minus the second's, the farthest places first.
         Intervals are 95% of Student's t over the differences of documents. Below 0 the first
         checkpoint is better."""
-        differences = self._means(*first) - self._means(*second)
+        # Document by document, as both have read the same tokens.
+        differences = self._means(Checkpoint(*first)) - self._means(Checkpoint(*second))
         rows = []
         for places in self.places:
             difference, low, high = t_interval(differences[places].to_numpy())
-            first_place, end_place = places
             rows.append(
                 {
-                    "first": first_place,
-                    "end": end_place,
+                    **places._asdict(),
                     "documents": len(differences),
                     "difference": difference,
                     "low": low,
@@ -142,16 +158,18 @@ class LossesByPlace:
         if not self.models:
             return []
         base_model, *other_models = self.models
-        steps: dict[str, set[int]] = {model: set() for model in self.models}
+        steps_of_model: dict[str, set[int]] = {model: set() for model in self.models}
         for model, step in self.checkpoints:
-            steps[model].add(step)
+            steps_of_model[model].add(step)
         pairs = []
         for other_model in other_models:
+            base_steps = steps_of_model[base_model]
+            other_steps = steps_of_model[other_model]
             # At one step, a difference is not one of how long the models were trained.
-            shared_steps = steps[base_model] & steps[other_model]
-            other_step = max(shared_steps or steps[other_model])
-            base_step = max(shared_steps or steps[base_model])
-            pairs.append(((other_model, other_step), (base_model, base_step)))
+            shared_steps = base_steps & other_steps
+            other_step = max(shared_steps or other_steps)
+            base_step = max(shared_steps or base_steps)
+            pairs.append((Checkpoint(other_model, other_step), Checkpoint(base_model, base_step)))
         return pairs
 
     def describe(self) -> str:
@@ -176,18 +194,19 @@ class LossesByPlace:
             lines.append(_text_table(columns))
         return "\n".join(lines)
 
-    def _rows_of(self, model: str, step: int) -> pd.DataFrame:
+    def _rows_of(self, checkpoint: Checkpoint) -> pd.DataFrame:
         """Return the rows of a checkpoint; DataError if there are none."""
+        model, step = checkpoint
         rows = self.rows[(self.rows.model == model) & (self.rows.step == step)]
         if rows.empty:
             raise DataError(f"{model} has no checkpoint of step {step}")
         return rows
 
-    def _means(self, model: str, step: int) -> pd.DataFrame:
+    def _means(self, checkpoint: Checkpoint) -> pd.DataFrame:
         """Return the mean loss of each document (rows) in each range of places (columns)."""
         # Every document has as many tokens in a range, so that the mean of these means over
         # documents is the mean over tokens.
-        rows = self._rows_of(model, step)
+        rows = self._rows_of(checkpoint)
         means = rows.assign(mean=rows.total / rows["count"])
         return means.pivot(index="document", columns=PLACES, values="mean")
 
@@ -195,7 +214,7 @@ class LossesByPlace:
 def spell(checkpoint: Checkpoint) -> str:
     """Return a readable name of a checkpoint."""
     model, step = checkpoint
-    return f"{model}, step {step:,}" if step else model
+    return model if step == NO_STEP else f"{model}, step {step:,}"
 
 
 def spell_places(first: int, end: int) -> str:

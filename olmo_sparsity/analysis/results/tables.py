@@ -24,7 +24,15 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from olmo_sparsity.analysis.results.columns import kinds_of_columns
+from olmo_sparsity.analysis.results.columns import (
+    BOOL,
+    FLOAT32,
+    INT32,
+    INT64,
+    TEXT,
+    ColumnType,
+    types_of_columns,
+)
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import read_parquet, write_atomically
 from olmo_sparsity.base.renamed import current_name
@@ -32,7 +40,7 @@ from olmo_sparsity.base.renamed import current_name
 Columns = Mapping[str, np.ndarray | list | pd.Series]
 """Name of a column → its values."""
 
-_TYPES = {
+_ARROW_TYPES = {
     "int32": pa.int32(),
     "int64": pa.int64(),
     "float32": pa.float32(),
@@ -42,70 +50,70 @@ _TYPES = {
 }
 
 
-def _schema(**columns: str) -> pa.Schema:
-    """Return a schema from the kind of each column. A column of the kind `float32?` may be null,
-    one of the kind `float32` may not."""
+def _schema(**columns: ColumnType) -> pa.Schema:
+    """Return a schema from the type of each column."""
     fields = []
-    for name, kind in columns.items():
-        fields.append(pa.field(name, _TYPES[kind.rstrip("?")], nullable=kind.endswith("?")))
+    for name, column_type in columns.items():
+        arrow_type = _ARROW_TYPES[column_type.name]
+        fields.append(pa.field(name, arrow_type, nullable=column_type.is_nullable))
     return pa.schema(fields)
 
 
 PHASES = {
     "losses": {
-        "documents": _schema(document="int32", name="text"),
+        "documents": _schema(document=INT32, name=TEXT),
         "losses": _schema(
-            document="int32",
-            target="int32",
-            token_id="int32",
-            loss_short="float32",
-            loss_long="float32",
-            bigram="bool",
-            placebo_loss_long="float32",
-            placebo_bigram="bool",
+            document=INT32,
+            target=INT32,
+            token_id=INT32,
+            loss_short=FLOAT32,
+            loss_long=FLOAT32,
+            bigram=BOOL,
+            placebo_loss_long=FLOAT32,
+            placebo_bigram=BOOL,
         ),
     },
     "recovery": {
-        "tokens": _schema(document="int32", place="int32", token_id="int32", text="text"),
+        "tokens": _schema(document=INT32, place=INT32, token_id=INT32, text=TEXT),
         "influence": _schema(
-            document="int32",
-            target="int32",
-            distant_part="text",
-            units="text",
-            selector="text",
-            control="text",
-            rank="int32",
-            distant_first="int32",
-            distant_end="int32",
-            distant_text="text",
-            influence="float32",
+            document=INT32,
+            target=INT32,
+            distant_part=TEXT,
+            units=TEXT,
+            selector=TEXT,
+            control=TEXT,
+            rank=INT32,
+            distant_first=INT32,
+            distant_end=INT32,
+            distant_text=TEXT,
+            influence=FLOAT32,
         ),
         "recovery": _schema(
-            document="int32",
-            target="int32",
-            distant_part="text",
-            units="text",
-            selector="text",
-            control="text",
-            draw="int32",
-            k="int32",
-            num_tokens="int32",
-            loss_set="float32",
-            loss_without="float32?",
+            document=INT32,
+            target=INT32,
+            distant_part=TEXT,
+            units=TEXT,
+            selector=TEXT,
+            control=TEXT,
+            draw=INT32,
+            k=INT32,
+            num_tokens=INT32,
+            loss_set=FLOAT32,
+            loss_without=FLOAT32.or_null,
         ),
         "lds": _schema(
-            document="int32",
-            target="int32",
-            units="text",
-            selector="text",
-            lds="float32",
+            document=INT32,
+            target=INT32,
+            units=TEXT,
+            selector=TEXT,
+            lds=FLOAT32,
         ),
         "costs": _schema(
-            document="int32",
-            units="text",
-            selector="text",
-            token_forwards="int64",
-            num_targets="int32",
+            document=INT32,
+            units=TEXT,
+            selector=TEXT,
+            token_forwards=INT64,
+            num_targets=INT32,
         ),
     },
 }
@@ -115,10 +123,8 @@ MADE_OF_PARTS = PHASES["losses"] | PHASES["recovery"]
 """The tables that are filled document by document, and stored in parts until the end."""
 
 SCHEMAS = MADE_OF_PARTS | {
-    "targets": _schema(
-        document="int32", target="int32", distant_part="text", target_set="text", end="int32"
-    ),
-    "summary": _schema(**kinds_of_columns()),
+    "targets": _schema(document=INT32, target=INT32, distant_part=TEXT, target_set=TEXT, end=INT32),
+    "summary": _schema(**types_of_columns()),
 }
 
 

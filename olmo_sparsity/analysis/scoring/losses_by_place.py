@@ -25,7 +25,7 @@ import pandas as pd
 
 from olmo_sparsity.analysis.measurement.reading import load
 from olmo_sparsity.analysis.options import LossSettings, ModelOptions, Request
-from olmo_sparsity.analysis.results.losses_by_place import COLUMNS, LossesByPlace
+from olmo_sparsity.analysis.results.losses_by_place import COLUMNS, NO_STEP, LossesByPlace
 from olmo_sparsity.analysis.scoring.logprobs import logprobs_of
 from olmo_sparsity.analysis.scoring.tensors import check_finite
 from olmo_sparsity.base.errors import ConfigError, DataError
@@ -112,7 +112,7 @@ class _Checkpoint:
     """Name of its run, or of the model itself."""
 
     step: int
-    """0 for a model without steps."""
+    """NO_STEP for a model without steps."""
 
     model: Any
     """Folder or hub name of the model, or the model in memory."""
@@ -122,7 +122,7 @@ class _Checkpoint:
         """Return the checkpoints of a run, in the order of their steps, or the model itself if it
         is not a run. Runs are ours or those of transformers' `Trainer`."""
         if not isinstance(model, str | Path):
-            return [_Checkpoint("model", 0, model)]
+            return [_Checkpoint("model", NO_STEP, model)]
         path = Path(model)
         name = str(model)
         folders: list[Path] = []
@@ -145,9 +145,10 @@ class _Checkpoint:
 
 
 def _step_of(folder: Path) -> int:
-    """Return the step that a folder is named by, or 0."""
+    """Return the step that a folder is named by, such as 2000 for `step002000` of ours and for
+    `checkpoint-2000` of transformers' `Trainer`; else NO_STEP."""
     number = re.search(r"(?:step|checkpoint-)(\d+)$", folder.name)
-    return int(number[1]) if number else 0
+    return int(number[1]) if number else NO_STEP
 
 
 class _Reading:
@@ -260,7 +261,8 @@ class _Reading:
     def _sum_by_place(self, nll_DT: np.ndarray) -> list[dict[str, Any]]:
         """Return a row for each document and range of places, with the sum of its losses."""
         length = self.settings.length
-        num_skipped = length - nll_DT.shape[1]  # the first token, if nothing predicts it
+        # The first token, if nothing predicts it: without a prefix the losses begin at place 1.
+        num_skipped = length - nll_DT.shape[1]
         rows = []
         for number, nll_T in enumerate(nll_DT):
             for first, end in pairwise(place_edges(length)):

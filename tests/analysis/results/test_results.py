@@ -26,9 +26,9 @@ from olmo_sparsity.analysis.results.columns import (
     TERMINAL,
     column_named,
     documentation_table,
-    kinds_of_columns,
     page_columns,
     terminal_columns,
+    types_of_columns,
 )
 from olmo_sparsity.analysis.results.comparison import compare_with_remarks, describe_comparison
 from olmo_sparsity.analysis.results.conclusion import quoted_row_of
@@ -263,13 +263,13 @@ def test_the_heading_of_the_share_of_targets_names_the_threshold() -> None:
 
 def test_each_column_of_a_measurement_has_its_entry(results_folder: Path) -> None:
     stored = pd.read_parquet(results_folder / "summary.parquet")
-    assert [*stored] == [*kinds_of_columns()]
+    assert [*stored] == [*types_of_columns()]
 
 
 def test_each_number_that_is_computed_has_its_entry(results: Results) -> None:
     """A number without one would be computed, and stored nowhere."""
     computed = summarize(results.losses, results.targets, results.recovery)
-    assert set(computed) <= set(kinds_of_columns())
+    assert set(computed) <= set(types_of_columns())
 
 
 def test_each_interval_that_is_computed_is_that_of_its_entry(results: Results) -> None:
