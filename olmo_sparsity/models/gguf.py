@@ -44,7 +44,9 @@ from olmo_sparsity.models.gguf_config import (
 )
 from olmo_sparsity.models.gguf_header import (
     ARRAY,
+    DEFAULT_ALIGNMENT,
     REMEDY,
+    UINT8,
     Header,
     damaged,
     read_header,
@@ -96,7 +98,8 @@ def convert_gguf(file: Path) -> Path:
     quantization = _most_frequent_type(header)
     _check_tensors(header)
     check_entries(header)
-    origin = Origin(sha256_of(file), quantization)  # last, as it reads the whole file
+    # After the checks, as it reads the whole file.
+    origin = Origin(sha256_of(file), quantization)
     folder = cache_folder() / "gguf" / origin.sha256 / f"model-{CONVERTER}"
     if not folder.is_dir():
         _convert_once(header, origin, folder)
@@ -219,28 +222,36 @@ def _check_tensors(header: Header) -> None:
 def _copy_without_tokenizer(header: Header, to: Path) -> None:
     """Write the file again, with as many empty tokens as it has tokens: transformers takes the
     vocabulary's size from their number, and would build its own tokenizer from their texts."""
-    key = b"tokenizer.ggml.tokens"
     num_tokens = len(header.metadata["tokenizer.ggml.tokens"])
-    # Each item is one byte, a false of type 0 (uint8).
-    tokens = struct.pack("<IIQ", ARRAY, 0, num_tokens) + bytes(num_tokens)
-    entries = [*header.raw.values(), struct.pack("<Q", len(key)) + key + tokens]
-    align = int(header.metadata.get("general.alignment", 32))
+    # An array of `num_tokens` items, each the byte 0.
+    empty_tokens = struct.pack("<IIQ", ARRAY, UINT8, num_tokens) + bytes(num_tokens)
+    entries = [*header.raw.values(), _packed_text("tokenizer.ggml.tokens") + empty_tokens]
+    align = int(header.metadata.get("general.alignment", DEFAULT_ALIGNMENT))
     with to.open("wb") as file:
-        file.write(struct.pack("<4sIQQ", b"GGUF", 3, len(header.tensors), len(entries)))
+        version = 3
+        file.write(struct.pack("<4sIQQ", b"GGUF", version, len(header.tensors), len(entries)))
         file.write(b"".join(entries))
+
         offset = 0
         for tensor in header.tensors:
-            name = tensor.name.encode()
             num_dims = len(tensor.shape)
-            file.write(struct.pack("<Q", len(name)) + name)
+            file.write(_packed_text(tensor.name))
             file.write(struct.pack(f"<I{num_dims}Q", num_dims, *tensor.shape))
             file.write(struct.pack("<IQ", tensor.type, offset))
             offset += round_up(tensor.num_bytes, align)
+
         # Mapped, as a file may be larger than the memory.
         data = np.memmap(header.path, mode="r")
         for tensor in header.tensors:
-            file.write(bytes(-file.tell() % align))
+            padding = -file.tell() % align
+            file.write(bytes(padding))
             file.write(data[tensor.start : tensor.start + tensor.num_bytes].data)
+
+
+def _packed_text(text: str) -> bytes:
+    """Return a text as GGUF stores it: its length in bytes, then the bytes."""
+    encoded = text.encode()
+    return struct.pack("<Q", len(encoded)) + encoded
 
 
 def _check_number_of_weights(model: PreTrainedModel, header: Header) -> None:

@@ -24,10 +24,14 @@ REMEDY = "load the model's safetensors instead"
 _FORMATS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 """The letter that `struct` has for each type of number. The types are numbered in the file."""
 
+UINT8 = 0
 _BOOL = 7
 _STRING = 8
 ARRAY = 9
-"""The other types of entries."""
+"""Types of entries, as the file numbers them."""
+
+DEFAULT_ALIGNMENT = 32
+"""The bytes of `general.alignment` in a file that does not state it."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,9 @@ class Header:
 
 
 class _Bytes:
-    """A reader of a file, from its start. It raises struct.error at the end of the file."""
+    """A reader of a file, from its start. It raises struct.error at the end of the file. The
+    letters of number types are those of `struct`: I is a number of 4 bytes, Q one of 8, both
+    unsigned."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data = data
@@ -166,7 +172,7 @@ def _parse_header(path: Path, data: mmap.mmap) -> Header:
         offset = reader.number("Q")
         listed.append(_ListedTensor(name, shape, kind, offset))
 
-    align = metadata.get("general.alignment", 32)
+    align = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     first_byte = round_up(reader.offset, align)
     return Header(path, metadata, raw, _place_tensors(listed, first_byte, align, len(data)))
 

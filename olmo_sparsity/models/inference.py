@@ -119,11 +119,12 @@ class InferringOLMo(OLMo):
         recomputes = torch.is_grad_enabled() and self.recomputes(
             tokens_BL.numel(), attention.num_keys
         )
-        layers = list(zip(self.blocks, distant_layers, strict=True))
+        # The index of the first layer that the loop below computes.
+        first_layer = 0
         # Not on a GPU: to count different pairs, the host would wait for it.
         if tokens_BL.device.type == "cpu" and not recomputes:
             pairs = find_different_pairs(tokens_BL, positions_BL)
-            num_wanted = length if len(layers) > 1 else num_last
+            num_wanted = length if len(self.blocks) > 1 else num_last
             x_BLD, rotations = first_layer_output(
                 self.blocks[0],
                 self._embed(pairs.tokens_P),
@@ -132,12 +133,13 @@ class InferringOLMo(OLMo):
                 num_wanted,
                 distant_layers[0],
             )
-            del layers[0]
+            first_layer = 1
         else:
             x_BLD = self._embed(tokens_BL)
             rotations = rotations_of(positions_BL, config, x_BLD.dtype) if config.rope else None
 
-        for block, distant_layer in layers:
+        layers = list(zip(self.blocks, distant_layers, strict=True))
+        for block, distant_layer in layers[first_layer:]:
             # No later layer reads the output of the last one, so only wanted tokens are computed.
             num_wanted = num_last if block is self.blocks[-1] else length
             inputs = (block, x_BLD, rotations, bias, num_wanted, distant_layer)

@@ -16,6 +16,10 @@ from torch import Tensor
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.attention import causal_bias
 
+FORWARD = 1
+BACK = -1
+"""Directions of a rotation: by the angles, or by minus the angles."""
+
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the first 2R coordinates of each head, pair (i, i + R) by the i-th angle, as upstream
@@ -23,7 +27,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         # The compiler finds the same gradient by itself. PyTorch 2.11 compiles the gradient of a
         # function as 0 if its forward ends in a `.to` that changes nothing.
-        return _rotate_pairs(x, cos, sin, 1)
+        return _rotate_pairs(x, cos, sin, FORWARD)
     return _Rotation.apply(x, cos, sin)
 
 
@@ -34,18 +38,18 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _rotate_pairs(x, cos, sin, 1)
+        return _rotate_pairs(x, cos, sin, FORWARD)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         (grad,) = grads
-        return _rotate_pairs(grad, cos, sin, -1), None, None
+        return _rotate_pairs(grad, cos, sin, BACK), None, None
 
 
 def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
     """Return (a · cos − b · sin, b · cos + a · sin) for each pair (a, b), computed in the dtype of
-    the tables. `direction`: 1, or −1 to rotate back."""
+    the tables. `direction`: FORWARD or BACK, which multiplies the sines."""
     num_pairs = cos.shape[-1]
     num_unrotated = x.shape[-1] - 2 * num_pairs
     a, b, unrotated = x.to(cos.dtype).split((num_pairs, num_pairs, num_unrotated), dim=-1)

@@ -62,20 +62,22 @@ def project(
     rotations: Those of all tokens (`rotations_of`); None without RoPE.
     """
     h = x if block.config.norm_after else block.attn_norm(x)
+    rows = _rows_of_fused_matrix(block)
     if num_queries == h.shape[-2]:
-        q, k, v = _linear(block, h, "qkv")
+        q, k, v = _linear(block, h, rows.q, rows.k, rows.v)
     else:
-        (q,) = _linear(block, h[:, -num_queries:], "q")
-        k, v = _linear(block, h, "kv")
+        (q,) = _linear(block, h[:, -num_queries:], rows.q)
+        k, v = _linear(block, h, rows.k, rows.v)
     q, k = _norm_and_rotate(block, q, k, rotations)
     return Projections(q, k, _split_into_heads(block, v))
 
 
-def _linear(block: PositionedBlock, h: Tensor, wanted: str) -> tuple[Tensor, ...]:
-    """Return the projections that `wanted` names by letters, such as "kv" for keys and values.
-    Upstream has one matrix for all three, of which only the needed rows are multiplied."""
-    rows_by_letter = dict(zip("qkv", _rows_of_fused_matrix(block), strict=True))
-    rows = torch.cat([rows_by_letter[letter] for letter in wanted])
+def _linear(block: PositionedBlock, h: Tensor, *row_groups: Tensor) -> tuple[Tensor, ...]:
+    """Return a projection for each group of rows of the layer's fused matrix.
+
+    Upstream has one matrix for queries, keys and values, of which only the needed rows are
+    multiplied, all in one product."""
+    rows = torch.cat(row_groups)
     weight = block.att_proj.weight.index_select(0, rows)
     bias: Tensor | None = block.att_proj.bias
     if bias is not None:
@@ -85,13 +87,21 @@ def _linear(block: PositionedBlock, h: Tensor, wanted: str) -> tuple[Tensor, ...
     limit = block.config.clip_qkv
     if limit is not None:
         projected = projected.clamp(-limit, limit)
-    return projected.split([len(rows_by_letter[letter]) for letter in wanted], dim=-1)
+    return projected.split([len(group) for group in row_groups], dim=-1)
 
 
-def _rows_of_fused_matrix(block: PositionedBlock) -> tuple[Tensor, ...]:
-    """Return the row indices of queries, keys and values in the layer's fused matrix, in the order
-    in which this module computes coordinates (see the module). Queries and keys are reordered
-    alike, so their products stay the same."""
+class _FusedRows(NamedTuple):
+    """Row indices of a layer's fused matrix, in the order in which this module computes coordinates
+    (see the module)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+def _rows_of_fused_matrix(block: PositionedBlock) -> _FusedRows:
+    """Return the row indices of queries, keys and values in the layer's fused matrix. Queries and
+    keys are reordered alike, so their products stay the same."""
     config = block.config
     num_rotated = rotated_width(config) if config.rope else 0
     head_width = config.effective_head_width
@@ -103,7 +113,7 @@ def _rows_of_fused_matrix(block: PositionedBlock) -> tuple[Tensor, ...]:
 @functools.cache
 def _pairs_side_by_side(
     num_rows: tuple[int, ...], head_width: int, num_rotated: int, device: torch.device
-) -> tuple[Tensor, ...]:
+) -> _FusedRows:
     """Return the row indices of queries, keys and values, with rotated pairs side by side.
 
     num_rows: How many rows of the fused matrix are queries, keys and values.
@@ -117,7 +127,7 @@ def _pairs_side_by_side(
     reordered[:, :num_rotated] = pairs.flatten(1)
     q, k, _ = reordered.flatten().split(num_rows)
     *_, v = rows.split(num_rows)  # values are not rotated
-    return q, k, v
+    return _FusedRows(q, k, v)
 
 
 def _norm_and_rotate(
@@ -127,7 +137,7 @@ def _norm_and_rotate(
     may be fewer queries than keys: those of the last tokens."""
     if block.q_norm is not None and block.k_norm is not None:
         # Row indices of queries count from 0, so they also say where each coordinate came from.
-        upstream_order, *_ = _rows_of_fused_matrix(block)
+        upstream_order = _rows_of_fused_matrix(block).q
         q = _apply_norm(block.q_norm, q, upstream_order)
         k = _apply_norm(block.k_norm, k, upstream_order[: k.shape[-1]])
     if rotations is None or not block.rotates:

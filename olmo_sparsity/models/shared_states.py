@@ -150,6 +150,8 @@ def _with_task(task: _ShareStates | _CollectWeights, configs: Sequence[Any]) -> 
 # --- our name in the configuration of a model -----------------------------------------------------
 
 _switching = threading.Lock()
+"""Held while a configuration gets our name or its usual one again."""
+
 # A process that is forked while another thread switches would find the lock held for ever.
 os.register_at_fork(
     before=_switching.acquire,
@@ -167,8 +169,12 @@ def own_attention(configs: Sequence[Any]) -> Iterator[None]:
     restores the usual one."""
     with _switching:
         # Attention of other kinds, such as flash attention, is not replaced.
-        configs = [c for c in configs if c._attn_implementation in _OWN or id(c) in _users]
-        for config in configs:
+        replaced = [
+            config
+            for config in configs
+            if config._attn_implementation in _OWN or id(config) in _users
+        ]
+        for config in replaced:
             _users[id(config)] = _users.get(id(config), 0) + 1
             name = config._attn_implementation
             # It has our name already if another thread runs the model.
@@ -177,7 +183,7 @@ def own_attention(configs: Sequence[Any]) -> Iterator[None]:
         yield
     finally:
         with _switching:
-            for config in configs:
+            for config in replaced:
                 _users[id(config)] -= 1
                 if not _users[id(config)]:
                     del _users[id(config)]
@@ -205,20 +211,16 @@ def _attend(
         # Layers with a window have a mask, which goes by position IDs and hides later tokens.
         dropout_p = options.get("dropout", 0.0)
         mixed = attend_within(query, key, value, documents, attention_mask, dropout_p)
-        return mixed.transpose(1, 2).contiguous(), None
+        return _as_transformers_returns(mixed), None
 
     task = _task.get()
     if isinstance(task, _ShareStates):
-        task.num_calls += 1
         view = task.views[module.layer_idx]
         _check_usual_attention(attention_mask, view.mask, options)
-        layer = task.distant.layers[module.layer_idx]
-        distant_k, distant_v = (states[:, view.first :].transpose(1, 2) for states in layer)
-        local_bias = None if view.is_causal else attention_mask
-        mixed = attend_to_distant(
-            query, key, value, distant_k, distant_v, view.bias, scaling, local_bias
+        mixed = _attend_with_shared_states(
+            task, module.layer_idx, query, key, value, attention_mask, scaling
         )
-        return mixed.transpose(1, 2).contiguous(), None
+        return _as_transformers_returns(mixed), None
 
     if isinstance(task, _CollectWeights):
         # Fused kernels return no weights, so the family's eager attention computes them.
@@ -235,10 +237,41 @@ def _attend(
         return mixed, None
 
     # Another thread has set our attention, and this one runs the model as usual.
-    name = module.config._attn_implementation
-    name = USUAL.get(name, name)
-    usual = _eager_attention_of(module) if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
+    own_name = module.config._attn_implementation
+    usual_name = USUAL.get(own_name, own_name)
+    if usual_name == "eager":  # which each family defines for itself
+        usual = _eager_attention_of(module)
+    else:
+        usual = ALL_ATTENTION_FUNCTIONS[usual_name]
     return usual(module, query, key, value, attention_mask, scaling=scaling, **options)
+
+
+def _as_transformers_returns(mixed: Tensor) -> Tensor:
+    """Return (B, L, H, K) of attention (B, H, L, K)."""
+    return mixed.transpose(1, 2).contiguous()
+
+
+def _attend_with_shared_states(
+    task: _ShareStates,
+    layer_index: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+) -> Tensor:
+    """Return attention (B, H, L, K) of a layer to the shared states of distant tokens, as far as
+    the layer sees them, and to the row's own tokens."""
+    # Counted, so that `attending_to` notices layers that did not come here.
+    task.num_calls += 1
+    view = task.views[layer_index]
+    layer = task.distant.layers[layer_index]
+    distant_k, distant_v = (states[:, view.first :].transpose(1, 2) for states in layer)
+    # None lets `attend_to_distant` build the causal bias, which is the same for all layers.
+    local_bias = None if view.is_causal else mask
+    return attend_to_distant(
+        query, key, value, distant_k, distant_v, view.bias, scaling, local_bias
+    )
 
 
 def _check_usual_attention(

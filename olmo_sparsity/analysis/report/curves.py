@@ -111,6 +111,7 @@ def curves_of(results: Sequence[Drawn], names: Sequence[str]) -> list[Curve]:
 
     curves = []
     for (name, _), group in groups.items():
+        # By their text, as conditions may hold lists, which have no hash.
         by_conditions: dict[str, list[Drawn]] = {}
         for result in group:
             by_conditions.setdefault(repr(_conditions(result)), []).append(result)
@@ -141,14 +142,14 @@ def _curves_of_alike(
     points = [point for point in points if len(point.rows)]
     if not points:
         return []
-    point_of_place = {}
+    point_by_step_and_length = {}
     for point in points:
-        place = tuple(point.rows[["step", "length"]].iloc[0])
-        point_of_place[place] = point
-    is_one_curve = len(point_of_place) == len(points) > 1
+        step_and_length = tuple(point.rows[["step", "length"]].iloc[0])
+        point_by_step_and_length[step_and_length] = point
+    is_one_curve = len(point_by_step_and_length) == len(points) > 1
     if is_one_curve:
         # By k, a run is drawn at its last step and its longest windows.
-        main_point = point_of_place[max(point_of_place)]
+        main_point = point_by_step_and_length[max(point_by_step_and_length)]
         return [_curve(label, main_point, points, transferred)]
 
     curves = []
@@ -218,7 +219,7 @@ def _rows_of(result: Drawn) -> pd.DataFrame:
     return rows.assign(
         windows=f"{long} / {short}",
         length=long_window(long).length,
-        step=trained.get("step") or 0,
+        step=trained.get("step") or 0,  # a model without steps is drawn at 0
     )
 
 
@@ -236,4 +237,6 @@ def _gap_of(point: _Point) -> dict[str, float]:
 
 def run_of(result: Drawn) -> str:
     """Return the run that the measured model is a checkpoint of, or else the model's name."""
-    return str(result.meta.model["name"]).partition("/checkpoints/")[0]
+    # The name of a checkpoint of a run is RUN/checkpoints/step002000.
+    run, _, _ = str(result.meta.model["name"]).partition("/checkpoints/")
+    return run

@@ -37,21 +37,32 @@ from olmo_sparsity.base import drawing
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 """Markers of the kinds of units, in the order in which they are drawn."""
 
-_UNRELATED: Any = (0, (3, 1.6))
-"""Line style of the best units of an unrelated text: dashes, as matplotlib takes them (offset, (on,
-off))."""
 
-_PLACEBO: Any = ":"
-"""Line style of placebo targets."""
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """A control that is drawn beside the value of a panel, and how."""
 
-_CONTROL_MARKERS = {"placebo_recovery": "x", "placebo_removal": "x", "unrelated": "+"}
-"""Marker of a control where it has one point only, so that no line can be drawn."""
+    column: str
+    """Its column of the summary."""
 
-_BESIDE = {"placebo_recovery": 1.08, "placebo_removal": 1.08, "unrelated": 0.93}
-"""Factors that move such markers to the side of the value, so that error bars do not overlap."""
+    line: Any
+    """Its line style, as matplotlib takes it."""
+
+    marker: str
+    """Its marker where it has one point only, so that no line can be drawn."""
+
+    beside: float
+    """The factor that moves such a marker to the side of the value, so that error bars do not
+    overlap."""
 
 
-@dataclass(frozen=True)
+_PLACEBO_RECOVERY = Control(column="placebo_recovery", line=":", marker="x", beside=1.08)
+_PLACEBO_REMOVAL = Control(column="placebo_removal", line=":", marker="x", beside=1.08)
+# Dashes: (offset, (on, off)).
+_UNRELATED = Control(column="unrelated", line=(0, (3, 1.6)), marker="+", beside=0.93)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Panel:
     """A panel of shares of the gap: a column of the summary along an axis."""
 
@@ -62,18 +73,26 @@ class Panel:
     column: SummaryColumn
     """The column that is drawn, with its interval."""
 
-    controls: Mapping[str, Any]
-    """The columns of the controls → the style of their lines."""
+    controls: tuple[Control, ...]
 
 
 _RECOVERY = column_named("recovery")
-_REMOVAL = column_named("removal")
-_CONTROLS_OF_RECOVERY = {"placebo_recovery": _PLACEBO, "unrelated": _UNRELATED}
-_CONTROLS_OF_REMOVAL = {"placebo_removal": _PLACEBO}
+_CONTROLS_OF_RECOVERY = (_PLACEBO_RECOVERY, _UNRELATED)
 
 _PANELS_BY_K = (
-    Panel("(b) Enough? k units added", "k", _RECOVERY, _CONTROLS_OF_RECOVERY),
-    Panel("(c) Needed? All but k", "k", _REMOVAL, _CONTROLS_OF_REMOVAL),
+    Panel(
+        title="(b) Enough? k units added",
+        axis="k",
+        column=_RECOVERY,
+        controls=_CONTROLS_OF_RECOVERY,
+    ),
+    # Units of an unrelated text cannot be removed from the document's own.
+    Panel(
+        title="(c) Needed? All but k",
+        axis="k",
+        column=column_named("removal"),
+        controls=(_PLACEBO_REMOVAL,),
+    ),
 )
 
 _TITLES_BY_RUN = {
@@ -91,8 +110,14 @@ def panels_of(curves: Sequence[Curve]) -> list[Panel]:
     letters = iter("de")
     for axis, title in _TITLES_BY_RUN.items():
         if any(curve.along(axis)[axis].nunique() > 1 for curve in curves):
-            titled = f"({next(letters)}) {title}"
-            panels.append(Panel(titled, axis, _RECOVERY, _CONTROLS_OF_RECOVERY))
+            panels.append(
+                Panel(
+                    title=f"({next(letters)}) {title}",
+                    axis=axis,
+                    column=_RECOVERY,
+                    controls=_CONTROLS_OF_RECOVERY,
+                )
+            )
     return panels
 
 
@@ -134,11 +159,13 @@ def draw_curves(
 ) -> list[Artist]:
     """Draw the curves of all panels but that of gaps, and return the entries of the legend.
     `names`: label → its name in the legend."""
+    # The size is the title of the figure if all curves have it, or else part of their names.
     sizes = [_describe_size(curve) for curve in curves]
-    is_shared = len(set(sizes)) == 1
-    figure.suptitle(sizes[0] if is_shared else "", fontsize=7.5)
+    have_one_size = len(set(sizes)) == 1
+    figure.suptitle(sizes[0] if have_one_size else "", fontsize=7.5)
+
     kinds = _kinds_of_units(curves)
-    handles: dict[str, Artist] = {}
+    handle_by_name: dict[str, Artist] = {}
     for curve, size in zip(curves, sizes, strict=True):
         for units in kinds:
             if units not in set(curve.rows.units):
@@ -146,17 +173,20 @@ def draw_curves(
             color = colors[curve.label]
             marker = _MARKERS[kinds.index(units) % len(_MARKERS)]
             style: dict[str, Any] = {"color": color, "marker": marker, "markersize": 4}
+            # The grid may have more axes than there are panels.
             for axes, panel in zip(grid, panels, strict=False):
                 _draw_curve(axes, panel, curve, units, style)
             _draw_transferred(grid[0], curve, units, color)
+
             name = f"{names[curve.label]}, {curve.selector}, {units}"
             num_alike = _num_curves_alike(curves, curve, units)
             if num_alike > 1:  # such as seeds, which are not averaged
                 name += f" ({num_alike} runs, a line each)"
-            if not is_shared:
+            if not have_one_size:
                 name += f"; {size}"
-            handles.setdefault(name, Line2D([], [], label=name, **style))
-    return [*handles.values(), *_handles_of_controls(curves)]
+            # Curves of one name have one entry.
+            handle_by_name.setdefault(name, Line2D([], [], label=name, **style))
+    return [*handle_by_name.values(), *_handles_of_controls(curves)]
 
 
 def _num_curves_alike(curves: Sequence[Curve], curve: Curve, units: str) -> int:
@@ -208,15 +238,22 @@ def _draw_curve(
     high = rows[panel.column.high]
     if len(rows) > 1:
         drawing.band(axes, x, low, high, style["color"])
-        for column, line in panel.controls.items():
-            axes.plot(x, rows[column], linestyle=line, linewidth=0.9, color=style["color"])
+        for control in panel.controls:
+            values = rows[control.column]
+            axes.plot(x, values, linestyle=control.line, linewidth=0.9, color=style["color"])
         return
     # A line and a band need two points; a single one gets error bars and markers.
     _draw_point(axes, x, value, low, high, style["color"])
-    for column in panel.controls:
-        ends = (rows.get(f"{column}_low"), rows.get(f"{column}_high"))
-        marker = _CONTROL_MARKERS[column]
-        _draw_point(axes, x * _BESIDE[column], rows[column], *ends, style["color"], marker)
+    for control in panel.controls:
+        _draw_point(
+            axes,
+            x * control.beside,
+            rows[control.column],
+            rows.get(f"{control.column}_low"),
+            rows.get(f"{control.column}_high"),
+            style["color"],
+            control.marker,
+        )
 
 
 def _draw_point(
@@ -260,14 +297,12 @@ def _handles_of_controls(curves: Sequence[Curve]) -> list[Artist]:
     if not curves:
         return []
     handles: list[Artist] = []
-    controls = (
-        (_PLACEBO, "placebo_recovery", "placebo targets"),
-        (_UNRELATED, "unrelated", "best k of unrelated text"),
-    )
+    # The placebo of removal is drawn as that of recovery is.
+    labels = {"placebo targets": _PLACEBO_RECOVERY, "best k of unrelated text": _UNRELATED}
     has_points = any(curve.rows.k.nunique() == 1 for curve in curves)
-    for line, column, label in controls:
-        marker = _CONTROL_MARKERS[column] if has_points else ""
-        style: dict[str, Any] = {"linestyle": line, "marker": marker, "markersize": 5}
+    for label, control in labels.items():
+        marker = control.marker if has_points else ""
+        style: dict[str, Any] = {"linestyle": control.line, "marker": marker, "markersize": 5}
         handles.append(Line2D([], [], linewidth=0.9, color=FAINT, label=label, **style))
     if any(len(curve.transferred) for curve in curves):
         label = "units that another seed chose"
