@@ -7,7 +7,8 @@
 `find_documents` finds the starts once for a batch, and `attend_within` computes the attention of a
 layer. Both are functions of tensors, which know no model.
 
-Dimension key: B batch, L length, H heads, D documents of a batch, N = B·L tokens.
+Dimension key: B batch, L length (in a document its own), H heads, G heads of keys and values, K
+width of a head, D documents of a batch, N = B·L tokens.
 """
 
 from __future__ import annotations
@@ -113,21 +114,23 @@ def _attend_packed(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     length = q.shape[2]
-    grouped = q.shape[1] != k.shape[1]
-    # (B, H, L, width of a head) → (B·L, H, width of a head).
-    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
     mixed_NHK: Any = varlen_attn(
-        q,
-        k,
-        v,
-        starts,
-        starts,
+        _tokens_of_rows(q),
+        _tokens_of_rows(k),
+        _tokens_of_rows(v),
+        starts,  # of the queries
+        starts,  # of the keys
+        length,  # no document is longer than a row
         length,
-        length,
-        window_size=(-1, 0),  # causal
-        enable_gqa=grouped,
+        window_size=(-1, 0),  # causal: all keys before a query, and none after it
+        enable_gqa=q.shape[1] != k.shape[1],
     )
     return mixed_NHK.unflatten(0, (-1, length)).transpose(1, 2)
+
+
+def _tokens_of_rows(x_BHLK: Tensor) -> Tensor:
+    """Return x_NHK: the tokens of all rows, one row after another."""
+    return x_BHLK.transpose(1, 2).flatten(0, 1)
 
 
 # --- a call of `attend` for each document ---------------------------------------------------------
@@ -140,28 +143,37 @@ def _attend_one_by_one(
     on a GPU, ALiBi, windows and dropout."""
     num_rows, _, length, _ = q.shape
     sizes = starts.diff().tolist()
-    grouped = q.shape[1] != k.shape[1]
     # Split once, as the gradient of a slice is as large as the whole.
-    split = (x.transpose(1, 2).flatten(0, 1).split(sizes) for x in (q, k, v))
+    documents_q = _tokens_of_rows(q).split(sizes)
+    documents_k = _tokens_of_rows(k).split(sizes)
+    documents_v = _tokens_of_rows(v).split(sizes)
+    indices = _indices_of_documents(starts, length)
+
     mixed = []
-    for index, *qkv_of_document in zip(_indices_of_documents(starts, length), *split, strict=True):
+    for index, q_LHK, k_LGK, v_LGK in zip(
+        indices, documents_q, documents_k, documents_v, strict=True
+    ):
         bias_of_document = None
         if bias is not None:
+            # A bias of one row holds for all rows.
             rows = index.row if len(bias) > 1 else slice(1)
             bias_of_document = bias[rows][..., index.tokens, index.tokens]
-        # (L, H, K) of a document → a batch of one row, (1, H, L, K).
-        document_q, document_k, document_v = (x.transpose(0, 1)[None] for x in qkv_of_document)
-        attended = attend(
-            document_q,
-            document_k,
-            document_v,
+        mixed_1HLK = attend(
+            _as_batch_of_one(q_LHK),
+            _as_batch_of_one(k_LGK),
+            _as_batch_of_one(v_LGK),
             bias_of_document,
             is_causal=bias_of_document is None,
             dropout_p=dropout_p,
-            grouped=grouped,
+            grouped=q.shape[1] != k.shape[1],
         )
-        mixed.append(attended[0].transpose(0, 1))
+        mixed.append(mixed_1HLK[0].transpose(0, 1))
     return torch.cat(mixed).unflatten(0, (num_rows, length)).transpose(1, 2)
+
+
+def _as_batch_of_one(x_LHK: Tensor) -> Tensor:
+    """Return the tokens of a document as x_1HLK, a batch of one row."""
+    return x_LHK.transpose(0, 1)[None]
 
 
 def keep_out_of_graphs() -> None:

@@ -4,7 +4,8 @@ Some measurements need no more than this, so that servers and llama.cpp can serv
 `LogprobModel`). `ModelLogprobs` does it with weights in memory, and computes what prompts share
 once; `CountingLogprobs` counts what it would compute.
 
-Dimension key: L tokens of a prompt without its last one, W tokens of a continuation.
+Dimension key: B prompts of one shape, L tokens of a prompt without its last one, W tokens of a
+continuation, N = B·W, D width.
 """
 
 from __future__ import annotations
@@ -109,25 +110,42 @@ class ModelLogprobs:
             def score_rows(states: Any, tokens_BL: np.ndarray, indices: list[int]) -> list[Tensor]:
                 """Return log p of the continuations of prompts of one shape."""
                 targets_BW = np.stack([different[index].continuation for index in indices])
-
-                def log_p(batch: Sequence[int]) -> Tensor:
-                    batch_targets_BW = targets_BW[list(batch)]
-                    num_targets = batch_targets_BW.shape[1]
-                    inputs_BL = tokens_BL[list(batch)]
-                    hidden_BWD = self.scorer.hidden_after(states, inputs_BL, num_targets)
-                    nll_N = self.scorer.nll_on_device(
-                        hidden_BWD.flatten(0, 1), batch_targets_BW.ravel()
-                    )
-                    return -nll_N.view(batch_targets_BW.shape)
-
+                # A row takes the memory of its whole prompt, whose states it attends to.
                 num_tokens = len(tree.inputs[indices[0]])
-                batches = self.scorer.in_batches(range(len(indices)), num_tokens, log_p)
-                return list(chain(*batches))
+                return self._log_p_of_rows(states, tokens_BL, targets_BW, num_tokens)
 
             scores = list(tree.scores(extend_states, score_rows))
+
         # All are copied at once, so that the host waits for a GPU once.
         log_p_on_host = to_host([log_p for _, log_p in scores])
         log_p_by_key = {}
         for (number, _), log_p in zip(scores, log_p_on_host, strict=True):
             log_p_by_key[different[number].key] = log_p.astype(float)
         return [log_p_by_key[prompt.key] for prompt in prompts]
+
+    def _log_p_of_rows(
+        self,
+        states: DistantStates | None,
+        tokens_BL: np.ndarray,
+        targets_BW: np.ndarray,
+        num_tokens: int,
+    ) -> list[Tensor]:
+        """Return log p of the targets of each row, on the device.
+
+        Args:
+            states: States of the text before all rows; None if there is none.
+            tokens_BL: The tokens of each row after that text, without its last target.
+            targets_BW: The last tokens of each row.
+            num_tokens: The tokens that a row counts as, where rows are cut into batches.
+        """
+
+        def log_p_of_batch(batch: Sequence[int]) -> Tensor:
+            inputs_BL = tokens_BL[list(batch)]
+            batch_targets_BW = targets_BW[list(batch)]
+            num_targets = batch_targets_BW.shape[1]
+            hidden_BWD = self.scorer.hidden_after(states, inputs_BL, num_targets)
+            nll_N = self.scorer.nll_on_device(hidden_BWD.flatten(0, 1), batch_targets_BW.ravel())
+            return -nll_N.view(batch_targets_BW.shape)
+
+        batches = self.scorer.in_batches(range(len(targets_BW)), num_tokens, log_p_of_batch)
+        return list(chain(*batches))
