@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
@@ -38,11 +38,15 @@ INDEX = "model.safetensors.index.json"
 def unique_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a state dict, each once. A tensor with several names (tied weights) has
     its first name in the result, because safetensors rejects memory that two names share."""
-    first_of_memory: dict[tuple, tuple[str, Tensor]] = {}
+    weights: dict[str, Tensor] = {}
+    seen_memory = set[tuple]()
     for name, tensor in state.items():
+        # Of the same shape, as a view of a part begins where the whole does.
         memory = (tensor.data_ptr(), tensor.shape)
-        first_of_memory.setdefault(memory, (name, tensor))
-    return {name: tensor.detach() for name, tensor in first_of_memory.values()}
+        if memory not in seen_memory:
+            seen_memory.add(memory)
+            weights[name] = tensor.detach()
+    return weights
 
 
 def save_weights(model: nn.Module | Mapping[str, Tensor], path: str | Path) -> Path:
@@ -198,16 +202,22 @@ def list_checkpoints(run_folder: str | Path) -> list[Path]:
     return sorted(checkpoints, key=lambda path: (step_of(path), path), reverse=True)
 
 
-def verified_checkpoints(
-    run_folder: str | Path, skip: str = ""
-) -> Iterator[tuple[Path, str | None]]:
-    """Yield the checkpoints of a run, the newest first, each with the first damage that its
-    manifest shows, or None if it is intact.
+class VerifiedCheckpoint(NamedTuple):
+    """A checkpoint whose files were compared with its manifest."""
+
+    folder: Path
+    damage: str | None
+    """The first damage that the manifest shows; None if it is intact."""
+
+
+def verified_checkpoints(run_folder: str | Path, skip: str = "") -> Iterator[VerifiedCheckpoint]:
+    """Yield the checkpoints of a run, the newest first. Each is verified when it is yielded, which
+    reads its files.
 
     skip: The beginning of the names of files that are not verified.
     """
     for folder in list_checkpoints(run_folder):
-        yield folder, find_damage(folder, skip=skip)
+        yield VerifiedCheckpoint(folder, find_damage(folder, skip=skip))
 
 
 def load_checkpoint_config(folder: Path) -> RunConfig:

@@ -215,10 +215,8 @@ def _attend(
 
     task = _task.get()
     if isinstance(task, _ShareStates):
-        view = task.views[module.layer_idx]
-        _check_usual_attention(attention_mask, view.mask, options)
         mixed = _attend_with_shared_states(
-            task, module.layer_idx, query, key, value, attention_mask, scaling
+            task, module.layer_idx, query, key, value, attention_mask, scaling, options
         )
         return _as_transformers_returns(mixed), None
 
@@ -259,12 +257,15 @@ def _attend_with_shared_states(
     value: Tensor,
     mask: Tensor | None,
     scaling: float | None,
+    options: dict[str, Any],
 ) -> Tensor:
     """Return attention (B, H, L, K) of a layer to the shared states of distant tokens, as far as
-    the layer sees them, and to the row's own tokens."""
+    the layer sees them, and to the row's own tokens. Raise NotImplementedError if the layer asks
+    for more."""
     # Counted, so that `attending_to` notices layers that did not come here.
     task.num_calls += 1
     view = task.views[layer_index]
+    _check_usual_attention(mask, view.mask, options)
     layer = task.distant.layers[layer_index]
     distant_k, distant_v = (states[:, view.first :].transpose(1, 2) for states in layer)
     # None lets `attend_to_distant` build the causal bias, which is the same for all layers.

@@ -51,8 +51,10 @@ class WholePrompts(PromptModel, nn.Module):
     def _check_causal(self) -> None:
         """Raise ConfigError for a model, such as an encoder, in which a token's log-probability
         depends on tokens after it."""
+        # Any five tokens, but the first of a vocabulary, which are often special.
         ids = np.arange(3, 8) % self.vocab_size
-        # Two continuations that differ in their second token.
+        # Two continuations that differ in their second token. In a causal model the first token has
+        # the same log-probability in both.
         prompts = [Prompt(ids, np.array([ids[0], ids[second], ids[0]])) for second in (1, 2)]
         first_W, second_W = self.score(prompts)
         if abs(first_W[0] - second_W[0]) > self._rounding:
@@ -76,9 +78,14 @@ class WholePrompts(PromptModel, nn.Module):
     def _continues_from_states(self) -> bool:
         """Return whether prompts that share states of their beginning get the same scores as whole
         prompts. With dropout they do not."""
+        # Prompts that share 20 tokens, which is more than `MIN_SHARED_TOKENS`. Multiples of 7, so
+        # that tokens differ in a small vocabulary, too.
         ids = np.arange(40) * 7 % self.vocab_size
-        ends = (ids[20:26], ids[26:32], ids[22:26])  # two of one length, which are one batch
-        prompts = [Prompt(np.append(ids[:20], end), ids[-3:]) for end in ends]
+        beginning = ids[:20]
+        continuation = ids[-3:]
+        # Two of one length, which are one batch, and one of another.
+        endings = (ids[20:26], ids[26:32], ids[22:26])
+        prompts = [Prompt(np.append(beginning, ending), continuation) for ending in endings]
         try:
             self.shares = False
             whole = np.concatenate(self.score(prompts))
@@ -128,7 +135,8 @@ class WholePrompts(PromptModel, nn.Module):
         """Return the log-probabilities of the targets of each row, which its last tokens predict.
         `cache`: states that all rows follow; None for none."""
         if cache is not None:
-            cache.reorder_cache(torch.zeros(len(tokens_BL), dtype=torch.long))  # a copy for each
+            # The cache has one row, which is repeated for each row of tokens.
+            cache.reorder_cache(torch.zeros(len(tokens_BL), dtype=torch.long))
         logits_BWV = self._logits(tokens_BL, targets_BW.shape[1], cache)
         log_p_BWV = logits_BWV.float().log_softmax(-1)
         targets_BW1 = torch.from_numpy(targets_BW)[..., None].to(log_p_BWV.device)

@@ -287,7 +287,7 @@ from olmo_sparsity.analysis.results import columns
 columns.SUMMARY += (
     columns.SummaryColumn(
         name="halved",
-        kind="float64?",
+        type=columns.FLOAT64.or_null,
         meaning="half of `recovery`",
         has_interval=True,
         came_later=True,
