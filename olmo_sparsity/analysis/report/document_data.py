@@ -20,9 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -121,44 +119,53 @@ def _entries_of_targets(losses: pd.DataFrame) -> Entries:
     return entries
 
 
-_RANKING_KEYS = ["target", "units", "selector", "control"]
-"""The columns that tell one ranking of a document from others."""
+class _Ranking(NamedTuple):
+    """The columns that tell one ranking of a document from others."""
+
+    target: int
+    units: str
+    selector: str
+    control: str
+
+
+_RANKING_KEYS = list(_Ranking._fields)
 
 
 def _add_influence(entries: Entries, influence: pd.DataFrame, menus: Menus) -> None:
     """Add the ranked units of each target to its entry: their places, widths and scores."""
     ranked = influence[influence.control == "own"].sort_values([*_RANKING_KEYS, "rank"])
     ranked = ranked.assign(width=ranked.distant_end - ranked.distant_first)
-    columns = _lists(ranked, *_RANKING_KEYS, "distant_first", "width", "influence")
-    # The rows of one ranking are neighbours, in the order of rank.
-    for ranking, rows in groupby(zip(*columns, strict=True), itemgetter(0, 1, 2, 3)):
-        units_data = _data_of_ranking(entries, ranking, menus)
-        *_, first, width, scores = map(list, zip(*rows, strict=True))
-        units_data["first"] = first
-        units_data["width"] = width
+    first, width, scores = _lists(ranked, "distant_first", "width", "influence")
+    # The rows of one ranking are neighbours, in the order of rank, so they are runs of the lists.
+    num_ranked = ranked.groupby(_RANKING_KEYS, sort=False).size()
+    start = 0
+    for keys, num_units in num_ranked.items():
+        run = slice(start, start + num_units)
+        units_data = _data_of_ranking(entries, _Ranking(*keys), menus)
+        units_data["first"] = first[run]
+        units_data["width"] = width[run]
         # Significant digits rather than decimals, as the scores of a selector may be small.
-        units_data["influence"] = [float(f"{score:.4g}") for score in scores]
+        units_data["influence"] = [float(f"{score:.4g}") for score in scores[run]]
+        start = run.stop
 
 
 def _add_losses(entries: Entries, recovery: pd.DataFrame, menus: Menus) -> None:
     """Add the loss with k units to the entry of each target, for each k: the mean over draws."""
     means = recovery.groupby([*_RANKING_KEYS, "k"]).loss_set.mean().unstack("k")
     means = means.reindex(columns=menus.ks)
-    for ranking, loss_K in zip(means.index, means.to_numpy(), strict=True):
-        _data_of_ranking(entries, ranking, menus)["loss"] = _rounded(loss_K)
+    for keys, loss_K in zip(means.index, means.to_numpy(), strict=True):
+        _data_of_ranking(entries, _Ranking(*keys), menus)["loss"] = _rounded(loss_K)
 
 
-def _data_of_ranking(
-    entries: Entries, ranking: tuple[int, str, str, str], menus: Menus
-) -> dict[str, Any]:
-    """Return the part of a target's entry for units, selector and control. It is created empty, and
-    filled by the caller. `ranking`: values of `_RANKING_KEYS`."""
-    target, units, selector, control = ranking
-    controls = entries[target]["found"].setdefault(menus.key_of(units, selector), {})
+def _data_of_ranking(entries: Entries, ranking: _Ranking, menus: Menus) -> dict[str, Any]:
+    """Return the data of a ranking in its target's entry, which the caller fills. They are created
+    empty."""
+    key = menus.key_of(ranking.units, ranking.selector)
+    data_by_control = entries[ranking.target]["found"].setdefault(key, {})
     empty: dict[str, Any] = {}
-    if control == "own":
+    if ranking.control == "own":
         empty = {"first": [], "width": [], "influence": []}
-    return controls.setdefault(control, empty)
+    return data_by_control.setdefault(ranking.control, empty)
 
 
 def _lists(rows: pd.DataFrame, *names: str) -> list[list]:
