@@ -183,6 +183,10 @@ class ZeroEngine(Engine):
         full: Tensor = safe_get_full_fp32_param(weight)
         return full.detach()
 
+    def replicated_weights(self) -> dict[str, Tensor]:
+        # With stage 3 each process holds a part of its own, of which there is no copy.
+        return {} if self.stage == 3 else super().replicated_weights()
+
     def copy_moments(self) -> Callable[[Path], Path]:
         return copy_moments(self.moments(), self.processes.rank, self.processes.world_size)
 

@@ -7,6 +7,7 @@ weight has the numbers that it would have in a model built as usual."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -19,6 +20,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 aten = torch.ops.aten
 RANDOM = {aten.uniform_.default, aten.normal_.default}
 """Operations of a constructor that draw random numbers."""
+
+
+@contextlib.contextmanager
+def without_drawing() -> Iterator[None]:
+    """Inside, a constructor draws no random numbers, and its weights have no defined ones: for a
+    model that is filled from a checkpoint. To draw those of 7B parameters takes minutes."""
+    patched = mock.patch.object(nn.init, "trunc_normal_", lambda weight, *_, **__: weight)
+    with patched, _DrawsNothing():
+        yield
+
+
+class _DrawsNothing(TorchDispatchMode):
+    """Leaves out operations that draw random numbers."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func in RANDOM else func(*args, **(kwargs or {}))
 
 
 class Operation(NamedTuple):

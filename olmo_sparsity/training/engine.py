@@ -286,6 +286,16 @@ class Engine:
         """Return a whole weight in fp32. Every process must call it."""
         return weight.detach()
 
+    @property
+    def part_number(self) -> int:
+        """Return the number of the part of the model that this process holds. Processes with equal
+        numbers hold copies of one part."""
+        return 0
+
+    def replicated_weights(self) -> dict[str, Tensor]:
+        """Return the weights, or the parts of them, of which other processes may hold copies."""
+        return {name: weight.detach() for name, weight in self.weights()}
+
     def copy_weights(self, whole: bool = False) -> dict[str, Tensor]:
         """Copy weights into main memory, in fp32: those that this process saves, or, with `whole`,
         all. Every process must call it."""

@@ -144,6 +144,16 @@ class FSDPEngine(Engine):
     def full(self, weight: Tensor) -> Tensor:
         return weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
 
+    @property
+    def part_number(self) -> int:
+        return self.mesh.get_local_rank(self.mesh.ndim - 1)
+
+    def replicated_weights(self) -> dict[str, Tensor]:
+        return {
+            name: cast(DTensor, weight.detach()).to_local()
+            for name, weight in self.model.named_parameters()
+        }
+
     def copy_moments(self) -> Callable[[Path], Path]:
         # With shard_over=node each node holds a whole copy. The copies take turns in saving.
         num_copies = self.mesh.size(0) if self.mesh.ndim == 2 else 1

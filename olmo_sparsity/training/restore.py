@@ -1,7 +1,6 @@
 """Fill a new model: from the newest intact checkpoint, else from `branch_from` or `init_from`.
 
-restore ─> choose_checkpoint       the newest intact one (resume.py)
-        ─> find_origin             the state, weights and moments to begin with
+restore ─> find_origin             the state, weights and moments to begin with
         ─> fill_model              or `source_of_weights`, for an engine that takes them one by one
         ─> build_engine
         ─> load_moments            of the optimizer
@@ -36,7 +35,6 @@ from olmo_sparsity.training.choose_engine import build_engine
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.preflight import check_room
-from olmo_sparsity.training.resume import choose_checkpoint
 from olmo_sparsity.training.run_folder import (
     Flat,
     check_same_branch,
@@ -77,6 +75,7 @@ def restore(
     config: RunConfig,
     settings: Flat,
     model: nn.Module,
+    latest: Path | None,
     *,
     meta_weights: Mapping[str, Tensor] | None,
     data_fingerprint: str,
@@ -86,11 +85,11 @@ def restore(
     """Fill the model and build its engine, from a checkpoint if there is one.
 
     settings: The settings of the run as flat keys, with which those of a checkpoint are compared.
+    latest: The checkpoint to go on from (`choose_checkpoint`); None if there is none.
     meta_weights: The weights of a model on the meta device, which has shapes and no memory; the
         engine loads them one by one. None: the model has memory.
     data_fingerprint: The hash of the text, which a checkpoint must have been trained on.
     """
-    latest = choose_checkpoint(config, processes)
     num_parameters = count_parameters(model)
     with processes.agree():
         origin = find_origin(config, settings, latest, data_fingerprint)

@@ -4,8 +4,9 @@
             ─> open_inputs        the text, what hardware and tokenizer determine (resolve.py),
                                   evaluation and batches
             ─> claim_run_folder   locks the folder, or finds another run in it (run_folder.py)
-            ─> build_new_model    a new model, or its shapes alone and where its weights come from
             ─> check_…            whether all processes see one config and one disk (preflight.py)
+            ─> choose_checkpoint  the one to go on from, if there is one (resume.py)
+            ─> build_new_model    a new model, or its shapes alone and where its weights come from
             ─> restore            weights, moments and the first step (restore.py)
 
 The given config is not changed: what hardware and tokenizer determine is set in a copy,
@@ -17,7 +18,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,7 +45,7 @@ from olmo_sparsity.training.attempts import StartCount
 from olmo_sparsity.training.checkpoint import TrainerState
 from olmo_sparsity.training.choose_engine import check_engine
 from olmo_sparsity.training.corpus_weights import weights_of
-from olmo_sparsity.training.deferred import Deferred
+from olmo_sparsity.training.deferred import Deferred, without_drawing
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine, own_device
 from olmo_sparsity.training.epochs import check_epochs, describe_epochs
@@ -57,6 +57,7 @@ from olmo_sparsity.training.optim import JumpDetector
 from olmo_sparsity.training.preflight import check_devices, check_same, check_shared
 from olmo_sparsity.training.resolve import resolve
 from olmo_sparsity.training.restore import restore
+from olmo_sparsity.training.resume import choose_checkpoint
 from olmo_sparsity.training.run_folder import (
     Flat,
     open_run_folder,
@@ -132,18 +133,21 @@ def prepare(
         config = inputs.config
         if processes.is_first:
             claim_run_folder(inputs, held, count, hours)
-        # The first weights are those of the seed, whatever was drawn before.
-        torch.manual_seed(config.seed)
-        new_model = build_new_model(config)
 
     # Collectives follow, in which a process would wait for one that has ended.
     check_devices(config.training.device, device, processes)
     check_same(inputs.settings, processes)
     check_shared(run_folder, processes)
+    checkpoint = choose_checkpoint(config, processes)
+    with processes.agree():
+        # The first weights are those of the seed, whatever was drawn before.
+        torch.manual_seed(config.seed)
+        new_model = build_new_model(config, is_filled=checkpoint is not None)
     state, engine = restore(
         config,
         inputs.settings,
         new_model.model,
+        checkpoint,
         meta_weights=new_model.meta_weights,
         data_fingerprint=inputs.shards.fingerprint,
         processes=processes,
@@ -284,15 +288,23 @@ class NewModel(NamedTuple):
     """If the model has shapes and no memory: makes its weights one at a time. Else None."""
 
 
-def build_new_model(config: RunConfig) -> NewModel:
+def build_new_model(config: RunConfig, is_filled: bool) -> NewModel:
     """Return a new model. Engines that shard get one without memory, as it may not fit into a
-    process as a whole."""
-    is_sharded = config.engine.name == "fsdp" or config.engine.name.startswith("zero")
+    process as a whole. `is_filled`: whether it is filled from a checkpoint, so that no random
+    weights are drawn."""
     # A model of transformers is tried when it is built, for which it needs its weights.
-    if is_sharded and config.model.architecture == "olmo":
-        source = Deferred(partial(build_model, config.model))
-        return NewModel(source.model, source)
-    return NewModel(build_model(config.model), meta_weights=None)
+    if config.model.architecture != "olmo":
+        return NewModel(build_model(config.model), meta_weights=None)
+
+    def build() -> nn.Module:
+        with without_drawing() if is_filled else contextlib.nullcontext():
+            return build_model(config.model)
+
+    is_sharded = config.engine.name == "fsdp" or config.engine.name.startswith("zero")
+    if not is_sharded:
+        return NewModel(build(), meta_weights=None)
+    source = Deferred(build)
+    return NewModel(source.model, source)
 
 
 def build_evaluation(heldout: TokenShards, config: RunConfig) -> Evaluation:

@@ -38,6 +38,7 @@ from olmo_sparsity.training.evaluate import format_losses
 from olmo_sparsity.training.gpu_hours import GpuHours
 from olmo_sparsity.training.metrics import Metrics, check_finite
 from olmo_sparsity.training.optim import learning_rate
+from olmo_sparsity.training.replicas import check_replicas
 from olmo_sparsity.training.save_steps import SaveSteps, SaveTime, is_due
 from olmo_sparsity.training.start import Start
 from olmo_sparsity.training.step_clock import Clock
@@ -361,6 +362,8 @@ def save_checkpoint(
     with processes.agree():  # no loss shows the effect of this update yet
         total = sum(float(tensor.sum(dtype=torch.float64)) for tensor in weights.values())
         check_finite(step, {"sum of the weights": total})
+
+    check_replicas(engine, step)
 
     def write_part(folder: Path) -> list[Path]:
         path = save_weights(weights, folder / part_name(processes.rank, count))

@@ -27,7 +27,7 @@ from olmo_sparsity.models.config_of_weights import config_of
 from olmo_sparsity.models.exchange import export
 from olmo_sparsity.models.layers import first_query_scale
 from olmo_sparsity.models.load import load_model
-from olmo_sparsity.training import gpu_hours, restore, run_folder
+from olmo_sparsity.training import gpu_hours, restore, run_folder, start
 from olmo_sparsity.training.checkpoint import TrainerState
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.dry_run import dry_run
@@ -138,6 +138,28 @@ def test_a_start_whose_files_cannot_be_written_for_a_while_is_requeued(
     with pytest.raises(UserError, match=r"environment\.json cannot be written: Stale") as error:
         train(make_config())
     assert error.value.exit_code == 74
+
+
+def test_a_resumed_run_draws_no_random_weights(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn_by: list[bool] = []
+    build = start.build_model
+
+    def counted(config: Any) -> Any:
+        before = torch.get_rng_state()
+        model = build(config)
+        drawn_by.append(not torch.equal(before, torch.get_rng_state()))
+        return model
+
+    monkeypatch.setattr(start, "build_model", counted)
+    config = make_config()
+    train(config)
+    before = repeatable_rows(config.run_folder)
+    shutil.rmtree(list_checkpoints(config.run_folder)[0])
+    train(config)
+    assert drawn_by == [True, False]
+    assert repeatable_rows(config.run_folder) == before
 
 
 def test_a_start_with_other_code_than_the_last_one_says_so(

@@ -1,0 +1,70 @@
+"""Compare the weights of which several processes hold copies: with DDP all, with ZeRO-1 and 2 those
+in the precision of a step, with `fsdp` and `engine.shard_over=node` the parts of each node.
+
+All copies take the same updates, so they stay equal, unless a GPU or its memory is faulty. A
+checkpoint takes each weight from one of the processes, so that it would mix unequal copies.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from olmo_sparsity.base.errors import UserError
+from olmo_sparsity.base.launch import node_name
+from olmo_sparsity.training.engine import Engine
+
+TOLERANCE = 1e-7
+"""Largest difference of two sums of a weight, as a share of the sum of its absolute values. Copies
+on GPUs of different kinds may drift apart by the rounding of the gradient norm, which is far
+less (1e-10); a single update that one process has missed is more."""
+
+
+def check_replicas(engine: Engine, step: int) -> None:
+    """Raise UserError if the copies of a weight differ between processes. Every process must call
+    it, before it saves a step."""
+    processes = engine.processes
+    if processes.world_size == 1:
+        return
+    copies = engine.replicated_weights()
+    sums = [
+        torch.stack([weight.sum(dtype=torch.float64), weight.abs().sum(dtype=torch.float64)])
+        for weight in copies.values()
+    ]
+    own_sums = torch.stack(sums).tolist() if sums else []
+    gathered = processes.gather((engine.part_number, node_name(), own_sums))
+    names = list(copies)
+    parts = [part for part, _, _ in gathered]
+    different = find_different(parts, [sums_of_process for _, _, sums_of_process in gathered])
+    with processes.agree():
+        if different:
+            where = ", ".join(f"process {rank} on {gathered[rank][1]}" for rank in different)
+            first_name = names[min(different.values())]
+            raise UserError(
+                f"step {step} is not saved: the weights of {where} differ from the copies of other "
+                f"processes, the first in {first_name} (a faulty GPU or memory?); "
+                "the same command goes on from the last checkpoint: test that node, and leave it "
+                "out with sbatch --exclude"
+            )
+
+
+def find_different(parts: list[int], sums: list[list[list[float]]]) -> dict[int, int]:
+    """Return the ranks whose copies differ from those of most others, each with the number of the
+    first weight that differs. Of two copies that differ, both are returned.
+
+    parts: For each process, the number of the part of the model of which it holds a copy.
+    sums: For each process the sums of its weights, and of their absolute values.
+    """
+    different: dict[int, int] = {}
+    for part in sorted(set(parts)):
+        ranks = [rank for rank, own_part in enumerate(parts) if own_part == part]
+        sums_RW2 = np.array([sums[rank] for rank in ranks])
+        if len(ranks) == 1 or sums_RW2.size == 0:
+            continue
+        usual_W2 = np.median(sums_RW2, axis=0)
+        limit_W = TOLERANCE * usual_W2[:, 1]
+        differs_RW = (np.abs(sums_RW2 - usual_W2) > limit_W[:, None]).any(axis=-1)
+        for rank, differs_W in zip(ranks, differs_RW, strict=True):
+            if differs_W.any():
+                different[rank] = int(differs_W.argmax())
+    return different

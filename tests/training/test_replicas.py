@@ -1,0 +1,110 @@
+"""Copies of weights that have come to differ end a run before they are saved."""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from olmo_sparsity.models.checkpoint_files import list_checkpoints
+from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.training.replicas import find_different
+from tests.conftest import data_section, small_run
+from tests.support import children
+
+
+def sums_of(*weights: torch.Tensor) -> list[list[float]]:
+    return [
+        [float(weight.double().sum()), float(weight.double().abs().sum())] for weight in weights
+    ]
+
+
+def copies(num_processes: int) -> list[list[torch.Tensor]]:
+    """Two weights of each process."""
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(256, 256, generator=generator) / 50, torch.ones(256)]
+    return [[weight.clone() for weight in weights] for _ in range(num_processes)]
+
+
+def test_the_process_whose_copy_differs_from_most_others_is_found() -> None:
+    processes = copies(4)
+    assert find_different([0] * 4, [sums_of(*weights) for weights in processes]) == {}
+    processes[2][1] *= 1.5
+    assert find_different([0] * 4, [sums_of(*weights) for weights in processes]) == {2: 1}
+
+
+def test_of_two_copies_that_differ_both_are_named() -> None:
+    processes = copies(2)
+    processes[1][0] += 0.01
+    assert find_different([0, 0], [sums_of(*weights) for weights in processes]) == {0: 0, 1: 0}
+
+
+def test_processes_of_different_parts_may_differ() -> None:
+    processes = copies(4)
+    for rank in (1, 3):
+        processes[rank][0] *= 2
+    sums = [sums_of(*weights) for weights in processes]
+    assert find_different([0, 1, 0, 1], sums) == {}
+    assert find_different([0, 0, 1, 1], sums).keys() == {0, 1, 2, 3}
+
+
+def test_rounding_is_no_difference_and_a_missed_update_is() -> None:
+    rounded, missed = copies(3), copies(3)
+    rounded[1][0] *= 1 + 1e-9
+    assert find_different([0] * 3, [sums_of(*weights) for weights in rounded]) == {}
+    generator = torch.Generator().manual_seed(1)
+    signs = torch.randn(256, 256, generator=generator).sign()
+    missed[1][0] += 5e-5 * signs
+    assert find_different([0] * 3, [sums_of(*weights) for weights in missed]) == {1: 0}
+
+
+def change_weights(number_of_save: int) -> None:
+    """Disturbs: the weights of this process are others when it saves for this time."""
+    copy_weights, num_saves = Engine.copy_weights, 0
+
+    def changed(self: Engine, whole: bool = False) -> dict[str, torch.Tensor]:
+        nonlocal num_saves
+        num_saves += 1
+        if num_saves == number_of_save:
+            for weight in self.replicated_weights().values():
+                weight.mul_(1.5)
+        return copy_weights(self, whole)
+
+    Engine.copy_weights = changed  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("engine", ["ddp", "zero1"])
+def test_a_run_whose_copies_differ_ends_before_it_saves_them(
+    data_folder: Path, tmp_path: Path, engine: str
+) -> None:
+    given = small_run(tmp_path / "run", data_section(data_folder))
+    given["engine"] = {"name": engine}
+    job = children.start(given, disturb={1: partial(change_weights, 2)})
+    assert job.wait() == [2, 2]
+    (line,) = [line for line in job.texts()[0].splitlines() if "step 4 is not saved" in line]
+    assert line.startswith("olmo-sparsity: step 4 is not saved: the weights of process 0 on"), line
+    assert re.search(r"process 0 on \S+, process 1 on \S+ differ from the copies of other", line)
+    (newest,) = list_checkpoints(tmp_path / "run")
+    assert newest.name == "step000002"
+
+
+def be_on_a_node_of_two(rank: int) -> None:
+    """Disturbs: this process is one of two on its node. The last one has other weights."""
+    os.environ |= {"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": str(rank % 2)}
+    os.environ["SLURMD_NODENAME"] = f"n{rank // 2}"
+    if rank == 3:
+        change_weights(2)
+
+
+def test_the_copies_of_nodes_are_compared(data_folder: Path, tmp_path: Path) -> None:
+    given = small_run(tmp_path / "run", data_section(data_folder))
+    given["engine"] = {"name": "fsdp", "shard_over": "node"}
+    disturb = {rank: partial(be_on_a_node_of_two, rank) for rank in range(4)}
+    job = children.start(given, 4, disturb=disturb)
+    assert job.wait() == [2] * 4
+    (line,) = [line for line in job.texts()[0].splitlines() if "step 4 is not saved" in line]
+    assert "process 1 on n0, process 3 on n1" in line
