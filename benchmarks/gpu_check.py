@@ -481,7 +481,7 @@ def asked_of(name_of_model: str, device: Any, dtype: str) -> Iterator[tuple[str,
     from olmo_sparsity.data.batches import Batch
     from olmo_sparsity.text.documents import Document
     from olmo_sparsity.text.windows import Windows
-    from olmo_sparsity.training.engine import Losses
+    from olmo_sparsity.training.losses import Losses
 
     model = new_model(name_of_model)
     tokens_BL = torch.randint(256, (4, 80))

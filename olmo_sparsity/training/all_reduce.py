@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from olmo_sparsity.base.devices import PCIE_GIGABYTES_PER_S, device_name, find_gpu
+from olmo_sparsity.training.device import own_device
 from olmo_sparsity.training.distributed import Processes, connect
-from olmo_sparsity.training.engine import own_device
 
 MIN_SHARE = 0.5
 """Smallest share of the speed that `train --dry-run` assumes for a link. A cluster with less is

@@ -18,8 +18,8 @@ from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.data.tokenizer import load_tokenizer
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.text.vocabulary import count_vocabulary
+from olmo_sparsity.training.device import own_device
 from olmo_sparsity.training.distributed import Processes
-from olmo_sparsity.training.engine import own_device
 from olmo_sparsity.training.epochs import (
     check_epochs,
     count_epochs,

@@ -15,29 +15,24 @@ Dimension key: B batch, L length.
 from __future__ import annotations
 
 import contextlib
-import os
-import time
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch._functorch.config as functorch_config
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from olmo_sparsity.base.devices import choose_device, multiplies
-from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.config.sections import OptimizerConfig, Precision, TrainingConfig
+from olmo_sparsity.config.sections import OptimizerConfig, TrainingConfig
 from olmo_sparsity.data.batches import Batch
-from olmo_sparsity.models.document_attention import find_documents, keep_out_of_graphs
-from olmo_sparsity.models.huggingface import HuggingFaceLM
-from olmo_sparsity.models.losses import token_losses
-from olmo_sparsity.models.training_loss import compile_losses, mean_loss
 from olmo_sparsity.text.vocabulary import IGNORED
+from olmo_sparsity.training.compilation import compile_model
+from olmo_sparsity.training.device import be_deterministic, own_device
 from olmo_sparsity.training.distributed import Processes, start_alone
+from olmo_sparsity.training.losses import Losses
+from olmo_sparsity.training.model_parts import parts_of
 from olmo_sparsity.training.moments import (
     MomentSlice,
     SavedMoments,
@@ -47,86 +42,15 @@ from olmo_sparsity.training.moments import (
 )
 from olmo_sparsity.training.optim import JumpDetector, build_optimizer, moments_of
 
-COMPILED_BY_BLOCK = 16
-"""Number of layers from which each layer is compiled by itself. One graph of all of them takes a
-minute of a core, in place of seconds; and DDP and ZeRO would send no gradients before the last ones
-are computed."""
 
+class StepNumbers(NamedTuple):
+    """The numbers of one step, of the whole batch. They are still on the device."""
 
-class ForwardClock:
-    """Adds up the time of a process's forward passes. In these a process waits for no other one, so
-    a slow process shows; except with `zero3`, where it waits for weights. With `fsdp` it is the
-    time of the layers, without the waits for their weights before. On a GPU it is the time of the
-    GPU."""
+    loss: Tensor
+    """The mean over the labels of all processes."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.pending: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        """Events at the beginning and the end of passes that are not added yet."""
-
-    @contextlib.contextmanager
-    def running(self, device: torch.device) -> Iterator[None]:
-        """Add the time inside this block."""
-        if device.type != "cuda":
-            began = time.perf_counter()
-            yield
-            self.seconds += time.perf_counter() - began
-            return
-        began_event = torch.cuda.Event(enable_timing=True)
-        ended_event = torch.cuda.Event(enable_timing=True)
-        began_event.record()
-        yield
-        ended_event.record()
-        self.pending.append((began_event, ended_event))
-
-    def timing(self, forward: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-        """Return a forward function that adds the time of its calls in training."""
-
-        def timed(*inputs: Any, **named_inputs: Any) -> Any:
-            if not torch.is_grad_enabled():  # an evaluation
-                return forward(*inputs, **named_inputs)
-            with self.running(device):
-                return forward(*inputs, **named_inputs)
-
-        return timed
-
-    def take(self) -> float:
-        """Return the seconds since the last call. The host waits for the GPU."""
-        for began, ended in self.pending:
-            ended.synchronize()
-            self.seconds += began.elapsed_time(ended) / 1000
-        seconds = self.seconds
-        self.pending = []
-        self.seconds = 0.0
-        return seconds
-
-
-class Losses(nn.Module):
-    """The model as a module with a forward that returns losses, because DDP and DeepSpeed hook the
-    forward pass, and our loss uses the unembedding outside of the model's own."""
-
-    def __init__(self, model: Any, compiled: bool = False, z_loss: float = 0.0) -> None:
-        super().__init__()
-        self.z_loss = z_loss
-        self.model = model
-        self.compiled = compile_losses() if compiled else None
-        self.clock = ForwardClock()
-        self.times_layers = False
-        """Whether the engine lets the clock time layers, not the whole forward pass."""
-
-    def forward(self, batch: Batch, num_labels: int | None = None) -> Tensor:
-        """Return nll_BL without gradients. For training, with `num_labels`, the number of labels of
-        the whole step, return the sum of nll_BL divided by it."""
-        inputs = (self.model, batch.tokens_BL, batch.positions_BL, batch.labels_BL)
-        # Computed outside of compiled graphs, as the host needs the lengths of documents.
-        documents = None
-        if batch.documents_BL is not None:
-            documents = find_documents(batch.documents_BL, batch.tokens_BL.device)
-        if num_labels is None:
-            return token_losses(*inputs, documents)
-        device = batch.tokens_BL.device
-        with contextlib.nullcontext() if self.times_layers else self.clock.running(device):
-            return mean_loss(*inputs, num_labels, documents, self.compiled, self.z_loss)
+    gradient_norm: Tensor
+    """Before clipping."""
 
 
 class Engine:
@@ -185,11 +109,13 @@ class Engine:
 
     def step(
         self, batch: Batch, learning_rate: float, jump_detector: JumpDetector | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Make one optimizer step on this process's share of a batch. Return (mean loss, gradient
-        norm) of the whole batch. They are still on the device, so that the host can launch the next
-        step. `jump_detector`: skip the update of a step that jumps, for which the host waits for
-        the norm."""
+    ) -> StepNumbers:
+        """Make one optimizer step on this process's share of a batch. The host does not wait for
+        it, so that it can launch the next step.
+
+        jump_detector: Skips the update of a step that jumps, for which the host waits for the norm.
+            None: no update is skipped.
+        """
         num_labels = batch.num_labels
         if num_labels is None:  # the host waits for all processes
             num_labels = self.processes.sum(int((batch.labels_BL != IGNORED).sum()))
@@ -199,6 +125,7 @@ class Engine:
         # micro_batch_size counts sequences of the longest length; more of shorter ones fit.
         size *= self.training.length // batch.tokens_BL.shape[1]
         parts = list(batch.split(size))
+
         # The labels are those of all processes, so the parts of the loss add up to its mean.
         loss = torch.zeros((), device=self.device)
         for index, part in enumerate(parts):
@@ -206,7 +133,8 @@ class Engine:
             loss += self.backward(part.to(self.device), num_labels, is_last).detach()
         if self.processes.world_size > 1:
             dist.all_reduce(loss)
-        return loss, self.update(learning_rate, partial(self.is_skipped, jump_detector, loss))
+        norm = self.update(learning_rate, partial(self.is_skipped, jump_detector, loss))
+        return StepNumbers(loss, norm)
 
     def is_skipped(self, jump_detector: JumpDetector | None, loss: Tensor, norm: Tensor) -> bool:
         """Return whether the update of a step is skipped, with the same answer on all processes."""
@@ -373,95 +301,3 @@ class DDPEngine(Engine):
 def count_processes(number: int) -> str:
     """Return the number of processes in words."""
     return "1 process" if number == 1 else f"{number} processes"
-
-
-# --- graphs and kernels ---------------------------------------------------------------------------
-
-
-def layers_of(model: Any) -> list[nn.Module]:
-    """Return the layers of the model, in order."""
-    return model.layers if isinstance(model, HuggingFaceLM) else model.blocks
-
-
-def parts_of(model: Any) -> dict[str, list[nn.Parameter]]:
-    """Return the weights of each block, of the embeddings and of the unembedding, by name of the
-    part. Tied weights are those of the embeddings. All others, such as the last norm, are
-    `other`."""
-    part_of_weight = {}
-    for number, layer in enumerate(layers_of(model)):
-        for weight in layer.parameters():
-            part_of_weight[id(weight)] = f"block_{number}"
-    for weight in model.unembedding:
-        part_of_weight[id(weight)] = "unembedding"
-    is_ours = not isinstance(model, HuggingFaceLM)
-    embedding = model.transformer.wte if is_ours else model.embedding
-    part_of_weight[id(embedding.weight)] = "embedding"
-    parts: dict[str, list[nn.Parameter]] = {}
-    for weight in model.parameters():
-        parts.setdefault(part_of_weight.get(id(weight), "other"), []).append(weight)
-    return parts
-
-
-def compile_model(
-    model: Any, activation_memory_budget: float | None = None, each_layer: bool = False
-) -> None:
-    """Compile the model, with one graph for each shape: of training, its stages, evaluations.
-
-    `dynamic=False` keeps PyTorch from making a graph for any shape when it sees a second one. That
-    graph rounds differently, and whether it is used would depend on where a run begins."""
-    torch._dynamo.config.recompile_limit = 64  # by default 8 shapes; later ones run uncompiled
-    # For the whole process, as the compiler reads it at each new shape: 1 is PyTorch's default.
-    budget = 1.0 if activation_memory_budget is None else activation_memory_budget
-    functorch_config.activation_memory_budget = budget
-    if budget < 1.0:
-        # In a graph of all layers, what is computed again would be there for all of them at once.
-        each_layer = True
-    if isinstance(model, HuggingFaceLM):
-        model.keep_own_attention()
-    keep_out_of_graphs()
-    layers = layers_of(model)
-    is_long = len(layers) >= COMPILED_BY_BLOCK and not isinstance(model, HuggingFaceLM)
-    if each_layer or is_long:
-        for layer in layers:  # which share one graph
-            layer.forward = torch.compile(layer.forward, dynamic=False)
-    else:
-        model.hidden = torch.compile(model.hidden, dynamic=False)
-
-
-# --- devices ------------------------------------------------------------------------------------
-
-
-def own_device(name: str, processes: Processes) -> torch.device:
-    """Return the device of this process, which it shares with no other process."""
-    device = choose_device(name, lambda seen: own_gpu(seen, processes), "training.device")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    return device
-
-
-def own_gpu(num_seen: int, processes: Processes) -> int:
-    """Return the number of this process's GPU. Launchers make all GPUs of the machine visible to a
-    process, or only its own."""
-    if num_seen == 1:
-        return 0
-    if processes.local_rank >= num_seen:
-        raise ConfigError(
-            f"this machine runs {processes.local_world_size} processes, but PyTorch sees "
-            f"{num_seen} GPUs; launch as many processes as GPUs, or request more GPUs"
-        )
-    return processes.local_rank
-
-
-def be_deterministic() -> None:
-    """Let PyTorch take deterministic kernels, or raise where it has none."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
-    torch.use_deterministic_algorithms(True)
-    # This fills new tensors, to find reads of unset memory: slow, and needed only for debugging.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
-def choose_precision(name: Precision, device: torch.device) -> Precision:
-    """Return bf16 or fp32. `auto` becomes bf16 if the device multiplies it in hardware."""
-    if name != "auto":
-        return name
-    return "bf16" if multiplies(device, torch.bfloat16) else "fp32"

@@ -16,7 +16,7 @@ from olmo_sparsity.data.prepare import check_same_settings
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.data.transform import with_fingerprint
 from olmo_sparsity.training.corpus_weights import earlier_weights
-from olmo_sparsity.training.engine import choose_precision
+from olmo_sparsity.training.device import choose_precision
 from olmo_sparsity.training.estimate.device_memory import fitting_micro_batch_size
 from olmo_sparsity.training.estimate.hardware import Hardware
 

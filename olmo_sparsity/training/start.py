@@ -46,8 +46,9 @@ from olmo_sparsity.training.checkpoint import TrainerState
 from olmo_sparsity.training.choose_engine import check_engine
 from olmo_sparsity.training.corpus_weights import weights_of
 from olmo_sparsity.training.deferred import Deferred, without_drawing
+from olmo_sparsity.training.device import own_device
 from olmo_sparsity.training.distributed import Processes
-from olmo_sparsity.training.engine import Engine, own_device
+from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.epochs import check_epochs, describe_epochs
 from olmo_sparsity.training.estimate.compute import flops_per_token, stated_flops
 from olmo_sparsity.training.estimate.hardware import Hardware

@@ -17,8 +17,9 @@ import pytest
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.checkpoint import CheckpointWriter
-from olmo_sparsity.training.engine import Engine, Losses
+from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.evaluate import Evaluation
+from olmo_sparsity.training.losses import Losses
 from olmo_sparsity.training.metrics import Metrics, read_metrics
 from tests.conftest import data_section, small_run, until
 from tests.support import children

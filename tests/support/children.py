@@ -27,7 +27,8 @@ import torch
 
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.data.batches import TrainingBatches, batch_of_step
-from olmo_sparsity.training.engine import Engine, Losses
+from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.training.losses import Losses
 
 os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed decides when it is imported
 forkserver = multiprocessing.get_context("forkserver")

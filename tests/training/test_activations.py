@@ -17,7 +17,7 @@ from olmo_sparsity.models import layers
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.rope import rotary_tables
 from olmo_sparsity.training.activations import kept_bytes
-from olmo_sparsity.training.engine import compile_model
+from olmo_sparsity.training.compilation import compile_model
 
 LENGTH = 512
 SHAPES: dict[str, dict[str, Any]] = {

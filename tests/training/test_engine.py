@@ -18,8 +18,9 @@ from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.models import training_loss
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.text.vocabulary import IGNORED
+from olmo_sparsity.training.device import choose_precision, own_device, own_gpu
 from olmo_sparsity.training.distributed import Processes
-from olmo_sparsity.training.engine import Engine, choose_precision, own_device, own_gpu
+from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.optim import JumpDetector
 from olmo_sparsity.training.preflight import check_devices
 from tests.conftest import MakeConfig
@@ -229,7 +230,7 @@ def test_a_compiled_step_is_two_graphs(
     graphs = CompileCounterWithBackend("aot_eager")
     compiler = partial(torch.compile, backend=graphs, fullgraph=True)
     monkeypatch.setattr(torch, "compile", compiler)
-    monkeypatch.setattr("olmo_sparsity.training.engine.COMPILED_BY_BLOCK", 3)
+    monkeypatch.setattr("olmo_sparsity.training.compilation.COMPILED_BY_BLOCK", 3)
     monkeypatch.setattr(training_loss, "rows_per_chunk", lambda *_: 200)  # the last one has 112
     monkeypatch.setattr(RMSNorm, "forward", RMSLayerNorm.forward)  # as it is on a GPU
     config = make_config(

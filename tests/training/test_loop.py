@@ -31,11 +31,12 @@ from olmo_sparsity.training import gpu_hours, restore, run_folder, start
 from olmo_sparsity.training.checkpoint import TrainerState
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.dry_run import dry_run
-from olmo_sparsity.training.engine import Engine, ForwardClock
+from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.evaluate import Evaluation
 from olmo_sparsity.training.gpu_hours import GpuHours
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.loss_table import loss_table
+from olmo_sparsity.training.losses import ForwardClock
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.optim import learning_rate
 from olmo_sparsity.training.steps import Outcome, slowest_process
