@@ -8,12 +8,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from olmo_sparsity.base.errors import naming_extras
-from olmo_sparsity.command.ending import (
-    exit_code_of,
-    flush_results,
-    interrupt_on_signals,
-    prepare_streams,
-)
+from olmo_sparsity.command.ending import exit_code_of, flush_results, interrupt_on_signals
+from olmo_sparsity.command.streams import prepare_streams
 
 
 def run_command(

@@ -30,6 +30,7 @@ from olmo_sparsity.command.explain import run_explain
 from olmo_sparsity.command.losses import run_losses
 from olmo_sparsity.command.measure import run_measure
 from olmo_sparsity.command.results import run_compare, run_figure, run_report
+from olmo_sparsity.command.streams import prepare_streams
 from olmo_sparsity.command.training import run_configs, run_export, run_prepare, run_train
 
 __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
@@ -46,7 +47,7 @@ RESUMED_COMMANDS = ("prepare", "train", "experiment", "measure")
 def entry(arguments: list[str] | None = None) -> NoReturn:
     """Run the command that was typed, and exit with its code."""
     gc.set_threshold(10_000)  # imports allocate without garbage: a tenth of the time of a start
-    ending.prepare_streams()
+    prepare_streams()
     ending.interrupt_on_signals()
     try:
         code = main(arguments)

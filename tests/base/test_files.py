@@ -105,7 +105,7 @@ def test_a_file_that_is_read_is_not_replaced(tmp_path: Path, word: str) -> None:
     check_not_read("--html", None, [word.format(note)])
 
 
-PREPARING = "from olmo_sparsity.command.ending import prepare_streams; prepare_streams()"
+PREPARING = "from olmo_sparsity.command.streams import prepare_streams; prepare_streams()"
 
 
 @pytest.mark.parametrize("preparing", ["", PREPARING])

@@ -145,7 +145,7 @@ def test_no_file_takes_the_place_of_a_closed_stream(tmp_path: Path) -> None:
     path = tmp_path / "written.txt"
     program = (
         "import os, sys\n"
-        "from olmo_sparsity.command.ending import prepare_streams\n"
+        "from olmo_sparsity.command.streams import prepare_streams\n"
         "prepare_streams()\n"
         "file = open(sys.argv[1], 'w')\n"
         "for number in (1, 2):\n"
