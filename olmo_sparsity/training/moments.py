@@ -4,7 +4,14 @@ process.
 Engines divide moments among processes in different ways. Each process saves what it holds, and the
 file lists which elements of which parameter these are. So nothing is gathered, and a run resumes
 with another engine or number of processes: `SavedMoments.fill` takes the elements of a slice from
-all files that have some of them. No number is rounded, so training continues exactly.
+all files that have some of them. No number is rounded, so training continues exactly. A parameter
+of 10 elements that two processes have saved, and three read:
+
+    saved     moments-00000-of-00002    0 1 2 3 4
+              moments-00001-of-00002              5 6 7 8 9
+    read by   process 0                 0 1 2 3                 from the first file
+              process 1                         4 5 6           from both
+              process 2                               7 8 9     from the second
 """
 
 from __future__ import annotations
@@ -14,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -49,15 +56,22 @@ class MomentSlice:
         return len(next(iter(self.moments.values())))
 
 
+class _Elements(NamedTuple):
+    """Elements in a row of a flat parameter. Files store both numbers as a list."""
+
+    first: int
+    length: int
+
+
 def copy_moments(
     parts: Iterable[MomentSlice], rank: int = 0, world_size: int = 1
 ) -> Callable[[Path], Path]:
     """Copy moments into main memory. Return a function that writes the copy into a folder, and
     returns its file. The function can run in a thread while training changes the moments."""
-    slices: dict[str, tuple[int, int]] = {}
+    slices: dict[str, _Elements] = {}
     tensors: dict[str, Tensor] = {}
     for part in parts:
-        slices[part.parameter] = (part.start, part.length)
+        slices[part.parameter] = _Elements(part.start, part.length)
         for key, moment in part.moments.items():
             tensors[f"{key}/{part.parameter}"] = moment
     tensors = to_main_memory(tensors.items())
@@ -127,14 +141,16 @@ class SavedMoments:
             if num_filled == part.length:
                 break
             file, slices = self.opened(path)
-            first, length = slices.get(part.parameter, (0, 0))
-            begin = max(first, part.start)
-            end = min(first + length, part.start + part.length)
+            # The elements that the file has and the slice needs: begin … end − 1 of the parameter.
+            saved = slices.get(part.parameter, _Elements(0, 0))
+            begin = max(saved.first, part.start)
+            end = min(saved.first + saved.length, part.start + part.length)
             if begin >= end:
                 continue
             for key, moment in part.moments.items():
-                saved = file.get_slice(f"{key}/{part.parameter}")[begin - first : end - first]
-                moment[begin - part.start : end - part.start].copy_(saved)
+                in_file = slice(begin - saved.first, end - saved.first)
+                in_slice = slice(begin - part.start, end - part.start)
+                moment[in_slice].copy_(file.get_slice(f"{key}/{part.parameter}")[in_file])
             num_filled += end - begin
         if num_filled != part.length:
             raise DataError(
@@ -143,11 +159,21 @@ class SavedMoments:
             )
 
 
-def _open(path: Path) -> tuple[Any, dict[str, tuple[int, int]]]:
-    """Return an open file, and the start and length of its slice of each parameter."""
+class _OpenFile(NamedTuple):
+    """A file of moments."""
+
+    file: Any
+    slices: dict[str, _Elements]
+    """The elements that it has of each parameter."""
+
+
+def _open(path: Path) -> _OpenFile:
+    """Open a file of moments."""
     try:
         file = safe_open(path, framework="pt")
-        return file, json.loads(file.metadata()["stretches"])
+        stored = json.loads(file.metadata()["stretches"])
+        slices = {name: _Elements(first, length) for name, (first, length) in stored.items()}
+        return _OpenFile(file, slices)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"{path} is damaged ({error}); delete the checkpoint to resume from the one before"
