@@ -158,6 +158,7 @@ def hash_inputs(corpus: CorpusConfig) -> str | None:
     paths = list_inputs(corpus)
     if not paths:
         return None
+    # Not of their content, which would take as long to read as preparing takes.
     digest = hashlib.sha256()
     for path in paths:
         digest.update(f"{path}\0{path.stat().st_size}\0".encode(errors="surrogateescape"))
@@ -209,10 +210,12 @@ def _obtain_tokenizer(
     tokenizer = common_tokenizer or load_or_train_tokenizer(
         data, sample_for_tokenizer(data), progress
     )
+    # The file first: a manifest that names a tokenizer must find it after a kill.
     write_atomically(folder / "tokenizer.json", tokenizer.to_str(pretty=True))
     manifest.tokenizer_sha256 = tokenizer_fingerprint(tokenizer)
     manifest.vocab_size = count_vocabulary(tokenizer)
     manifest.eos_id = find_eos_id(tokenizer)
+    # OLMo reads both. Where all IDs fit into 16 bits, they take half of the disk.
     manifest.dtype = "uint16" if manifest.vocab_size <= 2**16 else "uint32"
     manifest.save(folder)
     return tokenizer
@@ -227,6 +230,7 @@ def load_or_train_tokenizer(
     assert data.tokenizer.train_vocab is not None
     progress.note(f"training a tokenizer of {data.tokenizer.train_vocab:,} tokens")
     tokenizer = train_tokenizer(texts, data.tokenizer.train_vocab)
+    # A short text runs out of pairs of tokens to merge.
     if tokenizer.get_vocab_size() < data.tokenizer.train_vocab:
         progress.note(f"the text only gives {tokenizer.get_vocab_size():,} tokens")
     return tokenizer
@@ -240,6 +244,7 @@ def sample_for_tokenizer(
     if num_left <= 0:
         return
     for record in read_records(data.corpus):
+        # Held-out text must have no part in the model, not even by its tokens.
         if isinstance(record, TextRecord) and not is_heldout(record, data.heldout_share):
             yield record.text[:num_left]
             num_left -= len(record.text)

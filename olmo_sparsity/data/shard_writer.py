@@ -33,9 +33,11 @@ class ShardWriter:
         self.folder = folder
         self.split = split
         self.eos_id = eos_id
+        # Little-endian, so that the files have the same bytes on any machine.
         self.dtype = np.dtype(dtype).newbyteorder("<")
         kinds = (f"tokens.{dtype}", "ends.uint64", "groups.uint64")
         self.names = [f"{split}-{index:05d}.{kind}" for kind in kinds]
+        # Hashed as they are written, as reading a terabyte again takes half an hour.
         self.digests = [hashlib.sha256() for _ in kinds]
         self.files: list[BinaryIO] = []
         """The files of `names`. They are opened at the first token, so that a split without text
@@ -51,7 +53,7 @@ class ShardWriter:
         groups: list[int] = []
         for piece, group in pieces:
             ids += piece
-            if group is not None:
+            if group is not None:  # the document ends here
                 ids.append(self.eos_id)
                 ends.append(self.num_tokens + len(ids))
                 groups.append(group)

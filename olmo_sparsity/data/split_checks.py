@@ -30,7 +30,7 @@ def check_both_splits(data: DataConfig) -> None:
     tally = Tally()
     counts = dict.fromkeys(SPLITS, 0)
     for record in read_records(data.corpus):
-        tally.add(record)
+        tally.add(record)  # a corpus of bad records alone gets their message, not one of splits
         if isinstance(record, TextRecord):
             counts["heldout" if is_heldout(record, data.heldout_share) else "train"] += 1
             if all(counts.values()):

@@ -53,6 +53,8 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
     """Train a byte-level BPE, which encodes any text. The same texts give the same tokenizer."""
+    # All 256 bytes, also those that the texts lack, so that any text can be encoded. Sorted, as the
+    # library returns them in any order, and their IDs follow from it.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -79,6 +81,7 @@ def find_eos_id(tokenizer: Tokenizer) -> int:
 def _set_plain(tokenizer: Tokenizer) -> Tokenizer:
     """Return the tokenizer without truncation and padding, which it would do silently. It reads
     "<|endoftext|>" in a text as ordinary characters, not as the end of a document."""
+    # A file saved by transformers may truncate to the model's 512 tokens, for example.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True

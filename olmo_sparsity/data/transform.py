@@ -44,6 +44,7 @@ def load_transform(data: DataConfig, tokenizer: Tokenizer, shortest: int) -> Tra
     if data.transform is None:
         return None
     make = _find(data.transform)
+    # Checked apart, as a TypeError inside the user's function is an error of that function.
     try:
         inspect.signature(make).bind(tokenizer, shortest, **data.transform_options)
     except TypeError as error:
@@ -67,6 +68,7 @@ def apply(
     if changed is None:
         return None
     labels_L = changed.tokens_L if changed.labels_L is None else changed.labels_L
+    # numpy would fill a row with a single token, and for another length name no function.
     if not changed.tokens_L.shape == labels_L.shape == tokens_L.shape:
         shapes = f"{changed.tokens_L.shape} tokens and {labels_L.shape} labels"
         raise DataError(f"data.transform returned {shapes}; return {tokens_L.shape} of each")

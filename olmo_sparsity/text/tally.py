@@ -46,6 +46,7 @@ class Tally:
         for counts, added in ((self.bad, later.bad), (self.left_out, later.left_out)):
             for kind, count in added.items():
                 counts[kind] = counts.get(kind, 0) + count
+        # Of a kind that both have, the first record is among the earlier ones.
         self.first = later.first | self.first
 
     @property
@@ -55,6 +56,7 @@ class Tally:
     def describe(self) -> str:
         """Return the kinds of bad and left-out records with their numbers, the most frequent
         first."""
+        # A record is bad or left out, so the kinds of both differ.
         counts = self.bad | self.left_out
         kinds = sorted(counts, key=lambda kind: (-counts[kind], kind))
         return ", ".join(f"{counts[kind]:,} x {kind} (first: {self.first[kind]})" for kind in kinds)
