@@ -36,6 +36,15 @@ _MAX_BYTES = 2**30
 """Largest size of a metrics file that is read: millions of steps."""
 
 
+class PendingRow(NamedTuple):
+    """The row of a step that is not written yet."""
+
+    step: int
+    timestamp: str
+    numbers: dict[str, Tensor | float]
+    """Numbers by name. Those of a GPU are still there."""
+
+
 class MetricLine(NamedTuple):
     """A line of the file."""
 
@@ -80,7 +89,8 @@ class Metrics:
     ) -> None:
         """Open the file of a run that continues after step `start`.
 
-        writers: Functions that get each row, too, such as that of Weights & Biases.
+        start: The last step that the run has done.
+        writers: Get each row, too, such as that of Weights & Biases.
         writes: Whether this process writes. The others only check their numbers.
         while_writing: Makes a context in which rows are written, such as one with a time limit.
         """
@@ -88,8 +98,8 @@ class Metrics:
         self.writers = writers
         self.writes = writes
         self.while_writing = while_writing
-        self.pending: list[tuple[int, str, dict[str, Tensor | float]]] = []
-        """Steps whose rows are not written yet, with their timestamps and numbers."""
+        self.pending: list[PendingRow] = []
+        """The rows of the steps since the last `flush`."""
 
         self.last_crc32: str | None = None
         """CRC of the line of the last step."""
@@ -119,28 +129,33 @@ class Metrics:
 
     def add(self, step: int, **values: Tensor | float) -> None:
         """Add the numbers of a step, which `flush` writes."""
-        self.pending.append((step, timestamp(), values))
+        self.pending.append(PendingRow(step, timestamp(), values))
 
-    def flush(self, **speed: float) -> dict[str, float]:
-        """Write the rows of the steps since the last call. Return {"loss": their mean}, or {} if
-        there are none. At the first row with a number that is not finite, write the rows before it
-        and raise UserError. `speed`: numbers of all these steps, written with the last row."""
+    def flush(self, **speed: float) -> float | None:
+        """Write the rows of the steps since the last call. Return their mean loss; None if there
+        are none. At the first row with a number that is not finite, write the rows before it and
+        raise UserError.
+
+        speed: Numbers of all these steps, written with the last row.
+        """
         rows: list[dict[str, Any]] = []
-        for step, added_at, tensors in self.pending:
+        for pending in self.pending:
             # Reading a number of a GPU waits for its step.
-            numbers = {name: float(value) for name, value in tensors.items()}
-            rows.append({"step": step, "timestamp": added_at, **numbers})
+            numbers = {name: float(value) for name, value in pending.numbers.items()}
+            rows.append({"step": pending.step, "timestamp": pending.timestamp, **numbers})
         self.pending = []
         if not rows:
-            return {}
+            return None
         rows[-1].update(speed)
+
+        # Earlier rows are those of intact weights, and say how the run diverged.
         for number, row in enumerate(rows):
             values = {"loss": row["loss"], "gradient norm": row["gradient_norm"]}
             if not all(map(math.isfinite, values.values())):
                 self.write(*rows[:number])
                 check_finite(row["step"], values)
         self.write(*rows)
-        return {"loss": sum(row["loss"] for row in rows) / len(rows)}
+        return float(sum(row["loss"] for row in rows) / len(rows))
 
     def write_heldout(self, step: int, losses: list[dict], drop: float, measured: dict) -> None:
         """Write the line of an evaluation. `measured`: its other results, by name."""

@@ -277,14 +277,15 @@ def log_step(
         )
     speed |= slowest_process(start.engine)
     with start.engine.processes.agree():
-        shown = metrics.flush(**speed)
+        mean_loss = metrics.flush(**speed)
+    assert mean_loss is not None  # this step has a row, at least
     progress.update(
         step,
-        loss=f"{shown['loss']:.4f}",
+        loss=f"{mean_loss:.4f}",
         lr=f"{rate:.2e}",
         tokens_per_s=f"{steps_per_s * start.tokens_per_step:,.0f}",
     )
-    return speed | shown
+    return speed | {"loss": mean_loss}
 
 
 def slowest_process(engine: Engine) -> dict[str, float]:
