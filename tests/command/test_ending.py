@@ -61,7 +61,7 @@ READING = [
     "        say('reading')\n"
     "    except Exception as error:\n"
     "        raise DataError(f'the file is damaged: {error}')\n"
-    "sys.modules['olmo_sparsity.training.curves'] = types.SimpleNamespace(loss_table=read)\n"
+    "sys.modules['olmo_sparsity.training.loss_table'] = types.SimpleNamespace(loss_table=read)\n"
     "from olmo_sparsity.command.cli import entry\n"
     "entry(['losses', 'run'])",
 ]
