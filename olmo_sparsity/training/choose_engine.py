@@ -10,7 +10,8 @@ from torch import Tensor
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig, TrainingConfig
-from olmo_sparsity.training.deepspeed_engine import ZeroEngine, deepspeed_settings
+from olmo_sparsity.training.deepspeed_engine import ZeroEngine
+from olmo_sparsity.training.deepspeed_settings import deepspeed_settings
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import DDPEngine, Engine
 

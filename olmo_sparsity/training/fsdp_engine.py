@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,15 @@ from olmo_sparsity.training.model_parts import layers_of
 from olmo_sparsity.training.moments import MomentSlice, copy_moments
 from olmo_sparsity.training.optim import build_optimizer, moments_of
 from olmo_sparsity.training.sharded_muon import ShardedMuon
+
+
+class HeldRows(NamedTuple):
+    """The rows of a weight that a process holds."""
+
+    first: int
+    """The number of the first one."""
+
+    rows: Tensor
 
 
 class FSDPEngine(Engine):
@@ -101,15 +110,18 @@ class FSDPEngine(Engine):
         the random numbers of a row depend on those that were drawn before it."""
         self.losses.to_empty(device=self.device)
         for name, parameter in self.model.named_parameters():
-            first, own = self.own_rows(parameter)
-            own.copy_(source[name][first : first + len(own)])
+            held = self.held_rows(parameter)
+            held.rows.copy_(source[name][held.first : held.first + len(held.rows)])
 
-    def own_rows(self, sharded: Tensor) -> tuple[int, Tensor]:
-        """Return the number of the first row that this process holds of a weight, and its rows."""
-        num_shards = self.mesh.size(self.mesh.ndim - 1)
+    def held_rows(self, sharded: Tensor) -> HeldRows:
+        """Return the rows that this process holds of a weight."""
+        # Weights are divided over the last dimension of the mesh: all processes, or those of a
+        # node.
+        shard_dimension = self.mesh.ndim - 1
+        num_shards = self.mesh.size(shard_dimension)
         rows_of_each = -(-len(sharded) // num_shards)  # the last processes may hold fewer, or none
-        first = min(len(sharded), rows_of_each * self.mesh.get_local_rank(self.mesh.ndim - 1))
-        return first, cast(DTensor, sharded).to_local()
+        first = min(len(sharded), rows_of_each * self.mesh.get_local_rank(shard_dimension))
+        return HeldRows(first, cast(DTensor, sharded).to_local())
 
     # --- a step ---------------------------------------------------------------------------------
 
@@ -167,12 +179,12 @@ class FSDPEngine(Engine):
     def moments(self) -> Iterator[MomentSlice]:
         for name, parameter in self.model.named_parameters():
             moments = moments_of(self.optimizer, parameter)
-            first, _ = self.own_rows(parameter)
-            row = parameter[0].numel()
+            numbers_of_row = parameter[0].numel()
             local = {
                 key: cast(DTensor, moment).to_local().view(-1) for key, moment in moments.items()
             }
-            yield MomentSlice(name, first * row, local)
+            first_row = self.held_rows(parameter).first
+            yield MomentSlice(name, first_row * numbers_of_row, local)
 
     def describe(self) -> dict[str, Any]:
         policy = "bf16" if self.training.precision == "bf16" else "fp32"

@@ -14,7 +14,8 @@ import torch
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.training.deepspeed_engine import deepspeed_settings, import_deepspeed
+from olmo_sparsity.training.deepspeed_engine import import_deepspeed
+from olmo_sparsity.training.deepspeed_settings import deepspeed_settings
 from tests.conftest import MakeConfig
 
 

@@ -22,7 +22,7 @@ from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.training.choose_engine import check_engine
-from olmo_sparsity.training.deepspeed_engine import deepspeed_settings, with_live_weights
+from olmo_sparsity.training.deepspeed_settings import deepspeed_settings, with_live_weights
 from olmo_sparsity.training.dry_run import describe_run
 from olmo_sparsity.training.estimate.compute import flops_per_token, share_of_peak
 from olmo_sparsity.training.estimate.cost import RunTime, cost_of_run, with_engine
