@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import socket
 import struct
+from typing import NamedTuple
 
 import torch.distributed as dist
 
@@ -21,25 +23,41 @@ VARIABLE = "GLOO_SOCKET_IFNAME"
 def choose_interface(store: dist.Store, launch: Launch, meeting_address: str) -> None:
     """Set gloo's variable for this process, unless the user has set it, or all processes run on one
     node. Every process must call it."""
-    own_name = socket.gethostname()
-    own_address = address_towards(meeting_address)
-    store.set(f"host {launch.rank}", f"{own_name} {own_address or ''}")
-    first_name, _ = _host_of(store, 0)
-    last_name, last_address = _host_of(store, launch.world_size - 1)
-    if VARIABLE in os.environ or first_name == last_name:
+    own_node = _Node(socket.gethostname(), address_towards(meeting_address))
+    own_node.write(store, launch.rank)
+    # Ranks fill one node after the other, so the first and the last process tell whether there are
+    # several. All processes have written before any reads: `get` waits.
+    first_node = _Node.read(store, 0)
+    last_node = _Node.read(store, launch.world_size - 1)
+    if VARIABLE in os.environ or first_node.name == last_node.name:
         return
-    if own_name == first_name:
+
+    address = own_node.address
+    if own_node.name == first_node.name:
         # Towards itself, the node that the processes meet at would find its loopback.
-        own_address = address_towards(last_address) if last_address else None
-    interface = interface_of(own_address) if own_address else None
+        address = None
+        if last_node.address is not None:
+            address = address_towards(last_node.address)
+    interface = None if address is None else interface_of(address)
     if interface is not None:
         os.environ[VARIABLE] = interface
 
 
-def _host_of(store: dist.Store, rank: int) -> tuple[str, str]:
-    """Return the name and the address of a process's node; the address may be empty."""
-    name, _, address = store.get(f"host {rank}").decode().partition(" ")
-    return name, address
+class _Node(NamedTuple):
+    """The node of a process, as it is written into the store that all processes share."""
+
+    name: str
+    address: str | None
+    """The IPv4 address of its interface towards the meeting point; None if there is no route."""
+
+    def write(self, store: dist.Store, rank: int) -> None:
+        """Write the node of the process with this rank."""
+        store.set(f"host {rank}", json.dumps(self))
+
+    @staticmethod
+    def read(store: dist.Store, rank: int) -> _Node:
+        """Read the node of the process with this rank. Wait until it is written."""
+        return _Node(*json.loads(store.get(f"host {rank}")))
 
 
 def address_towards(host: str) -> str | None:
