@@ -67,13 +67,15 @@ have the same value."""
 # --- numbers in range -----------------------------------------------------------------------------
 
 _COUNTS = ("_count", "_length", "_size", "_count_kv")
-"""The ends of the names of entries that are whole numbers."""
+"""The ends of the names of entries that are whole numbers, such as `llama.block_count`."""
 
 _LENGTHS = ("context_length", "vocab_size")
-"""The ends of the names of whole numbers that may be larger than any dimension of a tensor."""
+"""The ends of the names of whole numbers that may be larger than any dimension of a tensor, such as
+`llama.context_length`."""
 
 _RANGES = {"epsilon": (0, 0.01), "freq_base": (100, 1e13), "freq_base_swa": (100, 1e13)}
-"""The ends of the names of entries that are floating-point numbers, and their ranges."""
+"""The ends of the names of entries that are floating-point numbers, and their ranges: epsilons of
+norms, and bases of RoPE, such as `llama.rope.freq_base`."""
 
 _USUAL_MANTISSA = re.compile("[15]e")
 """Mantissa of nearly all bases of RoPE and epsilons of norms."""
@@ -83,13 +85,14 @@ def check_entries(header: Header) -> None:
     """Raise DataError for numbers out of range, and for names of entries that are almost those of
     the architecture: with a flipped bit in its name, an entry would keep its default value."""
     largest_dimension = max(max(tensor.shape, default=1) for tensor in header.tensors)
+    # Names of entries without their owner, such as `block_count` of `llama.block_count`.
     known = {
         *(entries_read(header.architecture) or ()),
         *_NAMES_IN_CONFIG,
         *_WITHOUT_EFFECT,
     }
     for key, value in header.metadata.items():
-        owner = key.partition(".")[0]
+        owner, _, _ = key.partition(".")
         if owner == header.architecture:
             _check_count_entry(header, key, value, largest_dimension)
             _check_fraction_entry(header, key, value)
@@ -109,7 +112,8 @@ def _check_count_entry(header: Header, key: str, value: Any, largest_dimension: 
         largest = 2**31
     numbers = value if isinstance(value, list) else [value]
     for number in numbers:
-        if type(number) is not int or not smallest <= number <= largest:  # true is an int, too
+        # By its type, as true and false are instances of int, too.
+        if type(number) is not int or not smallest <= number <= largest:
             raise damaged(header, f"{key}={number}")
 
 

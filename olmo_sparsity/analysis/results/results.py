@@ -38,7 +38,7 @@ from olmo_sparsity.analysis.results.two_measurements import both_ways, net_diffe
 from olmo_sparsity.analysis.results.view import spell
 from olmo_sparsity.base.errors import DataError, check_type
 from olmo_sparsity.base.files import read_json
-from olmo_sparsity.base.manifest import MANIFEST, find_damage
+from olmo_sparsity.base.manifest import MANIFEST, find_damage, read_entries
 from olmo_sparsity.base.path_options import path_of
 from olmo_sparsity.base.renamed import with_current_names
 
@@ -312,10 +312,16 @@ def _check_intact(folder: Path) -> None:
     if not (folder / MANIFEST).exists():
         remedy = "run the same `measure` command again, or with --partial"
         raise DataError(f"{folder}: not finished ({MANIFEST} is missing); {remedy}")
+    # Each version lists all files that it writes, so a file that is not listed is no damage.
+    listed = read_entries(folder)
+    unlisted = sorted(set(FILES) - listed.files.keys())
+    if listed.problem is None and unlisted:
+        raise DataError(
+            f"{folder} is of another version: {MANIFEST} does not list {unlisted[0]}; use another "
+            "folder"
+        )
     problem = find_damage(folder, FILES)
     if problem is not None:
-        if "does not list" in problem:
-            raise DataError(f"{folder} is of another version: {problem}; use another folder")
         raise DataError(f"{folder} is damaged: {problem}; {REMEDY}")
 
 

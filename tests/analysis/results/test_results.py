@@ -149,6 +149,15 @@ def test_a_damaged_file_is_named(
         read_results(folder)
 
 
+def test_a_measurement_whose_manifest_lists_fewer_files_is_of_another_version(
+    results_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(results_folder, tmp_path / "copy")
+    write_manifest(folder, [name for name in FILES if name != "costs.parquet"])
+    with pytest.raises(DataError, match=r"another version: manifest\.json does not list costs"):
+        read_results(folder)
+
+
 def test_unfinished_and_unreadable_folders_are_explained(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no measurement"):
         read_results(tmp_path)
