@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from olmo_sparsity.base.errors import ConfigError, UserError
+from olmo_sparsity.base.errors import UserError
 from olmo_sparsity.base.files import (
     read_bounded,
     read_json,
@@ -18,7 +18,6 @@ from olmo_sparsity.base.files import (
     write_atomically,
     writing,
 )
-from olmo_sparsity.base.path_options import check_not_read, path_of
 
 
 def test_processes_that_write_the_same_file_at_once_do_not_meet(tmp_path: Path) -> None:
@@ -86,23 +85,6 @@ def test_what_never_ends_or_fills_the_memory_is_refused_by_name(tmp_path: Path) 
             read_json(tmp_path / name, dict, "restore it")
     os.truncate(tmp_path / "sparse", 2**26)
     assert len(read_bounded(tmp_path / "sparse")) == 2**26
-
-
-@pytest.mark.parametrize("path", [None, 3, b"results", "", " ", ["a"]])
-def test_what_is_not_a_path_is_refused_with_the_name_of_the_argument(path: object) -> None:
-    with pytest.raises(ConfigError, match=r"^out="):
-        path_of("out", path)
-
-
-@pytest.mark.parametrize("word", ["{}", "@{}", "name={}"])
-def test_a_file_that_is_read_is_not_replaced(tmp_path: Path, word: str) -> None:
-    note = tmp_path / "note.html"
-    note.write_text("text")
-    (tmp_path / "link.html").symlink_to(note)
-    with pytest.raises(ConfigError, match=r"--html=.* would replace"):
-        check_not_read("--html", str(tmp_path / "link.html"), ["demo", word.format(note)])
-    check_not_read("--html", str(tmp_path / "page.html"), [word.format(note)])
-    check_not_read("--html", None, [word.format(note)])
 
 
 PREPARING = "from olmo_sparsity.command.streams import prepare_streams; prepare_streams()"
