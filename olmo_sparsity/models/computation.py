@@ -21,8 +21,15 @@ from olmo_sparsity.config.schema import properties_of
 from olmo_sparsity.models.families import embedding_rows, mlp_width
 
 _FIELDS_OF_ALL_ARCHITECTURES = (
-    *("architecture", "d_model", "n_layers", "n_heads", "rotary_fraction", "layer_norm_eps"),
-    *("weight_tying", "mlp_hidden_size", "embedding_size"),
+    "architecture",
+    "d_model",
+    "n_layers",
+    "n_heads",
+    "rotary_fraction",
+    "layer_norm_eps",
+    "weight_tying",
+    "mlp_hidden_size",
+    "embedding_size",
 )
 """Fields that decide what a model of each architecture computes. For GPT-NeoX the others have one
 value, which `build_transformers_model` checks."""

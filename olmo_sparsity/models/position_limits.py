@@ -86,7 +86,6 @@ def position_limit(
     limits = _position_limits(text) + _attention_limits(text)
     if not knows_windows:
         limits += _window_limits(text)
-    limits = [limit for limit in limits if limit.num_positions]
     if only_wrong_beyond:
         limits = [limit for limit in limits if limit.wrong_beyond]
     # Of equal limits, one beyond which numbers are wrong comes first.
@@ -103,17 +102,17 @@ def _position_limits(text: Any) -> list[PositionLimit]:
     rope = getattr(text, "rope_parameters", None) or {}
     ropes = [rope] if "rope_type" in rope else list(rope.values())  # one for each type of layer
     # Without RoPE, position IDs are indices into a table of this size.
-    limits = [PositionLimit(trained or 0, "max_position_embeddings", wrong_beyond=not ropes)]
+    limits = _if_stated(trained, "max_position_embeddings", wrong_beyond=not ropes)
     for rope in ropes:
         if rope.get("rope_type") == "longrope":
             original = rope.get("original_max_position_embeddings")
             if not original:
                 original = getattr(text, "original_max_position_embeddings", trained)
             cause = "original_max_position_embeddings of its LongRoPE"
-            limits.append(PositionLimit(original or 0, cause, wrong_beyond=True))
+            limits += _if_stated(original, cause, wrong_beyond=True)
         if rope.get("rope_type") == "dynamic":
             cause = "max_position_embeddings of its dynamic RoPE"
-            limits.append(PositionLimit(trained or 0, cause, wrong_beyond=True))
+            limits += _if_stated(trained, cause, wrong_beyond=True)
     return limits
 
 
@@ -123,7 +122,7 @@ def _attention_limits(text: Any) -> list[PositionLimit]:
     floor = getattr(text, "floor_scale", None)
     if not floor or not getattr(text, "attn_temperature_tuning", False):
         return []
-    return [PositionLimit(int(floor) - 1, "floor_scale of its attention", wrong_beyond=True)]
+    return _if_stated(int(floor) - 1, "floor_scale of its attention", wrong_beyond=True)
 
 
 def _window_limits(text: Any) -> list[PositionLimit]:
@@ -135,6 +134,13 @@ def _window_limits(text: Any) -> list[PositionLimit]:
         return []
     limits: list[PositionLimit] = []
     for name in _WINDOW_SIZES:
-        size = getattr(text, name, None) or 0
-        limits.append(PositionLimit(size, name.replace("_", " "), wrong_beyond=True))
+        size = getattr(text, name, None)
+        limits += _if_stated(size, name.replace("_", " "), wrong_beyond=True)
     return limits
+
+
+def _if_stated(num_positions: int | None, cause: str, *, wrong_beyond: bool) -> list[PositionLimit]:
+    """Return a limit, or none if the config does not state the number, or states 0."""
+    if not num_positions:
+        return []
+    return [PositionLimit(num_positions, cause, wrong_beyond)]
