@@ -84,7 +84,8 @@ def _read(name: str) -> str:
 
 
 def json_for_html(value: Any) -> str:
-    """Return a value as JSON that cannot end the script element it is written into."""
+    """Return a value as JSON that cannot end the script element it is written into. Marks of
+    writing direction become their numbers, as they do in `escape`."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     text = text.translate(DIRECTIONS)
     # "</script>" would end the element, and old parsers of scripts take U+2028 and U+2029 for line
