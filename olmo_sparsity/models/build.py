@@ -55,6 +55,7 @@ def build_transformers_model(config: ModelConfig) -> PreTrainedModel:
     cannot express."""
     import transformers
 
+    # A field that is neither passed on nor has the family's value would have no effect in silence.
     family = FAMILIES[config.architecture]
     passed = _PASSED_FIELDS | set(family.settings)
     allowed: dict[str, tuple[Any, ...]] = {
@@ -65,9 +66,9 @@ def build_transformers_model(config: ModelConfig) -> PreTrainedModel:
         allowed |= {
             "activation_type": ("gelu", "swiglu"),  # the default, swiglu, means "not set"
             "include_bias": (True, False),  # likewise False
-            "bias_for_layer_norm": (None, True),
+            "bias_for_layer_norm": (None, True),  # None: not set
             "n_kv_heads": (None, config.n_heads),
-            "residual_dropout": (config.embedding_dropout,),
+            "residual_dropout": (config.embedding_dropout,),  # transformers has one for both
         }
     else:
         allowed["bias_for_layer_norm"] = (None, False)

@@ -194,7 +194,7 @@ def compare_with_unrelated(
     controls = Controls(unrelated_text, prepared.windows, num_draws=draws, seed=seed)
     spans_by_part = _targets_to_check(prepared, targets, controls)
     tables = _evaluate_with_progress(prepared, spans_by_part, controls)
-    # A short text may have fewer than the k units that were asked for.
+    # `recover` was given 0 … k. A short text may have fewer than the k units that were asked for.
     k = int(tables["recovery"].k.max())
     own, unrelated_by_draw = _loss_reductions(tables["recovery"], k)
     own_T = own.loc[DOCUMENT]
@@ -296,6 +296,7 @@ def _evaluate_with_progress(
 def _passages(unrelated_text: Documents) -> list[Document]:
     """Cut the unrelated text, which is one document, into passages for the induction check."""
     tokens = unrelated_text[0].tokens
+    # Whole passages only, and no more than `MAX_PASSAGES`.
     last_start = min(len(tokens) - PASSAGE_LENGTH, MAX_PASSAGES * PASSAGE_LENGTH)
     starts = range(0, last_start, PASSAGE_LENGTH)
     return [Document(tokens[start : start + PASSAGE_LENGTH]) for start in starts]

@@ -166,6 +166,7 @@ class Parts:
         Args:
             targets: Kind of distant context → all targets of the document.
         """
+        # Another choice of targets makes other rows, which must not be joined to these.
         digest = hashlib.sha256(self._identity.encode())
         for distant_part, spans in sorted(targets.items()):
             digest.update(f"{distant_part} {np.asarray(spans).tolist()}".encode())

@@ -212,7 +212,9 @@ class Plan:
         if self.settings.prefix_ids or tokenizer is None or not keeps_states:
             return {}
         documents = [self.documents[number] for number in self.measured]
-        return sink_check(self.scorer, documents, (), self.model.encode(["\n"])[0])
+        # A line break is tried as the prefix, as it says nothing about the text.
+        line_break = self.model.encode(["\n"])[0]
+        return sink_check(self.scorer, documents, prefix=(), dummy=line_break)
 
     def blocks(self, document: Document) -> list[Block]:
         """Return the blocks of a document whose losses are computed: those of the sample. If only

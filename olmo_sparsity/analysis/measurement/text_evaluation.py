@@ -224,6 +224,8 @@ class TextEvaluation:
             rows += ranking.rows_without_units
         loss_N = self.scorer.sums(rows)
 
+        # The losses are in the order of the rows: of each ranking those with its units, then those
+        # without them.
         first_row = 0
         for ranking in rankings:
             shape_TK = ranking.num_tokens_TK.shape
@@ -244,6 +246,8 @@ class TextEvaluation:
         loss_without_TK: np.ndarray,
     ) -> None:
         """Add the losses of a ranking to `recovery`, a row for each target and each k."""
+        # An unrelated text may serve both kinds of targets, which are ranked together and stored
+        # apart.
         for distant_part, spans in text.spans_by_part.items():
             index_T = ranking.indices(spans)
             self.tables.add(

@@ -173,11 +173,14 @@ def tail(t: np.ndarray, freedom: int) -> np.ndarray:
 @cache
 def quantile(p: float, freedom: int) -> float:
     """Return t with P(T > t) = p, for p < 0.5."""
+    # The tail falls from 0.5 at t = 0, so the quantile lies above `low` and, after some doublings,
+    # not above `high`.
     low = 0.0
     high = 1.0
     while tail(np.array(high), freedom) > p:
         high *= 2
-    for _ in range(50):  # bisections, which is to the last digit
+    # 50 halvings of this range reach the last digit.
+    for _ in range(50):
         middle = (low + high) / 2
         if tail(np.array(middle), freedom) > p:
             low = middle

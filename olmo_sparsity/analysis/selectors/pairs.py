@@ -78,7 +78,7 @@ def pairs(scorer: Scorer, question: Question) -> Choice:
     chosen = []
     score_TU = np.zeros((len(question.spans), len(question.units)))
     for span, score_U, reduction_of_pair in zip(question.spans, score_TU, reductions, strict=True):
-        # The best pair is written last, so that a unit keeps the score of its best pair.
+        # From the worst pair to the best, so that a unit keeps the score of its best pair.
         for pair, nats in sorted(reduction_of_pair.items(), key=lambda item: item[1]):
             score_U[list(pair)] = nats / 2
         # The last of k units may be either unit of a pair, so one more is compared.
@@ -134,6 +134,7 @@ def _try_partners(
 
     new_pairs: list[set[tuple[int, int]]] = [set() for _ in question.spans]
     for (target, unit), partners in zip(opened, partner_NK, strict=True):
+        # In one order, so that a pair that two of its units propose is evaluated once.
         new_pairs[target].update((min(unit, other), max(unit, other)) for other in partners)
     for span, reduction_of_pair, target_pairs in zip(
         question.spans, reductions, new_pairs, strict=True
