@@ -6,7 +6,7 @@ all → price.py. Each model is checked as `train --dry-run` checks it, so that 
 priced whose trainings would not start. A price is printed as one line:
 
     1,176,764,416 parameters, 10,485,760,000 tokens in 20,000 steps; 7.9 hours, 63 GPU-hours; 47.4
-    GiB a GPU (ddp, fits, micro-batches of 16), main memory 67 GiB a node; the run folder 70.6 GB
+    GiB a GPU (ddp, fits, micro-batches of 16), main memory 67 GiB a node; the run folder 197.7 GB
 """
 
 from __future__ import annotations

@@ -78,10 +78,13 @@ def check_room(
     needed = max(num_new + num_staying, 1) * num_parameters * BYTES_PER_PARAMETER
     free = shutil.disk_usage(run_folder).free
     if free < needed and num_left > 0:
+        fewer = "lower checkpoint.keep"
+        if kept.keep_every_steps:
+            fewer = "pass --checkpoint.keep_every_steps=null or a larger number"
         raise UserError(
             f"run_folder={run_folder}: its disk has {free / 2**30:.2f} GiB free, checkpoints need "
             f"{needed / 2**30:.2f} (checkpoint.keep={kept.keep}, {num_staying} to stay forever); "
-            "free space, or lower checkpoint.keep"
+            f"free space, or {fewer}"
         )
 
 

@@ -247,7 +247,8 @@ def skip_batch_of(step: int, run_folder: Path, max_skips: int) -> str:
     if len(skipped) >= max_skips:
         raise UserError(
             f"step {step} is not finite, after training.max_skips={max_skips} skipped batches; "
-            "lower optimizer.learning_rate in a new folder, or raise training.max_skips"
+            "lower optimizer.learning_rate in a new folder, which may branch_from a checkpoint "
+            "before the loss rose, or raise training.max_skips"
         )
     batch = batch_of_step(step, skipped)
     checkpoints = list_checkpoints(run_folder)

@@ -36,6 +36,8 @@ def test_a_disk_without_room_for_the_checkpoints_is_refused(
         free(num_bytes)
         with pytest.raises(UserError, match=r"run_folder=/: .*checkpoint\.keep=2"):
             check(**kept)
+    with pytest.raises(UserError, match=r"3 to stay.*--checkpoint\.keep_every_steps=null"):
+        check(keep_every_steps=2)
     # From step 3 on, a run of 6 steps saves at step 4, and at its end.
     free(2 * 10**6 * 12 - 1)
     with pytest.raises(UserError, match="run_folder=/: "):
