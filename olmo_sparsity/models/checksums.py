@@ -27,7 +27,13 @@ def checksum(tensor: Any) -> bytes:
     """Return a checksum of a tensor's bytes, as words of 8 bytes in a matrix: the SHA-256 of the
     sums of its columns and of its rows, and of the bytes that do not fill a row. The sums are
     computed on the tensor's device. Hashing all bytes would copy a model on a GPU to the host in
-    each call."""
+    each call.
+
+        word   word   …  word        → sum of the row
+        word   word   …  word        → sum of the row
+          ↓      ↓         ↓
+        sums of the columns            so that two words which change places are noticed, too
+    """
     if hasattr(tensor, "__tensor_flatten__"):  # of another library, such as a quantized one
         names, context = tensor.__tensor_flatten__()
         inner = b"".join(checksum(getattr(tensor, name)) for name in names)
@@ -39,6 +45,7 @@ def checksum(tensor: Any) -> bytes:
         bytes_N = bytes_N.clone()
     end = len(bytes_N) - len(bytes_N) % (8 * BLOCK)
     words = bytes_N[:end].view(torch.int64).view(-1, BLOCK)
-    for sums in (words.sum(0), words.sum(1), bytes_N[end:]):
-        digest.update(sums.cpu().numpy().data)
+    # Sums of integers that overflow wrap around, and are the same in any order.
+    for hashed in (words.sum(0), words.sum(1), bytes_N[end:]):
+        digest.update(hashed.cpu().numpy().data)
     return digest.digest()

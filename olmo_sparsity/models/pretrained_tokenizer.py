@@ -1,5 +1,14 @@
 """Read the tokenizer of a trained model as a `tokenizers.Tokenizer`, from the files or objects of
-any library, and change how it treats control tokens and spaces."""
+any library, and change how it treats control tokens and spaces.
+
+    find_tokenizer, as_tokenizer    from a folder, from an object
+    without_control_tokens          "<|im_end|>" becomes characters, as it should in documents
+    without_space_before            a text that continues another one gets no space before it
+    tokens_before                   what a tokenizer puts before a text, such as <s>
+
+Text is encoded in a copy, with truncation and padding off: an object that a user passes may have
+both, and keeps them.
+"""
 
 from __future__ import annotations
 

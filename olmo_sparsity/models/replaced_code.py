@@ -42,20 +42,38 @@ value in its code continues no results of another process."""
 def replaced_code(model: nn.Module) -> dict[str, str]:
     """Return the code that somebody has put in place of methods of modules, or of their classes, by
     the names of these methods."""
+    # `_code` adds names while it reads a function, so each function gets a copy of its own.
     names = {id(module): name or "the model" for name, module in model.named_modules()}
-    replaced: dict[str, str] = {}
-    classes: dict[type, None] = {}
+    functions = _replaced_in_modules(model) | _replaced_in_classes(model)
+    return {name: repr(_code(function, dict(names))) for name, function in functions.items()}
+
+
+def _replaced_in_modules(model: nn.Module) -> dict[str, Any]:
+    """Return the functions that hide methods of single modules, as `layer.forward = f` does, by the
+    names of these methods, such as "layers.0.mlp.forward"."""
+    replaced = {}
     for name, module in model.named_modules():
-        classes |= dict.fromkeys(type(module).__mro__)
         for key, value in vars(module).items():
             if _replaces_method(module, key, value):
-                replaced[f"{name}.{key}" if name else key] = repr(_code(value, dict(names)))
+                replaced[f"{name}.{key}" if name else key] = value
+    return replaced
+
+
+def _replaced_in_classes(model: nn.Module) -> dict[str, Any]:
+    """Return the functions that were put into the classes of modules, as `LlamaMLP.forward = f`
+    does, by the names of these methods, such as "LlamaMLP.forward"."""
+    # A dict keeps the order in which the classes are met.
+    classes: dict[type, None] = {}
+    for module in model.modules():
+        classes |= dict.fromkeys(type(module).__mro__)
+
+    replaced = {}
     for kind in classes:
         own_package = _package(kind.__module__)
         for key, value in vars(kind).items():
             function = getattr(value, "__func__", value)  # of a classmethod or staticmethod
             if isinstance(function, FunctionType) and _is_foreign(function, own_package):
-                replaced[f"{kind.__qualname__}.{key}"] = repr(_code(function, dict(names)))
+                replaced[f"{kind.__qualname__}.{key}"] = function
     return replaced
 
 
@@ -65,9 +83,10 @@ def _replaces_method(module: nn.Module, key: str, value: Any) -> bool:
     original = getattr(type(module), key, None)
     if not callable(original) or not callable(value) or isinstance(value, type):
         return False
+    # A wrapper holds the method that it wraps, bound to the module.
     bound = [link for link in _wrapped(value) if getattr(link, "__self__", None) is module]
-    calls_original = any(link.__func__ is original for link in bound)
-    return not calls_original or _is_foreign(value)
+    holds_original = any(link.__func__ is original for link in bound)
+    return not holds_original or _is_foreign(value)
 
 
 def _is_foreign(function: Any, own_package: str = "") -> bool:
