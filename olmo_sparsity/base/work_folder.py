@@ -51,6 +51,10 @@ class WorkFolder:
     identity_name: str = "settings.json"
     """The name of the identity file."""
 
+    own_key: str | None = None
+    """A key that every identity of this kind of work has, and those of other commands lack. None:
+    no other command's identity has the same file name."""
+
     @property
     def identity(self) -> Path:
         """Return the path of the identity file."""
@@ -114,6 +118,9 @@ class WorkFolder:
 
         # Read in any case: another process may have written it just now.
         stored = read_json(self.identity, dict, "restore it, or name a new folder")
+        if self.own_key is not None and self.own_key not in stored:
+            place = f"{self.setting}={self.path}"
+            raise ConfigError(f"{place} holds the results of another command; name a new folder")
         stored_versions = stored.pop("versions", None)
         if versions and stored_versions:
             changed_versions = differences(stored_versions, dict(versions))

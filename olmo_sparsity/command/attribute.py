@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from olmo_sparsity.analysis.options import ModelOptions, build
-from olmo_sparsity.base.errors import ConfigError, printable
+from olmo_sparsity.base.errors import ConfigError, naming, printable
 from olmo_sparsity.base.path_options import check_read_often, check_suffix
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.command.attribute_arguments import LAST_MESSAGE, MUST_ALL_PASS
@@ -171,7 +171,8 @@ def _read_inputs(options: argparse.Namespace) -> dict[str, Any]:
         text = getattr(options, name)
         if text and isfile(text):
             say(f"--{name}: the words '{text}' themselves; --{name} @{text} reads the file")
-        inputs[name] = read_text(text, inline=True) if text else text
+        with naming(f"--{name}"):
+            inputs[name] = read_text(text, inline=True) if text else text
     return inputs
 
 

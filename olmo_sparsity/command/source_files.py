@@ -45,7 +45,9 @@ def read_sources(words: list[str]) -> dict[str, str]:
         try:
             texts[file.name] = read_text(file.path)
         except DataError as error:
-            raise DataError(f"--source: {error}; convert it to text, or name other files") from None
+            # An empty file has a remedy of its own.
+            remedy = "" if ";" in str(error) else "; convert it to text, or name other files"
+            raise DataError(f"--source: {error}{remedy}") from None
     return texts
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from olmo_sparsity.analysis.explain.unrelated import SAME_TEXT, passages
 from olmo_sparsity.base.errors import DataError, UserError
+from olmo_sparsity.base.launch import read_launch
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.models.loaded import LoadedModel
@@ -71,6 +72,7 @@ def _read_texts(model: LoadedModel, decoys: Any, longest_length: int) -> list[np
         return [np.array(ids, dtype=np.int64) for ids in encoded]
     # Enough for the longest source, even if texts have ten tokens each.
     limit = max(MIN_TEXTS, longest_length // 10)
+    read_launch()  # an error of the environment is not one of the decoys
     try:
         return [document.tokens for document in open_documents(decoys, model, limit=limit)]
     except UserError as error:

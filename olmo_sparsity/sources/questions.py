@@ -72,7 +72,7 @@ def measure_questions(
     """
     # All lines are read first: a mistake in the last one is an error before hours of work.
     requests = read_questions(common, questions)
-    folder = WorkFolder(Path(out), "out", IDENTITY)
+    folder = WorkFolder(Path(out), "out", IDENTITY, own_key="questions")
     folder.create("questions")
     own_numbers = Share(*shard).of(range(len(requests)))
     _answer_questions(common, questions, requests, own_numbers, folder, pages)

@@ -101,3 +101,12 @@ def test_a_piece_is_read_again_unless_it_is_damaged_or_of_something_else(
     files[0].write_text(files[0].read_text().replace("0", "3"))
     assert pieces.read(names[0], "a text") is None
     assert files[0].name in capsys.readouterr().err
+
+
+def test_a_folder_of_another_command_is_said_in_one_sentence(tmp_path: Path) -> None:
+    WorkFolder(tmp_path, "out", "identity.json", own_key="data").identify({"data": "x", "seed": 1})
+    questions = WorkFolder(tmp_path, "out", "identity.json", own_key="questions")
+    with pytest.raises(ConfigError) as caught:
+        questions.identify({"questions": "y", "seed": 1})
+    expected = f"out={tmp_path} holds the results of another command; name a new folder"
+    assert str(caught.value) == expected

@@ -78,6 +78,27 @@ def test_a_dry_run_prints_the_cost(
     assert out.startswith("token-forwards  ")
 
 
+@pytest.mark.parametrize("option", ["--question", "--answer", "--reasoning"])
+def test_an_empty_file_is_named_with_its_option(
+    option: str, shell_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty.txt").touch()
+    code, _, err = shell(capsys, *shell_words, option, f"@{tmp_path}/empty.txt", "--dry-run")
+    assert code == 2
+    assert f"{option}: {tmp_path}/empty.txt is empty; write the text into it" in err
+
+
+def test_an_error_of_the_environment_is_not_one_of_the_decoys(
+    shell_words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    code, _, err = shell(capsys, *shell_words, "--answer", "w1")
+    assert code == 2
+    assert "olmo-sparsity: the environment sets WORLD_SIZE, but not RANK" in err
+
+
 @pytest.mark.parametrize("pattern", ["", "*"])
 def test_each_file_of_a_folder_is_a_source(
     shell_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], pattern: str

@@ -31,7 +31,7 @@ def read_text(path: str, inline: bool = False) -> str:
     if "\0" in text[:200]:
         raise DataError(f"{path} is not text in UTF-8: it has a zero byte")
     if not text.strip():
-        raise DataError(f"{path} is empty")
+        raise DataError(f"{path} is empty; write the text into it, or pass another file")
     return text
 
 

@@ -53,7 +53,7 @@ from olmo_sparsity.base.work_folder import WorkFolder
 
 def results_folder(out: str | Path) -> WorkFolder:
     """Return the folder of a measurement. Its file identity.json tells it from other folders."""
-    return WorkFolder(Path(out), "out", "identity.json")
+    return WorkFolder(Path(out), "out", "identity.json", own_key="data")
 
 
 UNFINISHED = "unfinished"

@@ -178,7 +178,7 @@ class _Reading:
         }
         self.identity = json.dumps(identity)
         if request.out is not None:
-            work = WorkFolder(Path(request.out), "out", "identity.json")
+            work = WorkFolder(Path(request.out), "out", "identity.json", own_key="text")
             work.create("checkpoints")
             work.identify(identity)
             self.pieces = Pieces(work.path / "checkpoints")
