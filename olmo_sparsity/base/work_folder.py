@@ -118,7 +118,7 @@ class WorkFolder:
 
         # Read in any case: another process may have written it just now.
         stored = read_json(self.identity, dict, "restore it, or name a new folder")
-        if self.own_key is not None and self.own_key not in stored:
+        if self.own_key in settings and self.own_key not in stored:
             place = f"{self.setting}={self.path}"
             raise ConfigError(f"{place} holds the results of another command; name a new folder")
         stored_versions = stored.pop("versions", None)
