@@ -72,6 +72,60 @@ def test_last_places_are_those_of_the_whole_row(
     torch.testing.assert_close(model.hidden(*rows, bias, num_last=last), whole[:, -last:])
 
 
+@pytest.fixture
+def text() -> tuple[torch.Tensor, torch.Tensor]:
+    """A text of 40 tokens, and its position IDs. The last 10 are local."""
+    tokens_BL = torch.randint(0, 61, (1, 40), generator=torch.Generator().manual_seed(1))
+    return tokens_BL, torch.arange(40)[None]
+
+
+NUM_DISTANT = 30
+"""More than local ones, so that a model shares their states if it can."""
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_local_tokens_after_distant_states_are_those_of_the_whole_text(
+    variant: str, text: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    model = model_of(variant)
+    distant_rows = [ids_BL[:, :NUM_DISTANT] for ids_BL in text]
+    local_rows = [ids_BL[:, NUM_DISTANT:] for ids_BL in text]
+    distant = model.distant_states(*distant_rows, tokens_at_once=20)
+    hidden_BLD = model.hidden(*local_rows, distant=distant)
+    whole_BLD = model.hidden(*text)
+    torch.testing.assert_close(hidden_BLD, whole_BLD[:, NUM_DISTANT:], atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_attention_weights_are_those_that_mix_the_values(
+    variant: str, text: tuple[torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the last token, in the first layer."""
+    model = model_of(variant)
+    distant = model.distant_states(*(ids_BL[:, :NUM_DISTANT] for ids_BL in text))
+    local_rows = [ids_BL[:, NUM_DISTANT:] for ids_BL in text]
+    num_heads = model.config.n_heads
+    weights_BHK = model.last_attention(*local_rows, distant)[:, :num_heads]
+
+    block = model.blocks[0]
+    mix = block.mix
+    mixed: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def mix_and_remember(q: Any, k: Any, v: Any, *rest: Any) -> torch.Tensor:
+        mixed.append((mix(q, k, v, *rest), v))
+        return mixed[-1][0]
+
+    monkeypatch.setattr(block, "mix", mix_and_remember)
+    block.attention_record = []  # so that distant states are joined, not shared
+    model.hidden(*local_rows, distant=distant, num_last=1)
+    mixed_BHLK, values_BGLK = mixed[0]
+    values_BHLK = values_BGLK.repeat_interleave(num_heads // values_BGLK.shape[1], dim=1)
+    expected_BHK = (weights_BHK[:, :, None] @ values_BHLK)[:, :, 0]
+    torch.testing.assert_close(mixed_BHLK[:, :, -1], expected_BHK, atol=1e-4, rtol=0)
+
+
 def test_equal_pairs_are_projected_once(
     rows: tuple[torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
