@@ -229,8 +229,19 @@ def test_the_first_step_of_a_stage_has_the_time_to_compile(
     staged: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits: dict[str, str] = {}
-    monkeypatch.setattr(Watchdog, "expect", lambda own, what, limit: limits.update({what: limit}))
-    monkeypatch.setattr(Watchdog, "stop", lambda own: None)
+    expect = Watchdog.expect
+    expect_step = Watchdog.expect_step
+
+    def noted(self: Watchdog, task: str, setting: str) -> None:
+        limits[task] = setting
+        expect(self, task, setting)
+
+    def noted_step(self: Watchdog, step: int) -> None:
+        limits[f"step {step}"] = "step_timeout_s"
+        expect_step(self, step)
+
+    monkeypatch.setattr(Watchdog, "expect", noted)
+    monkeypatch.setattr(Watchdog, "expect_step", noted_step)
     train(config_from_dict(staged))
     assert limits["the start"] == "work_timeout_s"
     assert limits["step 4"] == "work_timeout_s"
