@@ -45,8 +45,9 @@ def read_sources(words: list[str]) -> dict[str, str]:
         try:
             texts[file.name] = read_text(file.path)
         except DataError as error:
-            # An empty file has a remedy of its own.
-            remedy = "" if ";" in str(error) else "; convert it to text, or name other files"
+            # A file that is missing or empty cannot be converted.
+            is_other_form = "is not text" in str(error)
+            remedy = "; convert it to text, or name other files" if is_other_form else ""
             raise DataError(f"--source: {error}{remedy}") from None
     return texts
 

@@ -88,6 +88,15 @@ def test_an_empty_file_is_named_with_its_option(
     assert f"{option}: {tmp_path}/empty.txt is empty; write the text into it" in err
 
 
+def test_a_source_that_is_missing_is_not_to_be_converted(
+    shell_words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [shell_words[0], "--source", "nowhere.txt", *shell_words[7:], "--answer", "w1"]
+    code, _, err = shell(capsys, *words)
+    assert code == 2
+    assert err.endswith("--source: nowhere.txt cannot be read: No such file or directory\n")
+
+
 def test_an_error_of_the_environment_is_not_one_of_the_decoys(
     shell_words: list[str],
     capsys: pytest.CaptureFixture[str],
