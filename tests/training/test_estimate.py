@@ -43,7 +43,7 @@ from olmo_sparsity.training.estimate.memory_formulas import (
     without_memory,
 )
 from olmo_sparsity.training.estimate.report import SIGNAL_LEAD_S, estimate
-from olmo_sparsity.training.resolve import for_hardware
+from olmo_sparsity.training.resolve import for_hardware, with_staying_checkpoints
 from tests.conftest import MakeConfig
 
 ROOT = Path(__file__).parents[2]
@@ -425,7 +425,8 @@ def test_a_price_is_that_of_the_gpu_hours(capsys: pytest.CaptureFixture) -> None
     words = ["train", "configs/c4_1b_pose.yaml", "--dry-run", "--gpus=16", "--gpu-hour=2.5"]
     assert main(words) == 0
     printed = capsys.readouterr().out
-    hours = time_of(c4("1b", "--engine.name=ddp"), Hardware.of("h100", 16, None)).gpu_hours
+    config = with_staying_checkpoints(c4("1b", "--engine.name=ddp"))
+    hours = time_of(config, Hardware.of("h100", 16, None)).gpu_hours
     assert f"# price: {2.5 * hours:,.2f}, at 2.5 a GPU-hour" in printed
 
 
