@@ -55,12 +55,13 @@ def order_epoch(order: Order, num_sequences: int, seed: int, epoch: int) -> Epoc
     """Return the order in which an epoch reads its sequences."""
     if choose_order(order, num_sequences) == "computed":
         return ComputedOrder(num_sequences, seed, epoch)
-    return epoch_order(num_sequences, seed, epoch)
+    return stored_order(num_sequences, seed, epoch)
 
 
-def epoch_order(num_sequences: int, seed: int, epoch: int) -> np.ndarray:
+def stored_order(num_sequences: int, seed: int, epoch: int) -> np.ndarray:
     """Return the shuffled indices of the sequences of an epoch, as OLMo's IterableDataset does."""
     order = np.arange(num_sequences, dtype=np.uint32)
+    # As in OLMo, epoch 1 of seed 0 repeats epoch 0 of seed 1. ComputedOrder keeps them apart.
     np.random.Generator(np.random.PCG64(seed=seed + epoch)).shuffle(order)
     return order
 
@@ -99,7 +100,7 @@ class ComputedOrder:
         """Return the image of a number under the Feistel network."""
         high = number >> self.low_bits
         low = number & self.low_mask
-        # The two halves take turns, so each round is undone by repeating it, and no numbers meet.
+        # Even rounds change the high half, odd ones the low half.
         for round_number, key in enumerate(self.keys):
             if round_number % 2 == 0:
                 high ^= _scramble(low ^ key) & self.high_mask

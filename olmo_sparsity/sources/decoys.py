@@ -147,12 +147,12 @@ def _draw_different(
     decoys: dict[bytes, np.ndarray] = {}
     # The text with which each attempt begins: all texts in random order, again and again.
     first_texts = np.resize(generator.permutation(len(texts)), TRIES * draws).tolist()
-    for number, first in enumerate(first_texts):
+    for attempt, first in enumerate(first_texts):
         order = generator.permutation(len(texts)).tolist()
         others = [texts[other] for other in order if other != first]
         # Each draw begins with another text. When all texts had their turn, it begins within one.
-        begin = 0 if number < len(texts) else int(generator.integers(len(texts[first])))
-        in_order = [texts[first][begin:], *others, texts[first][:begin]]
+        start = 0 if attempt < len(texts) else int(generator.integers(len(texts[first])))
+        in_order = [texts[first][start:], *others, texts[first][:start]]
         decoy_L = _join_to_length(in_order, length)
         if not np.array_equal(decoy_L, source_L):
             decoys.setdefault(decoy_L.tobytes(), decoy_L)

@@ -86,7 +86,7 @@ def _draw_steps(axes: Axes, run: _Curves, column: str) -> None:
 
 
 def _draw_heldout(axes: Axes, run: _Curves) -> None:
-    """Draw a curve for each range of positions."""
+    """Draw a curve for each range of positions, and for the farthest places of long documents."""
     ranges = [column for column in run.heldout if column not in ("step", "induction")]
     for column, line_style in zip(ranges, itertools.cycle(LINE_STYLES), strict=False):
         axes.plot(

@@ -38,7 +38,7 @@ def loss_table(run_folder: str | Path) -> str:
 
     # The last evaluation, in detail.
     in_detail = pd.DataFrame(
-        _sample(part)
+        _range_and_counts(part)
         | {
             "loss (nats)": part["loss"],
             "perplexity": math.exp(min(part["loss"], LARGEST_EXPONENT)),
@@ -51,14 +51,15 @@ def loss_table(run_folder: str | Path) -> str:
         lines.append("rows are of different documents: compare runs within a row, not two rows")
     if "by_place" in last:
         by_place = pd.DataFrame(
-            _sample(part) | {"loss (nats)": part["loss"], "standard error": part["standard_error"]}
+            _range_and_counts(part)
+            | {"loss (nats)": part["loss"], "standard error": part["standard_error"]}
             for part in last["by_place"]
         )
         lines += ["loss by place in the same documents, the farthest first", _text(by_place)]
 
     # All evaluations, with a mark at those that must not be compared with the last one.
     curves = losses_by_step(rows)
-    is_other = [_samples(row) != _samples(last) for row in rows]
+    is_other = [_identity_of_text(row) != _identity_of_text(last) for row in rows]
     if any(is_other):
         curves["sample"] = ["other" if other else "" for other in is_other]
     lines.append("loss by step, and how far it falls when a passage is read twice (induction)")
@@ -68,7 +69,7 @@ def loss_table(run_folder: str | Path) -> str:
     return "\n".join(lines)
 
 
-def _sample(part: dict) -> dict[str, str]:
+def _range_and_counts(part: dict) -> dict[str, str]:
     """Return the columns for the range of a loss, and its numbers of documents and tokens. Earlier
     versions counted only tokens."""
     documents = part.get("num_documents")
@@ -79,7 +80,7 @@ def _sample(part: dict) -> dict[str, str]:
     }
 
 
-def _samples(row: dict) -> list[tuple]:
+def _identity_of_text(row: dict) -> list[tuple]:
     """Return ranges and counts of an evaluation, which identify its text: evaluations with equal
     ones can be compared."""
     names = ("from", "to", "num_tokens", "num_documents")
@@ -110,7 +111,7 @@ def losses_by_step(rows: list[dict]) -> pd.DataFrame:
 
 
 def range_in_words(part: dict) -> str:
-    """Return the range of a row in words, with its last position, to which `to` is one more."""
+    """Return a range in words, with its last position: `0 … 127` for from=0 and to=128."""
     return f"{part['from']} … {part['to'] - 1}"
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -223,10 +223,9 @@ class Metrics:
 # --- reading ------------------------------------------------------------------------------------
 
 
-def read_metrics(path: Path) -> Iterator[dict]:
-    """Yield the rows of a metrics file, without those of damaged lines."""
-    for line in _read_lines(path):
-        yield line.row
+def read_metrics(path: Path) -> list[dict]:
+    """Return the rows of a metrics file, without those of damaged lines."""
+    return [line.row for line in _read_lines(path)]
 
 
 def _read_lines(path: Path) -> list[MetricLine]:
@@ -243,10 +242,9 @@ def _read_lines(path: Path) -> list[MetricLine]:
             row = parse_json(text, dict)
             conform({"step": row.get("step")}, dict[str, int])
             lines.append(MetricLine(text, row))
-    num_damaged = len(texts) - len(lines)
-    if not content.endswith(b"\n"):
-        num_damaged -= 1
-    if num_damaged > 0:
+    is_last_cut = not content.endswith(b"\n") and (not lines or lines[-1].text is not texts[-1])
+    num_damaged = len(texts) - len(lines) - is_last_cut
+    if texts and num_damaged:
         say(f"{path}: {num_damaged} damaged lines are skipped")
     return lines
 
@@ -255,8 +253,9 @@ def read_own_lines(path: Path, until: int | None = None) -> list[MetricLine]:
     """Return the lines of a run's metrics. Raise DataError if they are those of another run, whose
     CRC at the step of a checkpoint differs from the one that the checkpoint stores.
 
-    until: Compare with the checkpoints up to this step, from which the run resumes. Later ones are
-        damaged, and a start that was killed before it replaced them has repeated their steps.
+    until: Ignore checkpoints of later steps than this one, from which the run resumes. It did not
+        resume from them as they are damaged, and a start that was killed may have repeated their
+        steps, with other losses.
     """
     lines = _read_lines(path)
     crc32_of_step = {}

@@ -19,7 +19,7 @@ from olmo_sparsity.config.text import DataConfig
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import Batch, BatchPlan, TrainingBatches
 from olmo_sparsity.data.heldout import heldout_batches
-from olmo_sparsity.data.order import epoch_order
+from olmo_sparsity.data.order import stored_order
 from olmo_sparsity.data.sequences import Sequences
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.data.transform import Transform, load_transform
@@ -63,7 +63,7 @@ def test_order_is_that_of_olmos_iterable_dataset(epoch: int) -> None:
     theirs = IterableDataset(
         [[0]] * 101, 4, seed=9, epoch=epoch, drop_last=True, rank=0, world_size=1
     )
-    assert (epoch_order(101, 9, epoch) == theirs.get_global_indices()).all()
+    assert (stored_order(101, 9, epoch) == theirs.get_global_indices()).all()
 
 
 def test_from_step_continues_exactly_across_epochs(shards: TokenShards) -> None:
@@ -83,7 +83,7 @@ def test_each_epoch_sees_every_sequence_once_with_new_positions(shards: TokenSha
     ]
     assert len(rows[0]) > 0.9 * steps * 32
     for epoch, found in enumerate((first, second)):  # without what is no full batch
-        order = epoch_order(len(source.sequences), 5, epoch)[: steps * 32].tolist()
+        order = stored_order(len(source.sequences), 5, epoch)[: steps * 32].tolist()
         tokens = np.stack([source.sequences[index] for index in order])
         assert (torch.cat([batch.tokens_BL for batch in found]).numpy() == tokens).all()
     assert not same(first[0], second[0])

@@ -20,7 +20,7 @@ from olmo_sparsity.config.sections import PositionsConfig
 from olmo_sparsity.config.text import DataConfig
 from olmo_sparsity.data.batches import BatchPlan, TrainingBatches
 from olmo_sparsity.data.mixture import SeveralCorpora, Weights
-from olmo_sparsity.data.order import epoch_order
+from olmo_sparsity.data.order import stored_order
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.shards import TokenShards, open_shards
 
@@ -53,7 +53,7 @@ def test_the_order_is_that_of_a_loop_over_all_sequences() -> None:
             taken[name] += 1
             epoch, place = divmod(drawn[name], SIZES[name])
             drawn[name] += 1
-            expected.append((epoch, first_index[name] + epoch_order(SIZES[name], 3, epoch)[place]))
+            expected.append((epoch, first_index[name] + stored_order(SIZES[name], 3, epoch)[place]))
     order = several(SIZES, FIRST, SECOND)
     assert [order.find(number) for number in range(400)] == expected
     assert order.count_reads(50) == {name: drawn[name] / SIZES[name] for name in SIZES}

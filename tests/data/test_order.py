@@ -13,8 +13,8 @@ from olmo_sparsity.data.order import (
     MAX_STORED_BY_AUTO,
     ComputedOrder,
     choose_order,
-    epoch_order,
     order_epoch,
+    stored_order,
 )
 
 
@@ -57,5 +57,5 @@ def test_auto_computes_what_would_take_much_memory() -> None:
     assert choose_order("stored", MAX_STORED_BY_AUTO + 1) == "stored"
     with pytest.raises(ConfigError, match=r"data\.order=stored holds at most 4,294,967,296"):
         choose_order("stored", MAX_STORED + 1)
-    assert list(order_epoch("stored", 9, 5, 1)) == list(epoch_order(9, 5, 1))
+    assert list(order_epoch("stored", 9, 5, 1)) == list(stored_order(9, 5, 1))
     assert isinstance(order_epoch("computed", 9, 5, 1), ComputedOrder)

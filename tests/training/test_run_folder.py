@@ -45,6 +45,15 @@ def test_a_damaged_line_of_the_metrics_is_named_and_left(
     path.write_bytes(b'{"step": 1}\n' + damage + b'\n{"step": 3}\n')
     assert list(read_metrics(path)) == [{"step": 1}, {"step": 3}]
     assert "1 damaged lines are skipped" in capsys.readouterr().err
+
+
+def test_a_damaged_line_is_counted_before_a_whole_one_without_an_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"st\n{"step": 3}')
+    assert read_metrics(path) == [{"step": 1}, {"step": 3}]
+    assert "1 damaged lines are skipped" in capsys.readouterr().err
     Metrics(tmp_path, 3, [])
     assert path.read_bytes() == b'{"step": 1}\n{"step": 3}\n'
 

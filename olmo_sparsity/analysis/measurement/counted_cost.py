@@ -5,7 +5,8 @@
     first phase    losses of all targets: counted exactly, from the lengths of documents and windows
     second phase   recovery of the expected targets: extrapolated from a few (target_costs.py)
 
-Nothing here runs the model. How long the counted tokens take is up to trial.py.
+Nothing here computes with the model: where rows depend on losses, a scorer that only counts runs in
+its place. How long the counted tokens take is up to trial.py.
 """
 
 from __future__ import annotations
