@@ -55,7 +55,9 @@ def _explain_keywords(options: argparse.Namespace) -> dict[str, Any]:
     distant_states = vars(options).get("distant_states")
     is_replaced = distant_states is not None and interpretation_of(distant_states).replaces
     if options.unrelated is not None and not options.check and not is_replaced:
-        raise ConfigError("--unrelated requires --check, which uses this text: add --check")
+        raise ConfigError(
+            "--unrelated has no effect here; add --check, or --distant-states=replaced"
+        )
     if options.field is not None and options.text is None:
         raise ConfigError(f"--field={options.field} is of --text FILE:N; omit it")
     keywords = given_options(options, ExplainRequest.names())
@@ -88,8 +90,11 @@ def _text_of(path: str, field: str | None) -> str:
                 "--field=NAME if its text is not in the field text"
             )
         return read_text(path)
-    if file:
-        for record in open_text(file, field or "text"):
-            if record.name.rpartition(":")[2] == number:
-                return record.text
-    raise ConfigError(f"--text={path} with --field must be FILE:N, a record with text, N from 1")
+    if not file:
+        raise ConfigError(f"--text={path}: --field requires FILE:N, such as --text={path}:1")
+    for record in open_text(file, field or "text"):
+        if record.name.rpartition(":")[2] == number:
+            return record.text
+    raise ConfigError(
+        f"--text={path}: {file} has no record {number} with text; N counts records from 1"
+    )

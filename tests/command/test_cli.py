@@ -91,7 +91,10 @@ NOTE = ("--source", "README.md", "--question", "q", "--answer", "a")
         (["figure", "study/results", "--out", "x.png"], "holds no measurement"),
         (["figure", "x", "y", "--labels", "a,a", "--out", "x.png"], "--labels=a,a must name each"),
         (["figure", "x", "y", "--labels", ",", "--out", "x.png"], "--labels=, must name each"),
-        (["explain", "demo", "--text", "x.jsonl", "--field", "a"], "--text=x.jsonl with --field"),
+        (
+            ["explain", "demo", "--text", "x.jsonl", "--field", "a"],
+            "--text=x.jsonl: --field requires FILE:N",
+        ),
         (["explain", "demo", "--prompt", "x", "--field", "a"], "--field=a is of --text FILE:N"),
         (["measure", "demo", "--out", "y", "--speed", "h100"], "--speed=h100 is of --dry-run"),
         (
@@ -227,7 +230,7 @@ def test_a_record_of_a_file_is_explained(tmp_path: Path, capsys: pytest.CaptureF
     words = ["explain", "demo", "--field", "body", "--at", "Ada", "--short", "2", "-k1", "--json"]
     assert main([*words, "--text", f"{tmp_path}/a.jsonl:2"]) == 0
     assert json.loads(capsys.readouterr().out)["targets"]
-    assert "must be FILE:N" in complaint(capsys, *words, "--text", f"{tmp_path}/a.jsonl:3")
+    assert "a.jsonl has no record 3" in complaint(capsys, *words, "--text", f"{tmp_path}/a.jsonl:3")
     words = ["explain", "demo", "--at", "two", "--short", "1", "-k1", "--json"]  # the field `text`
     whole_file = complaint(capsys, *words, "--text", f"{tmp_path}/a.jsonl")
     assert "a.jsonl holds records; pass one of them" in whole_file

@@ -70,8 +70,8 @@ def wait_for_results(out: str | Path) -> Results:
 def run(
     plan: Plan, out: Path, shard: tuple[int, int] = ALL_DOCUMENTS, command: Sequence[str] = ()
 ) -> Results | None:
-    """Measure what is planned, into the folder `out`. Return None if documents are left to other
-    processes."""
+    """Measure what is planned, into the folder `out`. Return the results in the first process of a
+    launch; None in the others, and where documents are left to another shard."""
     with using(plan.model):
         plan.check_model_unchanged()
         return _Process(plan, out, Shard(*shard), read_launch()).run(command)
@@ -147,7 +147,8 @@ class _Process:
         return {"induction": induction, "sink": sink}
 
     def _evaluate(self) -> bool:
-        """Run both phases. Return whether this process finds all documents finished."""
+        """Run both phases. Return whether all documents are finished, as the first process of the
+        launch finds; always False in the others."""
         self._evaluate_documents_of_process()
         # Only the first process of a launch waits for the others and writes the results.
         if self.launch.rank > 0:
@@ -166,13 +167,13 @@ class _Process:
     def _evaluate_documents_of_process(self) -> None:
         """Compute losses, choose targets, and evaluate them, in the documents of this process."""
         is_first = self.launch.rank == 0
-        slowest_s = work_on_documents(
+        self.slowest_s = work_on_documents(
             "losses", self.parts, self.documents_of_process, self._losses, is_first
         )
         if self.plan.chooses_by_gap:
             # The threshold depends on all documents of one half, also on those of other processes.
             half = [number for number in self.measured if half_of(number) == "threshold"]
-            wait_for_documents("losses", self.parts, half, self._losses, slowest_s)
+            wait_for_documents("losses", self.parts, half, self._losses, self.slowest_s)
         # Read before targets are chosen, as other processes may finish their losses meanwhile.
         has_all_losses = self.parts.finished("losses").issuperset(self.measured)
         self._choose_targets()
@@ -180,9 +181,11 @@ class _Process:
             # Before hours are spent on the targets of the placebo alone.
             check_any_target(self.plan, self.targets, self.parts)
         with_targets = self._with_targets(self.documents_of_process)
-        self.slowest_s = work_on_documents(
+        slowest_recovery_s = work_on_documents(
             "recovery", self.parts, with_targets, self._recovery, is_first
         )
+        # A process without targets must have patience, too.
+        self.slowest_s = max(self.slowest_s, slowest_recovery_s)
 
     def _wait_for_launch(self) -> None:
         """Wait for the documents of the other processes of this launch."""

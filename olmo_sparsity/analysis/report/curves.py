@@ -118,7 +118,10 @@ def curves_of(results: Sequence[Drawn], names: Sequence[str]) -> list[Curve]:
         examples = [results_alike[0] for results_alike in by_conditions.values()]
         for results_alike in by_conditions.values():
             label = ", ".join([name, *_differing_conditions(results_alike[0], examples)])
-            curves += _curves_of_alike(label, results_alike, transferred.pop(name, []))
+            curves_of_group = _curves_of_alike(label, results_alike, transferred.get(name, []))
+            if curves_of_group:  # results without rows have no curve to draw them beside
+                transferred.pop(name, None)
+            curves += curves_of_group
     return curves
 
 

@@ -237,7 +237,7 @@ def test_the_command_reads_the_text_from_a_pipe(
         ("--text TEXT --at 40", "40:41"),
         ("--text TEXT --at 0:2", "no target has distant tokens"),
         ("--text TEXT --units span", "none of tokens"),
-        ("--text TEXT --unrelated embedded", "--unrelated requires --check"),
+        ("--text TEXT --unrelated embedded", "--unrelated has no effect here; add --check"),
         ("--text BINARY", "BINARY is not text in UTF-8 from byte 1 on"),
         ("--prompt w1\udcff", "prompt: '\\udcff', its character 3, is half of a surrogate pair"),
     ],

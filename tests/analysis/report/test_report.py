@@ -10,6 +10,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -454,6 +455,19 @@ def test_a_run_is_drawn_by_length_and_by_step_too(results: Results, tmp_path: Pa
     assert "RoPE" in (tmp_path / "figure.svg").read_text()
     same = curves_of([*every[:2], every[0]], ["a"] * 3)
     assert [curve.rows.length.iloc[0] for curve in same] == [16, 64, 16]
+
+
+def test_transfer_is_drawn_beside_the_first_curve_that_has_rows(results: Results) -> None:
+    from olmo_sparsity.analysis.report.curves import curves_of
+
+    def of_run(run: str, **changes: Any) -> Results:
+        meta = replace(META, model={"name": f"runs/{run}/checkpoints/step9"})
+        return replace(results, meta=replace(meta, **changes))
+
+    empty = replace(of_run("a"), summary=results.summary.iloc[:0])
+    transfer = of_run("b", targets=META.targets | {"choices": {}})
+    (curve,) = curves_of([empty, of_run("b"), transfer], ["RoPE"] * 3)
+    assert len(curve.transferred) == len(curve.rows)
 
 
 def test_shares_of_a_gap_that_is_nearly_zero_are_cut_and_no_gap_has_no_control(
