@@ -49,11 +49,28 @@ DISK_WORK = "number of processes that wait for a disk"
 """The key of the store under which they are counted."""
 
 
-def _store() -> Any:
-    """Return the store at which the processes of the run have met."""
+STORE_PATIENCE_S = 5.0
+"""Seconds in which the store must answer. It lives in the first process, so a question never ends
+if that process is what hangs."""
+
+
+def _add_to_store(key: str, number: int) -> int | None:
+    """Add a number to a counter of the store at which the processes of the run have met, and return
+    the sum. Return None if the store does not answer, or is gone with the first process."""
     import torch.distributed as dist
 
-    return dist.distributed_c10d._get_default_store()
+    store = dist.distributed_c10d._get_default_store()
+    sums: list[int] = []
+
+    def add() -> None:
+        with contextlib.suppress(RuntimeError):  # the store is gone
+            sums.append(store.add(key, number))
+
+    # A question cannot be interrupted, so a thread of its own waits for the answer.
+    asking = threading.Thread(target=add, daemon=True)
+    asking.start()
+    asking.join(STORE_PATIENCE_S)
+    return sums[0] if sums else None
 
 
 class LateProcesses(NamedTuple):
@@ -198,17 +215,15 @@ class Watchdog:
     def _announce(self, is_disk_work: bool) -> None:
         """Tell the others whether this process waits for a disk, if that has changed."""
         if is_disk_work != self.has_announced and self.processes.world_size > 1:
-            with contextlib.suppress(RuntimeError):  # the store is gone with the first process
-                _store().add(DISK_WORK, 1 if is_disk_work else -1)
-                self.has_announced = is_disk_work
+            _add_to_store(DISK_WORK, 1 if is_disk_work else -1)
+            self.has_announced = is_disk_work
 
     def _someone_waits_for_a_disk(self) -> bool:
         """Return whether a process has told that it waits for a disk."""
         if self.processes.world_size == 1:
             return False
-        with contextlib.suppress(RuntimeError):
-            return _store().add(DISK_WORK, 0) > 0
-        return False
+        num_waiting = _add_to_store(DISK_WORK, 0)
+        return num_waiting is not None and num_waiting > 0
 
     def _end(self, task: Task) -> None:
         """Report that a task took too long, and end this process."""
