@@ -279,6 +279,37 @@ def test_the_price_of_the_experiment_on_readme_is_what_its_dry_run_prints(
     assert set(lines) <= set(printed)
 
 
+@ALL_RESULTS
+@pytest.mark.parametrize(
+    ("num_seeds", "words"),
+    [
+        (2, "two seeds, which can at most suggest one: {}, {} and {} GB"),
+        (3, "{} GPU-hours, {} and"),
+    ],
+)
+def test_the_price_of_seeds_on_readme_is_what_a_dry_run_prints(
+    num_seeds: int,
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    experiment = ROOT / "configs/experiments/c4_1b.yaml"
+    text = experiment.read_text().replace("../c4_1b", f"{ROOT}/configs/c4_1b")
+    grid = f"grid: {{seed: {list(range(num_seeds))}}}"
+    (tmp_path / "seeds.yaml").write_text(re.sub(r"^# grid: .*", grid, text, flags=re.M))
+    monkeypatch.chdir(ROOT)
+    flags = ["--dry-run", "--gpus", "8", "--gpu", "h100", "--gpu-hour", "2.5"]
+    assert main(["experiment", f"{tmp_path}/seeds.yaml", *flags]) == 0
+    *_, disk, total = capsys.readouterr().out.splitlines()
+    hours, dollars = re.findall(r": (\d+) GPU-hours .*: (\$\d+) at", total)[0]
+    gigabytes = round(float(disk.split()[1].replace(",", "")))
+    page = (ROOT / "README.md").read_text()
+    assert words.format(hours, dollars, gigabytes) in page
+    if num_seeds == 3:
+        assert f"{gigabytes / 1000:.1f} TB of disk" in page
+
+
 # --- numbers, in addition to docs/numbers.yaml ----------------------------------------------------
 
 

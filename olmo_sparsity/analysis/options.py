@@ -100,7 +100,7 @@ def parse_share(text: str) -> float:
 
 
 def _fraction(percent: str) -> float:
-    """Return the fraction that a number of percent is; 0 if the text is no number."""
+    """Return a percentage as a fraction: 0.1 for "10". Return 0 if the text is not a number."""
     try:
         return float(percent) / 100
     except ValueError:

@@ -191,8 +191,8 @@ def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
         return
-    # On a disk that is read-only this fails even if there is no such file. The error would replace
-    # the one of the write, which names the file that the user knows.
+    # A read-only disk refuses this even for a file that does not exist. That error would replace
+    # the error of the write, which names the file that the user knows.
     with suppress(OSError):
         path.unlink(missing_ok=True)
 

@@ -104,13 +104,13 @@ def find_damage(
 
 
 class ListedFiles(NamedTuple):
-    """What a manifest lists."""
+    """The entries of a manifest, if it is intact."""
 
     files: dict[str, FileEntry]
     """The entry of each file, by its name. Empty if the manifest is damaged."""
 
     problem: str | None
-    """What is damaged in the manifest itself; None if it is intact."""
+    """The damage of the manifest itself, in words. None if it is intact."""
 
 
 def read_entries(folder: Path) -> ListedFiles:

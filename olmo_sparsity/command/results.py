@@ -179,12 +179,14 @@ def _print_savings_of_longer_windows(experiment: Experiment) -> None:
             lines.append(f"  {name_of_model(experiment, measured.longer)}: {saved}")
         for first, second in window.pairs:
             if first.name in finished and second.name in finished:
-                difference = difference_of_loss_saved(finished[first.name], finished[second.name])
-                shown = with_interval(*difference, digits=3)
-                lines.append(f"  {first.name} minus {second.name}: {shown}")
+                interval = difference_of_loss_saved(finished[first.name], finished[second.name])
+                difference = with_interval(*interval, digits=3)
+                lines.append(f"  {first.name} minus {second.name}: {difference}")
         if lines:
-            text = f"the text beyond {window.shortest} tokens"
-            print(f"{formula}: what {text} saves, nats a token (all at the same tokens)")
+            print(
+                f"{formula}: what the text beyond {window.shortest} tokens saves, nats a token "
+                "(all at the same tokens)"
+            )
             print("\n".join(lines) + "\n")
 
 

@@ -42,8 +42,8 @@ class ResultStream:
 
     @contextlib.contextmanager
     def _naming_errors(self) -> Iterator[None]:
-        """Turn the error of a full disk or a closed stream into a UserError. A reader that has left
-        is no such error."""
+        """Turn the error of a full disk or a closed stream into a UserError. Let the error of a
+        reader that has left pass through."""
         try:
             yield
         except BrokenPipeError:
@@ -119,7 +119,7 @@ def _occupy_closed_streams() -> None:
 
 
 _ALLOWED_UNPRINTABLE = re.compile("(\x1b\\[[01]m|[\n\t])")
-"""What we print ourselves and is not printable: codes of bold type, and white space."""
+"""Unprintable characters that the commands print on purpose: codes of bold type, white space."""
 
 
 def _escape_unprintable(text: str) -> str:

@@ -79,7 +79,7 @@ def name_of_model(experiment: Experiment, measurement: Measurement) -> str:
     return name if label == name else f"{label} ({name})"
 
 
-class Windows(NamedTuple):
+class MeasuredWindows(NamedTuple):
     """Two measurements of one model: with a longer long window, and with the shortest one."""
 
     longer: Measurement
@@ -95,7 +95,7 @@ class LongerWindow:
 
     shortest: Long
 
-    windows: Mapping[str, Windows]
+    windows: Mapping[str, MeasuredWindows]
     """By the model's name."""
 
     pairs: Sequence[ModelPair]
@@ -105,7 +105,8 @@ class LongerWindow:
 def longer_windows_of(experiment: Experiment) -> list[LongerWindow]:
     """Return each long window but the shortest; none if only one is measured."""
     measurements = _measurements_by_model(experiment)
-    pairs = _pairs_of_models([m for m in experiment.models if m.name in measurements])
+    measured = [model for model in experiment.models if model.name in measurements]
+    pairs = _pairs_of_models(measured)
     # All models are measured with the same windows, which are sorted by length.
     shortest, *longer = next(iter(measurements.values()))
     return [
@@ -113,7 +114,7 @@ def longer_windows_of(experiment: Experiment) -> list[LongerWindow]:
             long,
             shortest,
             {
-                name: Windows(by_window[long], by_window[shortest])
+                name: MeasuredWindows(by_window[long], by_window[shortest])
                 for name, by_window in measurements.items()
             },
             pairs,

@@ -6,7 +6,7 @@ and adds up the prices:
     c4_1b_pose: 1,176,764,416 parameters, …; 7.9 hours, 63 GPU-hours; …       price_training.py
     c4_1b_pose-last-960: 177 documents, …; 0.076 GPU-hours                    price_measurement.py
     text: data/c4 is prepared, 20.9 GB
-    disk: 162.1 GB, of which run folders 141.2 and texts 20.9
+    disk: 416.3 GB, of which run folders 395.4 and texts 20.9
     1 of 2 models to train, 1 of 2 to measure: 63.1 GPU-hours (predicted), …
 """
 

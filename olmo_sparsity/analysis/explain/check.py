@@ -194,7 +194,7 @@ def compare_with_unrelated(
     controls = Controls(unrelated_text, prepared.windows, num_draws=draws, seed=seed)
     spans_by_part = _targets_to_check(prepared, targets, controls)
     tables = _evaluate_with_progress(prepared, spans_by_part, controls)
-    # `recover` was given 0 … k. A short text may have fewer than the k units that were asked for.
+    # `recover` evaluated each number of units from 0 on. A short text may have fewer than k units.
     k = int(tables["recovery"].k.max())
     own, unrelated_by_draw = _loss_reductions(tables["recovery"], k)
     own_T = own.loc[DOCUMENT]

@@ -172,7 +172,7 @@ def _locate_targets(
 
     token_texts: The texts of the tokens there, by the number of their document.
     """
-    # Begins with no rows, so that there is a table with all columns if there are no targets.
+    # The list begins with an empty table: without targets, the result then has all columns, too.
     located = [targets[:0].assign(other_target=0)]
     num_in_other_text = 0
     for number, rows in targets.groupby("document"):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 NO_BOUNDARY = -1
-"""What `boundaries` returns where no token of the other tokenization begins."""
+"""`boundaries` returns this number where no token of the other tokenization begins."""
 
 
 def boundaries(from_texts: Sequence[str], to_texts: Sequence[str]) -> np.ndarray:

@@ -44,7 +44,7 @@ RANDOM = "random"
 
 @dataclass(frozen=True)
 class _BinRecovery:
-    """What the units of one bin recover of the gap of all targets, as a fraction."""
+    """The fraction of the gap of all targets that the units of one bin recover."""
 
     own: Bootstrapped
     """Recovery by units of the text that the targets were chosen by."""

@@ -28,7 +28,7 @@ NO_STEP = 0
 
 
 class Checkpoint(NamedTuple):
-    """A model whose losses were read. A plain tuple of name and step stands for it, too."""
+    """A model whose losses were read. It equals the plain tuple of its name and step."""
 
     model: str
     """The name of the model or run."""

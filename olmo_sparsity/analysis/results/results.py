@@ -312,7 +312,8 @@ def _check_intact(folder: Path) -> None:
     if not (folder / MANIFEST).exists():
         remedy = "run the same `measure` command again, or with --partial"
         raise DataError(f"{folder}: not finished ({MANIFEST} is missing); {remedy}")
-    # Each version lists all files that it writes, so a file that is not listed is no damage.
+    # Each version lists all files that it writes. So a folder whose list lacks one is of another
+    # version, and not damaged.
     listed = read_entries(folder)
     unlisted = sorted(set(FILES) - listed.files.keys())
     if listed.problem is None and unlisted:

@@ -83,7 +83,7 @@ class WindowLosses:
 
 @dataclass(frozen=True)
 class _BatchOutputs:
-    """What was computed of rows, batch by batch, and where the result of each row is."""
+    """The outputs of batches, and where each row has its result in them."""
 
     outputs: list[Tensor]
     """One tensor for each batch, with a result for each of its rows."""
@@ -336,7 +336,7 @@ class Scorer:
     def _hidden_in_one_pass(self, blocks: list[Block]) -> list[Tensor]:
         """Return hidden_WD at the targets of blocks whose tokens are all beginnings of those of the
         last block, as in a document with its own distant text."""
-        # The last target predicts nothing that is asked for, so it is not an input.
+        # The losses need no prediction after the last target, so it is not an input.
         hidden_1FD = self.states(blocks[-1].tokens[:-1]).hidden_BFD
         assert hidden_1FD is not None
         hidden_of_blocks = []
