@@ -17,6 +17,8 @@ from olmo_sparsity.base.progress import say
 if TYPE_CHECKING:
     import pandas as pd
 
+    from olmo_sparsity.analysis.results.loss_statistics import SavingColumn
+    from olmo_sparsity.analysis.results.results import WindowPair
     from olmo_sparsity.experiment.file import Experiment
 
 
@@ -154,13 +156,7 @@ def _print_savings_of_longer_windows(experiment: Experiment) -> None:
     """Print for each longer long window how much lower it makes the loss of each model than the
     shortest one, and the differences between schemes. Print nothing if the experiment has one
     window, or too little is finished."""
-    from olmo_sparsity.analysis.results.results import (
-        WindowPair,
-        difference_of_loss_saved,
-        loss_saved,
-        read_results,
-    )
-    from olmo_sparsity.analysis.results.view import with_interval
+    from olmo_sparsity.analysis.results.results import WindowPair, read_results
     from olmo_sparsity.experiment.comparisons import longer_windows_of, name_of_model
 
     for window in longer_windows_of(experiment):
@@ -175,19 +171,35 @@ def _print_savings_of_longer_windows(experiment: Experiment) -> None:
             except DataError as error:
                 say(f"{name}, {formula}: not compared: {error}")
                 continue
-            saved = with_interval(*loss_saved(finished[name]), digits=3)
-            lines.append(f"  {name_of_model(experiment, measured.longer)}: {saved}")
+            name_and_label = name_of_model(experiment, measured.longer)
+            lines.append(f"  {name_and_label}: {_describe_saving(finished[name])}")
         for first, second in window.pairs:
             if first.name in finished and second.name in finished:
-                interval = difference_of_loss_saved(finished[first.name], finished[second.name])
-                difference = with_interval(*interval, digits=3)
-                lines.append(f"  {first.name} minus {second.name}: {difference}")
+                pair = (finished[first.name], finished[second.name])
+                lines.append(f"  {first.name} minus {second.name}: {_describe_saving(*pair)}")
         if lines:
             print(
                 f"{formula}: what the text beyond {window.shortest} tokens saves, nats a token "
                 "(all at the same tokens)"
             )
             print("\n".join(lines) + "\n")
+
+
+def _describe_saving(windows: WindowPair, subtracted: WindowPair | None = None) -> str:
+    """Return what a longer window saves a model, and how much more that is than with unrelated
+    text. With `subtracted`, return the differences from another model."""
+    from olmo_sparsity.analysis.results.results import difference_of_loss_saved, loss_saved
+    from olmo_sparsity.analysis.results.view import with_interval
+
+    shown: dict[SavingColumn, str] = {}
+    columns: tuple[SavingColumn, ...] = ("saved", "more_than_unrelated")
+    for column in columns:
+        if subtracted is None:
+            interval = loss_saved(windows, column)
+        else:
+            interval = difference_of_loss_saved(windows, subtracted, column)
+        shown[column] = with_interval(*interval, digits=3)
+    return f"{shown['saved']}; more than unrelated text: {shown['more_than_unrelated']}"
 
 
 def run_report(options: argparse.Namespace) -> int:

@@ -750,12 +750,12 @@ def test_compare_of_an_experiment_names_each_pair_and_sums_up_its_seeds(
     assert "RoPE (tiny_rope_seed2), long=24, last step: not compared: " in said
     # Of these copies the losses with both windows are equal.
     assert printed.startswith("L_12 - L_24: what the text beyond 12 tokens saves, nats a token")
-    saved = [line.split(" [")[0] for line in printed.splitlines()[1:6]]
+    saved = [re.sub(r" \[.*?\]", "", line) for line in printed.splitlines()[1:6]]
     assert saved == [
-        "  PoSE (tiny_pose_seed1): +0.000",
-        "  PoSE (tiny_pose_seed2): +0.000",
-        "  RoPE (tiny_rope_seed1): +0.000",
-        "  tiny_pose_seed1 minus tiny_rope_seed1: +0.000",
+        "  PoSE (tiny_pose_seed1): +0.000; more than unrelated text: +0.000",
+        "  PoSE (tiny_pose_seed2): +0.000; more than unrelated text: +0.000",
+        "  RoPE (tiny_rope_seed1): +0.000; more than unrelated text: +0.000",
+        "  tiny_pose_seed1 minus tiny_rope_seed1: +0.000; more than unrelated text: +0.000",
         "",
     ]
     assert "tiny_rope_seed2, L_12 - L_24: not compared: " in said

@@ -6,6 +6,8 @@ torch.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pandas as pd
 
@@ -58,36 +60,59 @@ def gap_difference(
     return _paired_mean(first_gap - second_gap, shared.document, parts)
 
 
+SavingColumn = Literal["saved", "more_than_unrelated"]
+"""A column of `savings_of_longer_window`."""
+
+
 def savings_of_longer_window(longer: pd.DataFrame, shorter: pd.DataFrame) -> pd.DataFrame:
     """Return how much lower the loss of a model is with a longer long window than with a shorter
-    one, in nats, at each token that both measured: columns document, target and saved.
+    one, in nats, at each token that both measured. The columns are document, target and
+
+        saved                 L_shorter − L_longer
+        more_than_unrelated   saved, minus the same with another document's text as distant text,
+                              which is what a longer window does whatever stands in it; NaN where
+                              the loss with unrelated text was not measured
 
     Args:
-        longer: Losses with the longer window: columns document, target and loss_long.
+        longer: Losses with the longer window: columns document, target, loss_long and
+            placebo_loss_long.
         shorter: Losses of the same model with the shorter window, of the same text.
     """
     shared = _shared_tokens(shorter, longer)
-    saved = (shared.loss_long_of_first - shared.loss_long_of_second).astype(float)
-    return shared[KEYS].assign(saved=saved)
+    losses = shared.drop(columns=KEYS).astype(float)
+    saved = losses.loss_long_of_first - losses.loss_long_of_second
+    saved_by_unrelated = losses.placebo_loss_long_of_first - losses.placebo_loss_long_of_second
+    return shared[KEYS].assign(saved=saved, more_than_unrelated=saved - saved_by_unrelated)
 
 
-def mean_saving(savings: pd.DataFrame, parts: Parts | None = None) -> Interval:
-    """Return the mean of `savings_of_longer_window` and its interval (`_paired_mean`)."""
-    return _paired_mean(savings.saved, savings.document, parts)
+def mean_saving(
+    savings: pd.DataFrame, column: SavingColumn = "saved", parts: Parts | None = None
+) -> Interval:
+    """Return the mean of a column of `savings_of_longer_window` and its interval (`_paired_mean`).
+    Tokens without a value do not count."""
+    measured = savings[savings[column].notna()]
+    return _paired_mean(measured[column], measured.document, parts)
 
 
 def saving_difference(
-    first: pd.DataFrame, second: pd.DataFrame, parts: Parts | None = None
+    first: pd.DataFrame,
+    second: pd.DataFrame,
+    column: SavingColumn = "saved",
+    parts: Parts | None = None,
 ) -> Interval:
-    """Return the mean saving of a first model minus that of a second one, over the tokens of both,
-    and its interval (`_paired_mean`).
+    """Return the mean of a column for a first model minus that for a second one, over the tokens of
+    both, and its interval (`_paired_mean`).
 
     Args:
         first: The rows of the first model, as `savings_of_longer_window` returns them.
         second: The rows of the second model.
+        column: The column. Tokens without a value do not count.
+        parts: The parts of documents that were split, which are resampled whole.
     """
     shared = _shared_tokens(first, second)
-    return _paired_mean(shared.saved_of_first - shared.saved_of_second, shared.document, parts)
+    differences = shared[f"{column}_of_first"] - shared[f"{column}_of_second"]
+    has_value = differences.notna()
+    return _paired_mean(differences[has_value], shared.document[has_value], parts)
 
 
 def _shared_tokens(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:

@@ -23,6 +23,7 @@ from olmo_sparsity.analysis.results.chosen_units import median_distances, shares
 from olmo_sparsity.analysis.results.columns import later_columns
 from olmo_sparsity.analysis.results.intervals import Interval
 from olmo_sparsity.analysis.results.loss_statistics import (
+    SavingColumn,
     gap_difference,
     mean_saving,
     saving_difference,
@@ -138,23 +139,25 @@ class WindowPair:
 
     @property
     def savings(self) -> pd.DataFrame:
-        """Return L_shorter − L_longer at each token that both measured, which is what the text
-        beyond the shorter window saves."""
+        """Return the rows of `savings_of_longer_window`."""
         _check_same_tokens(self.longer, self.shorter)
         # No token was chosen by its loss, so the documents that set the threshold count, too.
         return savings_of_longer_window(self.longer.losses, self.shorter.losses)
 
 
-def loss_saved(windows: WindowPair) -> Interval:
-    """Return the mean of L_shorter − L_longer of a model, in nats a token, with its interval."""
-    return mean_saving(windows.savings, windows.longer.parts)
+def loss_saved(windows: WindowPair, column: SavingColumn) -> Interval:
+    """Return the mean of L_shorter − L_longer of a model, in nats a token, with its interval; or
+    how much more it is than with unrelated text as distant text."""
+    return mean_saving(windows.savings, column, windows.longer.parts)
 
 
-def difference_of_loss_saved(first: WindowPair, second: WindowPair) -> Interval:
-    """Return the mean of L_shorter − L_longer of a first model minus that of a second one, over the
-    tokens that all four measurements have, with its interval, which is paired over documents."""
+def difference_of_loss_saved(
+    first: WindowPair, second: WindowPair, column: SavingColumn
+) -> Interval:
+    """Return `loss_saved` of a first model minus that of a second one, over the tokens that all
+    four measurements have, with its interval, which is paired over documents."""
     _check_same_tokens(first.longer, second.longer)
-    return saving_difference(first.savings, second.savings, first.longer.parts)
+    return saving_difference(first.savings, second.savings, column, first.longer.parts)
 
 
 def transfer(first: ResultsOrFolder, second: ResultsOrFolder) -> pd.DataFrame:

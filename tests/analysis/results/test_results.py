@@ -106,13 +106,15 @@ def test_a_longer_window_saves_what_the_loss_falls_at_the_same_tokens() -> None:
     did, where the longer window saves 0.25 nats in even documents and 0.75 in odd ones."""
     documents = list(range(12))
     both = {"document": documents, "target": [300] * 12, "loss_short": [9.0] * 12}
-    shorter = pd.DataFrame(both | {"loss_long": [4.0] * 12})
-    longer = pd.DataFrame(both | {"loss_long": [3.75, 3.25] * 6})
+    shorter = pd.DataFrame(both | {"loss_long": [4.0] * 12, "placebo_loss_long": [6.0] * 12})
+    unrelated = [6.25] * 11 + [np.nan]  # not measured in the last document
+    longer = pd.DataFrame(both | {"loss_long": [3.75, 3.25] * 6, "placebo_loss_long": unrelated})
     alone = shorter.assign(target=100, loss_long=99.0)
     savings = savings_of_longer_window(longer, pd.concat([alone, shorter]))
     saved = mean_saving(savings)
     assert saved.value == pytest.approx(0.5)
     assert 0.25 < saved.low < 0.5 < saved.high < 0.75
+    assert mean_saving(savings, "more_than_unrelated").value == pytest.approx(8.0 / 11)
     assert np.isnan(mean_saving(savings_of_longer_window(longer, alone)).value), "none is shared"
     # Another model saves 0.2 nats less at each token, so the paired interval is narrow.
     less = savings.assign(saved=savings.saved - 0.2)
