@@ -29,8 +29,8 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from olmo_sparsity.analysis.results.intervals import percentile_interval, rank_correlations
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.errors import ConfigError, UserError
-from olmo_sparsity.models.exchange import export
-from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.models.huggingface.exchange import export
+from olmo_sparsity.models.huggingface.model import HuggingFaceLM
 from olmo_sparsity.models.load import load_model
 from olmo_sparsity.text.inputs import open_documents
 from olmo_sparsity.text.units import NO_INDICES

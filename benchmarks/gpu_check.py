@@ -407,7 +407,7 @@ def new_model(name: str) -> Any:
 
     from olmo_sparsity.config.model import ModelConfig
     from olmo_sparsity.models.build import build_model
-    from olmo_sparsity.models.huggingface import HuggingFaceLM
+    from olmo_sparsity.models.huggingface.model import HuggingFaceLM
 
     torch.manual_seed(0)
     if name != "Llama of transformers":

@@ -46,10 +46,10 @@ from olmo_sparsity.config.run import load_config
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.models.build import build_model
-from olmo_sparsity.models.exchange import hugging_face_model
+from olmo_sparsity.models.huggingface.exchange import hugging_face_model
+from olmo_sparsity.models.identity.use import in_use
 from olmo_sparsity.models.load import load_model
-from olmo_sparsity.models.olmo import PositionedOLMo
-from olmo_sparsity.models.use import in_use
+from olmo_sparsity.models.olmo.model import PositionedOLMo
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.units import Units
 from olmo_sparsity.text.windows import Block, Windows

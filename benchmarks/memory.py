@@ -49,7 +49,7 @@ def model_of(layers: int) -> ModelConfig:
 
 def estimates_of(engine: str, layers: int, count: int) -> dict[str, float]:
     """Return what the estimate says of each phase, in MiB."""
-    from olmo_sparsity.models.transformers_folder import count_parameters
+    from olmo_sparsity.models.huggingface.folder import count_parameters
     from olmo_sparsity.training.estimate.memory_formulas import (
         activation_bytes,
         gathered_at_once,
@@ -91,7 +91,7 @@ def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
     `out`."""
     import deepspeed.runtime.zero.muon.original_muon  # noqa: F401 (PyTorch's compiler, as its step)
 
-    import olmo_sparsity.models.olmo  # noqa: F401 (OLMo, as building does)
+    import olmo_sparsity.models.olmo.model  # noqa: F401 (OLMo, as building does)
     from olmo_sparsity.command.memory import give_back_freed_memory
     from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig
     from olmo_sparsity.data.batches import Batch

@@ -43,8 +43,8 @@ from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.models.build import build_model
-from olmo_sparsity.models.exchange import hugging_face_model
-from olmo_sparsity.models.transformers_folder import count_parameters
+from olmo_sparsity.models.huggingface.exchange import hugging_face_model
+from olmo_sparsity.models.huggingface.folder import count_parameters
 from olmo_sparsity.text.vocabulary import IGNORED
 from olmo_sparsity.training.choose_engine import build_engine
 from olmo_sparsity.training.distributed import Processes, connect

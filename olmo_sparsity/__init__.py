@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from olmo_sparsity.analysis.scoring.scorer import Scorer
     from olmo_sparsity.analysis.selectors.influence import influence_map
     from olmo_sparsity.models.load import load_model
-    from olmo_sparsity.sources.answer_pieces import Answer
     from olmo_sparsity.sources.attribute import attribute
-    from olmo_sparsity.sources.prompt_parts import Segment
-    from olmo_sparsity.sources.suite import check
+    from olmo_sparsity.sources.gate.suite import check
+    from olmo_sparsity.sources.reading.answer_pieces import Answer
+    from olmo_sparsity.sources.reading.prompt_parts import Segment
     from olmo_sparsity.text.controls import Controls
     from olmo_sparsity.text.documents import Document, Documents
     from olmo_sparsity.text.inputs import open_documents
@@ -39,9 +39,9 @@ _MODULES = {
     "analysis.callbacks.olmo_core": "OLMoCoreLosses",
     "analysis.callbacks.trainer": "TrainerLosses",
     "sources.attribute": "attribute",
-    "sources.answer_pieces": "Answer",
-    "sources.prompt_parts": "Segment",
-    "sources.suite": "check",
+    "sources.reading.answer_pieces": "Answer",
+    "sources.reading.prompt_parts": "Segment",
+    "sources.gate.suite": "check",
     "text.controls": "Controls",
     "text.documents": "Document Documents",
     "text.inputs": "open_documents",

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from olmo_sparsity.sources.trials import Trial, Trials
-from olmo_sparsity.sources.verdicts import Verdict, judge
+from olmo_sparsity.sources.verdicts.trials import Trial, Trials
+from olmo_sparsity.sources.verdicts.verdict import Verdict, judge
 from study.tables_of_rows import markdown
 
 SOURCES = (1, 2, 3, 4, 5, 10)

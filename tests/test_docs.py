@@ -22,7 +22,7 @@ from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.config.text import DataConfig
 from olmo_sparsity.data.transform import load_transform
-from olmo_sparsity.models.smollm2 import FILE
+from olmo_sparsity.models.gguf.smollm2 import FILE
 from olmo_sparsity.training.loop import train
 from study.benchmarks import engines
 from study.benchmarks.questions import read_rows, tables

@@ -121,7 +121,7 @@ def _was_given(options: argparse.Namespace, name: str) -> bool:
 def _attribute_one(options: argparse.Namespace) -> int:
     """Attribute one answer, and print it."""
     from olmo_sparsity.sources import attributing, cost
-    from olmo_sparsity.sources.read_sources import list_sources
+    from olmo_sparsity.sources.reading.read_sources import list_sources
     from olmo_sparsity.sources.request import AttributeRequest
 
     if options.html is not None:
@@ -160,7 +160,7 @@ def _print_attribution(attribution: Any, options: argparse.Namespace) -> None:
 def _read_inputs(options: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `attribute` that options give as files or texts."""
     from olmo_sparsity.analysis.explain.text_file import read_text
-    from olmo_sparsity.sources.chat_log import read_log
+    from olmo_sparsity.sources.reading.chat_log import read_log
 
     inputs: dict[str, Any] = {"sources": None, "messages": None}
     if options.source is not None:
@@ -182,7 +182,7 @@ def _read_inputs(options: argparse.Namespace) -> dict[str, Any]:
 def _attribute_questions(options: argparse.Namespace) -> int:
     """Attribute this process's share of the answers to many questions, and print a summary once all
     are there."""
-    from olmo_sparsity.sources import gate, questions
+    from olmo_sparsity.sources.gate import gate, questions
 
     check_read_often("--questions", options.questions)
     gate.check_margin(options.margin)
@@ -203,7 +203,7 @@ def _attribute_questions(options: argparse.Namespace) -> int:
 def _run_gate(options: argparse.Namespace) -> int:
     """Attribute the answers to many questions, and print which checks fail; return 1 if too many
     do."""
-    from olmo_sparsity.sources import expectations, gate, questions, suite
+    from olmo_sparsity.sources.gate import expectations, gate, questions, suite
 
     gate.check_margin(options.margin)
     if parse_shard(options.shard).num_shards > 1:
@@ -264,7 +264,7 @@ def _pages(options: argparse.Namespace) -> Path | None:
 
 def _print_results(options: argparse.Namespace, table: pd.DataFrame) -> None:
     """Print a summary of the statements of all questions, and where tables and pages are."""
-    from olmo_sparsity.sources import questions
+    from olmo_sparsity.sources.gate import questions
 
     print(questions.describe(table))
     print(f"tables: {options.out}/statements.parquet, matrix.parquet")

@@ -71,7 +71,7 @@ def run_train(options: argparse.Namespace) -> int:
         return 0
     try:
         with connect(config.engine if config else None) as processes:
-            with processes.raising_together():
+            with processes.agree():
                 # Raises the mistake that was not reported yet.
                 config = config or read_config()
             _tune_memory(config)
@@ -102,7 +102,7 @@ def _tune_memory(config: RunConfig) -> None:
 
 def run_export(options: argparse.Namespace) -> int:
     """Write a checkpoint as a folder that transformers loads; return the exit code."""
-    from olmo_sparsity.models import exchange
+    from olmo_sparsity.models.huggingface import exchange
 
     name = exchange.export(Path(options.checkpoint), Path(options.out), options.dtype)
     print(f"{options.out}: {name}; transformers.AutoModelForCausalLM.from_pretrained reads it")

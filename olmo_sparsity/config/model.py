@@ -16,7 +16,7 @@ from olmo_sparsity.config.schema import option
 COMPUTATION = "computation"
 """With other values, the same weights compute something else, or do not fit. A run that starts from
 weights (`init_from`) must have the value of their model, and an export must express it: both follow
-from this word, in models/computation.py and models/families.py."""
+from this word, in models/huggingface/computation.py and models/huggingface/families.py."""
 
 ANGLES = "angles"
 """RoPE's frequencies, which a run that starts from weights may lower."""

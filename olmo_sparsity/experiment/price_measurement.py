@@ -30,8 +30,8 @@ from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.build import build_model
+from olmo_sparsity.models.huggingface.folder import count_parameters
 from olmo_sparsity.models.load import LoadedModel, describe_model
-from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.text.documents import Documents
 from olmo_sparsity.text.inputs import open_documents
 from olmo_sparsity.text.split import split_long_documents

@@ -1,5 +1,5 @@
-"""Build a new model with random weights from a config: OLMo (olmo.py), or GPT-NeoX or OLMo 3 of
-transformers (`model.architecture`)."""
+"""Build a new model with random weights from a config (`model.architecture`): OLMo (olmo/model.py),
+or GPT-NeoX or OLMo 3 of transformers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.model import ModelConfig
-from olmo_sparsity.models.families import FAMILIES, transformers_config
-from olmo_sparsity.models.huggingface import HuggingFaceLM
-from olmo_sparsity.models.use import forget
+from olmo_sparsity.models.huggingface.families import FAMILIES, transformers_config
+from olmo_sparsity.models.huggingface.model import HuggingFaceLM
+from olmo_sparsity.models.identity.use import forget
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from olmo_sparsity.models.olmo import PositionedOLMo
+    from olmo_sparsity.models.olmo.model import PositionedOLMo
 
 
 def build_model(config: ModelConfig) -> PositionedOLMo | HuggingFaceLM:
@@ -26,7 +26,7 @@ def build_model(config: ModelConfig) -> PositionedOLMo | HuggingFaceLM:
             "tokenizer"
         )
     if config.architecture == "olmo":
-        from olmo_sparsity.models.olmo import PositionedOLMo
+        from olmo_sparsity.models.olmo.model import PositionedOLMo
 
         return PositionedOLMo(config)
     model = HuggingFaceLM(build_transformers_model(config))

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 
 from olmo_sparsity.base.errors import DataError, one_line
-from olmo_sparsity.models.transformers_folder import is_hugging_face
+from olmo_sparsity.models.huggingface.folder import is_hugging_face
 from olmo_sparsity.text.runs import run_loaders
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -1,7 +1,7 @@
 """Declare what the rest of the package needs of a model: hidden states at given position IDs,
 logits from them, and states of distant tokens that can be kept.
 
-`PositionedOLMo` (olmo.py) and `HuggingFaceLM` (huggingface.py) implement it:
+`PositionedOLMo` (olmo/model.py) and `HuggingFaceLM` (huggingface/model.py) implement it:
 
     tokens_BL, positions_BL ─ hidden ─> hidden_BLD ─ unembed ─> logits_BLV
     tokens_BF, positions_BF ─ distant_states ─> DistantStates, which `hidden` takes as `distant`

@@ -1,7 +1,7 @@
 """Open a trained model: `load_model` by its folder, hub name, URL or GGUF file, `wrap_model` in
 memory.
 
-    a name ─ find.py ─> a folder of transformers ─ transformers_folder.py ─┐
+    a name ─ find.py ─> a folder of transformers ─ huggingface/folder.py ─┐
                         a run ─ an entry point of olmo_sparsity.runs ──────┼─> LoadedModel
     a URL, llama:FILE ─ an entry point of olmo_sparsity.prompt_models ─────┘
 
@@ -31,11 +31,20 @@ from olmo_sparsity.base.errors import (
     printable,
 )
 from olmo_sparsity.base.renamed import entry_points_of
-from olmo_sparsity.models.compatibility import reason_of
-from olmo_sparsity.models.file_fingerprint import fingerprint
 from olmo_sparsity.models.find import DTYPES, find_folder
-from olmo_sparsity.models.gguf_origin import find_origin
-from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.models.gguf.origin import find_origin
+from olmo_sparsity.models.huggingface.compatibility import reason_of
+from olmo_sparsity.models.huggingface.folder import (
+    ADAPTER,
+    add_adapter,
+    base_of_adapter,
+    is_hugging_face,
+    read_hugging_face,
+)
+from olmo_sparsity.models.huggingface.model import HuggingFaceLM
+from olmo_sparsity.models.huggingface.weight_files import check_adapter_file, check_weight_files
+from olmo_sparsity.models.huggingface.whole_prompts import WholePrompts
+from olmo_sparsity.models.identity.file_fingerprint import fingerprint
 from olmo_sparsity.models.loaded import LoadedModel, check_room_for_tokens, describe_model
 from olmo_sparsity.models.pretrained_tokenizer import (
     as_tokenizer,
@@ -44,15 +53,6 @@ from olmo_sparsity.models.pretrained_tokenizer import (
     read_transformers_tokenizer,
 )
 from olmo_sparsity.models.prompts import PromptModel
-from olmo_sparsity.models.transformers_folder import (
-    ADAPTER,
-    add_adapter,
-    base_of_adapter,
-    is_hugging_face,
-    read_hugging_face,
-)
-from olmo_sparsity.models.weight_files import check_adapter_file, check_weight_files
-from olmo_sparsity.models.whole_prompts import WholePrompts
 from olmo_sparsity.text.runs import run_loaders
 
 

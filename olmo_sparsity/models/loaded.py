@@ -25,8 +25,10 @@ from tokenizers import Tokenizer
 
 from olmo_sparsity.base.errors import ConfigError, DataError, check_encodable, naming_panics
 from olmo_sparsity.base.renamed import OldAttribute
-from olmo_sparsity.models.huggingface import HuggingFaceLM
-from olmo_sparsity.models.position_limits import SHORTER, PositionLimit, position_limit
+from olmo_sparsity.models.huggingface.folder import count_parameters
+from olmo_sparsity.models.huggingface.model import HuggingFaceLM
+from olmo_sparsity.models.huggingface.position_limits import SHORTER, PositionLimit, position_limit
+from olmo_sparsity.models.identity.use import in_use, last_identity
 from olmo_sparsity.models.pretrained_tokenizer import (
     special_tokens,
     spelled_in,
@@ -35,8 +37,6 @@ from olmo_sparsity.models.pretrained_tokenizer import (
     without_space_before,
 )
 from olmo_sparsity.models.prompts import PromptModel
-from olmo_sparsity.models.transformers_folder import count_parameters
-from olmo_sparsity.models.use import in_use, last_identity
 from olmo_sparsity.text.runs import TrainingText
 from olmo_sparsity.text.vocabulary import tokenizer_fingerprint
 
@@ -197,7 +197,7 @@ class LoadedModel:
     @property
     def fingerprint(self) -> str:
         """Return a hash that identifies the model as it is now: that of its files, or, if it was
-        changed since they were read, that of its identity in memory (identity.py)."""
+        changed since they were read, that of its identity in memory (identity/)."""
         if self._first_identity is None:  # not a model of PyTorch, but such as a server
             return self.weights_sha256 or ""
         with using(self):

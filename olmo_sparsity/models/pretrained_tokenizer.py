@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from olmo_sparsity.base.errors import ConfigError, DataError, one_line, unreadable
 from olmo_sparsity.base.files import read_bounded
-from olmo_sparsity.models.transformers_folder import NO_CODE
+from olmo_sparsity.models.huggingface.folder import NO_CODE
 
 _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 """Names of files, of which a folder with a tokenizer has at least one."""

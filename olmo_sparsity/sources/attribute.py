@@ -16,9 +16,9 @@ from olmo_sparsity.analysis.options import Dtype
 
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.api import Model, Text, Tokenizer
-    from olmo_sparsity.sources.answer_pieces import Answer
-    from olmo_sparsity.sources.chat_log import Messages
-    from olmo_sparsity.sources.read_sources import Sources
+    from olmo_sparsity.sources.reading.answer_pieces import Answer
+    from olmo_sparsity.sources.reading.chat_log import Messages
+    from olmo_sparsity.sources.reading.read_sources import Sources
     from olmo_sparsity.sources.statements import Attribution
 
 

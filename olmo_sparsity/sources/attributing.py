@@ -2,7 +2,7 @@
 
 Place in the flow: request (request.py) → **`attribute`** → an `Attribution` (statements.py):
 
-    request ─ encode_prompt.py ─ answer_tokens.py ─ layout.py ─┐
+    request ─ prompt/encode.py ─ answer_tokens.py ─ layout.py ─┐
               decoys.py ───────────────────────────────────────┴─ trials.py ─ statements.py
 
 `Attributing` lays out the prompt, draws decoys, and has losses evaluated. The `Attribution` that it
@@ -30,19 +30,19 @@ from olmo_sparsity.analysis.measurement.reading import load
 from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs, logprobs_of
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.progress import Progress
+from olmo_sparsity.models.identity.use import in_use
 from olmo_sparsity.models.loaded import LoadedModel, using
-from olmo_sparsity.models.use import in_use
-from olmo_sparsity.sources.answer_pieces import Answer
-from olmo_sparsity.sources.answer_tokens import AnswerIds, encode_answer
-from olmo_sparsity.sources.decoys import draw_decoys, read_decoys
-from olmo_sparsity.sources.encode_prompt import encode_prompt
-from olmo_sparsity.sources.evidence import decoy_rounds
-from olmo_sparsity.sources.layout import Layout, lay_out
-from olmo_sparsity.sources.prompt import SourcePrompt
-from olmo_sparsity.sources.reasoning import sentence_spans
+from olmo_sparsity.sources.prompt.answer_tokens import AnswerIds, encode_answer
+from olmo_sparsity.sources.prompt.encode import encode_prompt
+from olmo_sparsity.sources.prompt.layout import Layout, lay_out
+from olmo_sparsity.sources.prompt.pieces import SourcePrompt
+from olmo_sparsity.sources.reading.answer_pieces import Answer
+from olmo_sparsity.sources.reading.reasoning import sentence_spans
 from olmo_sparsity.sources.request import AttributeRequest
 from olmo_sparsity.sources.statements import Attribution
-from olmo_sparsity.sources.trials import Trials
+from olmo_sparsity.sources.verdicts.decoys import draw_decoys, read_decoys
+from olmo_sparsity.sources.verdicts.evidence import decoy_rounds
+from olmo_sparsity.sources.verdicts.trials import Trials
 
 NEW_TOKENS = 256
 """Tokens of a generated answer at most, unless the user says otherwise."""

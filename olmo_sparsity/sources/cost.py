@@ -21,11 +21,11 @@ import torch
 from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.analysis.scoring.logprobs import CountingLogprobs
 from olmo_sparsity.sources.attributing import Attributing, load_model_of
-from olmo_sparsity.sources.evidence import decoy_rounds
-from olmo_sparsity.sources.layout import Layout
-from olmo_sparsity.sources.prompt import SourcePrompt
+from olmo_sparsity.sources.prompt.layout import Layout
+from olmo_sparsity.sources.prompt.pieces import SourcePrompt
 from olmo_sparsity.sources.request import AttributeRequest
-from olmo_sparsity.sources.trials import Trial, Trials, first_round, next_round
+from olmo_sparsity.sources.verdicts.evidence import decoy_rounds
+from olmo_sparsity.sources.verdicts.trials import Trial, Trials, first_round, next_round
 
 
 @dataclass(frozen=True)

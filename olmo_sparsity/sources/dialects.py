@@ -61,7 +61,7 @@ class Dialect(ABC):
     2. Its replies repeat the tokens that they score. Each is compared with the token that was sent.
     3. It generates one token after a prompt and returns its log-probability. The token is then
        sent as part of the prompt and must get the same number; otherwise the server's numbers
-       belong to the token before or after (server_checks.py).
+       belong to the token before or after (servers/checks.py).
     """
 
     owner: ClassVar[str]

@@ -4,7 +4,7 @@ Place in the flow: `load_model` finds **`open_prompt_model`** by the entry point
 `olmo_sparsity.prompt_models` when it is given a name of one of these forms:
 
     llama:FILE.gguf, llama:smollm2        llama.py, with the tokenizer of the file
-    http://127.0.0.1:8000                 servers.py, with the tokenizer that the user passes
+    http://127.0.0.1:8000                 servers/pool.py, with the tokenizer that the user passes
     http://a:8000,http://b:8000#NAME      the same, two servers of one model
 """
 
@@ -19,20 +19,20 @@ from olmo_sparsity.base.devices import choose_device
 from olmo_sparsity.base.errors import ConfigError, DataError, check_unset, one_line
 from olmo_sparsity.base.files import sha256_of
 from olmo_sparsity.models.find import find_folder
-from olmo_sparsity.models.gguf_tokenizer import read_gguf_tokenizer
+from olmo_sparsity.models.gguf.smollm2 import find_smollm2_gguf
+from olmo_sparsity.models.gguf.tokenizer import read_gguf_tokenizer
+from olmo_sparsity.models.huggingface.folder import NO_CODE
+from olmo_sparsity.models.huggingface.position_limits import PositionLimit
 from olmo_sparsity.models.loaded import LoadedModel
-from olmo_sparsity.models.position_limits import PositionLimit
 from olmo_sparsity.models.pretrained_tokenizer import (
     as_tokenizer,
     has_tokenizer,
     read_transformers_tokenizer,
     without_space_before,
 )
-from olmo_sparsity.models.smollm2 import find_smollm2_gguf
-from olmo_sparsity.models.transformers_folder import NO_CODE
-from olmo_sparsity.sources.connection import PATIENCE_S, TIMEOUT_S, parse_url
-from olmo_sparsity.sources.llama import LlamaCpp
-from olmo_sparsity.sources.servers import Servers
+from olmo_sparsity.sources.servers.connection import PATIENCE_S, TIMEOUT_S, parse_url
+from olmo_sparsity.sources.servers.llama import LlamaCpp
+from olmo_sparsity.sources.servers.pool import Servers
 
 LLAMA = "llama:"
 

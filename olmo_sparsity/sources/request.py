@@ -16,14 +16,14 @@ from typing import Any, Self
 from olmo_sparsity.analysis.options import ModelOptions, Request
 from olmo_sparsity.base.errors import ConfigError, check_unset
 from olmo_sparsity.base.progress import say
-from olmo_sparsity.sources.answer_pieces import Answer
-from olmo_sparsity.sources.chat_log import LAST_MESSAGE, Messages
-from olmo_sparsity.sources.messages import read_messages
 from olmo_sparsity.sources.options import ServerOptions, SourceSettings
-from olmo_sparsity.sources.prompt_parts import parts_of
-from olmo_sparsity.sources.read_sources import Sources, read_turns
-from olmo_sparsity.sources.reasoning import CLOSING, OPENING
-from olmo_sparsity.sources.surrogates import check_no_lone_surrogates
+from olmo_sparsity.sources.reading.answer_pieces import Answer
+from olmo_sparsity.sources.reading.chat_log import LAST_MESSAGE, Messages
+from olmo_sparsity.sources.reading.messages import read_messages
+from olmo_sparsity.sources.reading.prompt_parts import parts_of
+from olmo_sparsity.sources.reading.read_sources import Sources, read_turns
+from olmo_sparsity.sources.reading.reasoning import CLOSING, OPENING
+from olmo_sparsity.sources.reading.surrogates import check_no_lone_surrogates
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,9 @@
 """Hold an attribution: which source each statement of an answer relies on.
 
 Place in the flow: attributing.py evaluates losses and makes an **`Attribution`**, the result that a
-user gets. It has verdicts.py turn the losses into verdicts, once, and shows these as
+user gets. It has verdicts/verdict.py turn the losses into verdicts, once, and shows these as
 
-    e.statements, e.matrix, e.sources   tables (statement_rows.py, attribution_tables.py)
+    e.statements, e.matrix, e.sources   tables (statement_rows.py, report/tables.py)
     e.relies_on("faq.md")               an assertion (reliance.py)
     e.text()                            the answer with citations (citations.py)
     e.to_json(), e.to_html(path)        what other programs and people read (page.py)
@@ -34,17 +34,17 @@ from olmo_sparsity.analysis.results.tables import to_json_value
 from olmo_sparsity.analysis.results.view import quoted, sentence, strong
 from olmo_sparsity.base.errors import ConfigError, check_type, printable
 from olmo_sparsity.base.path_options import path_of
-from olmo_sparsity.sources.attribution_tables import matrix_of, sources_table
-from olmo_sparsity.sources.citations import cite
-from olmo_sparsity.sources.how_to_read import how_to_read
-from olmo_sparsity.sources.layout import AnswerText, Layout
-from olmo_sparsity.sources.losses import StatementLosses
 from olmo_sparsity.sources.options import SourceSettings
-from olmo_sparsity.sources.page import AnswerPage, PromptText, ReasoningStep
-from olmo_sparsity.sources.prompt import Piece, SourcePrompt
+from olmo_sparsity.sources.prompt.layout import AnswerText, Layout
+from olmo_sparsity.sources.prompt.pieces import Piece, SourcePrompt
 from olmo_sparsity.sources.reliance import Reliance, describe_reliance
-from olmo_sparsity.sources.statement_rows import StatementRows
-from olmo_sparsity.sources.verdicts import Judgement, find_exclusive_tokens, judge
+from olmo_sparsity.sources.report.citations import cite
+from olmo_sparsity.sources.report.how_to_read import how_to_read
+from olmo_sparsity.sources.report.page import AnswerPage, PromptText, ReasoningStep
+from olmo_sparsity.sources.report.statement_rows import StatementRows
+from olmo_sparsity.sources.report.tables import matrix_of, sources_table
+from olmo_sparsity.sources.verdicts.losses import StatementLosses
+from olmo_sparsity.sources.verdicts.verdict import Judgement, find_exclusive_tokens, judge
 
 JSON_VERSION = 4
 """Version of `to_json`. It grows when a key is removed or changes its meaning, not when one is

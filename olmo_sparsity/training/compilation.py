@@ -8,7 +8,7 @@ import torch
 import torch._functorch.config as functorch_config
 
 from olmo_sparsity.models.document_attention import keep_out_of_graphs
-from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.models.huggingface.model import HuggingFaceLM
 from olmo_sparsity.training.model_parts import layers_of
 
 COMPILED_BY_BLOCK = 16

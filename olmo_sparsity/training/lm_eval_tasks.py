@@ -15,7 +15,7 @@ from torch import Tensor
 
 from olmo_sparsity.base.errors import ConfigError, naming_extras, one_line
 from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.models.exchange import hugging_face_model, hugging_face_tokenizer
+from olmo_sparsity.models.huggingface.exchange import hugging_face_model, hugging_face_tokenizer
 from olmo_sparsity.training.distributed import Processes
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.models.huggingface.model import HuggingFaceLM
 
 
 def layers_of(model: Any) -> list[nn.Module]:

@@ -26,10 +26,10 @@ from olmo_sparsity.models.checkpoint_files import (
     fill,
     load_checkpoint_config,
 )
-from olmo_sparsity.models.computation import check_angles, describe_changes
-from olmo_sparsity.models.config_of_weights import config_of
-from olmo_sparsity.models.exchange import import_weights
-from olmo_sparsity.models.transformers_folder import count_parameters
+from olmo_sparsity.models.huggingface.computation import check_angles, describe_changes
+from olmo_sparsity.models.huggingface.config_of_weights import config_of
+from olmo_sparsity.models.huggingface.exchange import import_weights
+from olmo_sparsity.models.huggingface.folder import count_parameters
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, TrainerState
 from olmo_sparsity.training.choose_engine import build_engine
 from olmo_sparsity.training.distributed import Processes
@@ -91,7 +91,7 @@ def restore(
     data_fingerprint: The hash of the text, which a checkpoint must have been trained on.
     """
     num_parameters = count_parameters(model)
-    with processes.raising_together():
+    with processes.agree():
         origin = find_origin(config, settings, latest, data_fingerprint)
         source = None
         if meta_weights is None:
@@ -108,7 +108,7 @@ def restore(
             )
     sections = config.engine, config.training, config.optimizer
     engine = build_engine(model, *sections, processes, source)
-    with processes.raising_together():
+    with processes.agree():
         load_moments(engine, origin)
     describe_start(config, engine, origin, num_parameters, report)
     return Restored(origin.state, engine)
@@ -155,7 +155,7 @@ def describe_start(
         report(origin.log_line)
     if step == config.training.num_steps:
         report(f"{run_folder} is finished: nothing is trained or evaluated again")
-    with engine.processes.raising_together():
+    with engine.processes.agree():
         if engine.processes.is_first:
             described = engine.describe() | {"name": config.engine.name}
             changed_code = describe_environment(

@@ -27,8 +27,8 @@ from olmo_sparsity.models.checkpoint_files import (
     verified_checkpoints,
     weight_files,
 )
-from olmo_sparsity.models.file_fingerprint import fingerprint
 from olmo_sparsity.models.find import DTYPES
+from olmo_sparsity.models.identity.file_fingerprint import fingerprint
 from olmo_sparsity.models.pretrained_tokenizer import read_tokenizer
 from olmo_sparsity.text.runs import PreparedText, TrainedModel, TrainingText
 

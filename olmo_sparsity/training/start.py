@@ -38,7 +38,7 @@ from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.checkpoint_files import (
     list_checkpoints,
 )
-from olmo_sparsity.models.exchange import (
+from olmo_sparsity.models.huggingface.exchange import (
     check_exportable,
 )
 from olmo_sparsity.training.attempts import StartCount
@@ -127,7 +127,7 @@ def prepare(
     held.callback(watchdog.stop)
 
     # What a process can check by itself comes first: if one finds an error, all end.
-    with processes.raising_together():
+    with processes.agree():
         check_possible(config, processes)
         device = own_device(config.training.device, processes)
         inputs = open_inputs(config, device, processes)
@@ -140,7 +140,7 @@ def prepare(
     check_same(inputs.settings, processes)
     check_shared(run_folder, processes)
     checkpoint = choose_checkpoint(config, processes)
-    with processes.raising_together():
+    with processes.agree():
         # The first weights are those of the seed, whatever was drawn before.
         torch.manual_seed(config.seed)
         new_model = build_new_model(config, is_filled=checkpoint is not None)
@@ -253,7 +253,7 @@ def claim_run_folder(
 def skipped_batches(state: TrainerState, run_folder: Path, processes: Processes) -> list[int]:
     """Return the numbers of the batches that a run leaves out: those that its checkpoint knows, and
     those that were noted in the run folder since."""
-    with processes.raising_together():
+    with processes.agree():
         noted = read_skipped_batches(run_folder) if processes.is_first else []
     return sorted({*state.skipped_batches, *processes.gather(noted)[0]})
 
@@ -264,7 +264,7 @@ def check_possible(config: RunConfig, processes: Processes) -> None:
     if config.checkpoint.export_at_end or config.evaluation.lm_eval:
         check_exportable(config.model)
     if config.model.architecture == "olmo":
-        from olmo_sparsity.models.olmo import check_supported  # imports all of OLMo
+        from olmo_sparsity.models.olmo.model import check_supported  # imports all of OLMo
 
         for first_step in config.training.first_steps:  # RoPE may differ in each stage
             check_supported(config.at(first_step).model)

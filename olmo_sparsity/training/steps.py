@@ -7,8 +7,8 @@
         evaluate_step               held-out losses
         save_checkpoint             weights and moments, which a thread writes
 
-Several processes run this together. Within `processes.raising_together()`, an error of one is
-raised by all, so that none waits for another that has gone.
+Several processes run this together. Within `processes.agree()`, an error of one is raised by all,
+so that none waits for another that has gone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.models.checkpoint_files import part_name, save_weights, write_index
-from olmo_sparsity.models.computation import describe_angles
+from olmo_sparsity.models.huggingface.computation import describe_angles
 from olmo_sparsity.training.alarms import LossAlarm, StragglerAlarm
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, CheckpointWriter, TrainerState
 from olmo_sparsity.training.engine import Engine
@@ -107,7 +107,7 @@ class Steps:
                     self.evaluate_if_due(step)
                     # If one process gets a signal, all stop at the same step.
                     own_reason = self.stop.signal_name or self.hours.reason_to_stop()
-                    stop_reason = self.processes.first_nonempty(own_reason)
+                    stop_reason = self.processes.first_text(own_reason)
                     self.save_if_due(step, stop_reason)
                     if stop_reason and step < self.num_steps:
                         return self.stop_early(step, stop_reason)
@@ -199,7 +199,7 @@ class Steps:
     def stop_early(self, step: int, reason: str) -> Outcome:
         """End the run after a step that is saved: on a signal, or with an error at its
         GPU-hours."""
-        with self.processes.raising_together():
+        with self.processes.agree():
             if reason == GpuHours.SPENT and self.processes.is_first:
                 raise self.hours.error(step)
         self.progress.note(f"{reason}: saved step {step}; the same command goes on")
@@ -276,7 +276,7 @@ def log_step(
             steps_per_s * start.flops_per_step_whole_attention / start.stated_flops
         )
     speed |= slowest_process(start.engine)
-    with start.engine.processes.raising_together():
+    with start.engine.processes.agree():
         mean_loss = metrics.flush(**speed)
     assert mean_loss is not None  # this step has a row, at least
     progress.update(
@@ -324,7 +324,7 @@ def evaluate_step(
         weights = engine.copy_weights(whole=True)
         for name, measure in start.measures.items():
             measured[name] = measure(step, weights)
-    with engine.processes.raising_together():
+    with engine.processes.agree():
         metrics.write_heldout(step, losses, drop, measured)
     if step < config.training.num_steps:
         progress.note(
@@ -346,7 +346,7 @@ def save_checkpoint(
     begun = time.monotonic()
     writer.wait()  # there is memory for one copy
     waited_s = time.monotonic() - begun
-    with processes.raising_together():
+    with processes.agree():
         if processes.is_first:
             check_not_taken_over(writer.run_folder)
         metrics.flush()  # raises if a loss is not finite, as such weights must not be saved
@@ -360,7 +360,7 @@ def save_checkpoint(
     weights = engine.copy_weights()
     write_moments = engine.copy_moments()
     copied_s = time.monotonic() - copy_began
-    with processes.raising_together():  # no loss shows the effect of this update yet
+    with processes.agree():  # no loss shows the effect of this update yet
         total = sum(float(tensor.sum(dtype=torch.float64)) for tensor in weights.values())
         check_finite(step, {"sum of the weights": total})
 

@@ -4,7 +4,7 @@
 trials that `make -f study/Makefile parity` has stored in study/results/parity:
 
     models.py         read the trained models of a folder; what is measured of one model
-    verdicts.py       rules over seeds, and verdicts over several cases
+    verdicts/verdict.py       rules over seeds, and verdicts over several cases
     table.py          U1 to U7: the paper's table
     reach.py          U8 to U14: what decides how far a model carries
     family.py         U15 to U21: which departure from the paper's model family matters

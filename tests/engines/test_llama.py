@@ -23,9 +23,9 @@ import pytest
 from olmo_sparsity import attribute, load_model
 from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs
 from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.models.gguf.smollm2 import find_smollm2_gguf
 from olmo_sparsity.models.prompts import Prompt
-from olmo_sparsity.models.smollm2 import find_smollm2_gguf
-from olmo_sparsity.sources.servers import Servers
+from olmo_sparsity.sources.servers.pool import Servers
 
 SERVER = os.environ.get("LLAMA_SERVER", "")
 """examples/server/server.py of llama-cpp-python, or llama.cpp's own llama-server."""

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from olmo_sparsity.base import retry
 from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.models.checkpoint_files import StoredWeights, list_checkpoints, step_of
-from olmo_sparsity.models.exchange import export
+from olmo_sparsity.models.huggingface.exchange import export
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.optim import JumpDetector
@@ -458,7 +458,7 @@ def test_the_metrics_name_the_slowest_process(
 
 def be_slow() -> None:
     """Disturbs: each layer of this process takes longer."""
-    from olmo_sparsity.models.block import PositionedBlock
+    from olmo_sparsity.models.olmo.block import PositionedBlock
 
     forward = PositionedBlock.forward
 

@@ -94,7 +94,7 @@ def test_a_compiled_rotation_has_the_gradient_that_the_compiler_finds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """PyTorch 2.11 compiles the gradient of our own function as 0, other versions do not."""
-    from olmo_sparsity.models import layers
+    from olmo_sparsity.models.olmo import layers
 
     angles = torch.rand(2, 1, 6, 4)
     tables = angles.cos(), angles.sin()

@@ -27,7 +27,7 @@ from olmo_sparsity.models.checkpoint_files import (
     verified_checkpoints,
     write_index,
 )
-from olmo_sparsity.models.file_fingerprint import fingerprint
+from olmo_sparsity.models.identity.file_fingerprint import fingerprint
 from olmo_sparsity.models.load import load_model
 from tests.support.models import FIELDS, steps
 
@@ -92,7 +92,9 @@ def test_other_weights_have_another_fingerprint(
         path.write_bytes(b"x" * 200_000 + byte)
         paths.append(path)
     for whole_bytes in (2**30, 1000):  # read whole, then by samples
-        monkeypatch.setattr("olmo_sparsity.models.file_fingerprint._WHOLE_BYTES", whole_bytes)
+        monkeypatch.setattr(
+            "olmo_sparsity.models.identity.file_fingerprint._WHOLE_BYTES", whole_bytes
+        )
         first, same, other = (fingerprint([path]) for path in paths)
         assert first == same != other
     assert fingerprint(paths[:2]) != fingerprint(paths[1:])

@@ -12,9 +12,9 @@ import transformers
 from olmo_sparsity.analysis.results.notes import LOUD_NOISE, describe_noise
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.models.attention import causal_bias
-from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.models.huggingface.model import HuggingFaceLM
+from olmo_sparsity.models.huggingface.position_limits import position_limit
 from olmo_sparsity.models.load import wrap_model
-from olmo_sparsity.models.position_limits import position_limit
 from tests.support.families import (
     CPU,
     PAGE,

@@ -20,11 +20,11 @@ from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.text import PositionsConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.checkpoint_files import WEIGHTS, fill, part_name, write_index
-from olmo_sparsity.models.computation import computation_of, describe_changes
-from olmo_sparsity.models.config_of_weights import config_of
-from olmo_sparsity.models.exchange import check_exportable, export, import_weights
-from olmo_sparsity.models.families import family_of
-from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.models.huggingface.computation import computation_of, describe_changes
+from olmo_sparsity.models.huggingface.config_of_weights import config_of
+from olmo_sparsity.models.huggingface.exchange import check_exportable, export, import_weights
+from olmo_sparsity.models.huggingface.families import family_of
+from olmo_sparsity.models.huggingface.model import HuggingFaceLM
 from olmo_sparsity.models.load import load_model
 from tests.support import models as tiny_models
 from tests.support.models import COUNTED, FIELDS, GAPPED, SIZES, draw_tokens

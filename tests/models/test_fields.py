@@ -11,8 +11,8 @@ from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config import model as model_section
 from olmo_sparsity.config.model import COMPUTATION, ModelConfig
 from olmo_sparsity.config.schema import properties_of, schema_fields
-from olmo_sparsity.models.computation import computation_of
-from olmo_sparsity.models.families import family_of, transformers_config
+from olmo_sparsity.models.huggingface.computation import computation_of
+from olmo_sparsity.models.huggingface.families import family_of, transformers_config
 
 WORDS = {
     model_section.COMPUTATION,

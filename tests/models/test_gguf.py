@@ -23,9 +23,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from olmo_sparsity import load_model
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.model_cache import cache_folder
-from olmo_sparsity.models import gguf as module
-from olmo_sparsity.models import smollm2
-from olmo_sparsity.models.gguf_header import read_header
+from olmo_sparsity.models.gguf import format as module
+from olmo_sparsity.models.gguf import smollm2
+from olmo_sparsity.models.gguf.header import read_header
 from tests.support.gguf_files import round_weights, write_gguf
 from tests.support.models import SIZES, draw_tokens, tiny
 

@@ -11,10 +11,10 @@ import transformers
 from torch import Tensor
 
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.models import huggingface
 from olmo_sparsity.models.attention import causal_bias
-from olmo_sparsity.models.huggingface import HuggingFaceLM
-from olmo_sparsity.models.use import forget
+from olmo_sparsity.models.huggingface import model as huggingface
+from olmo_sparsity.models.huggingface.model import HuggingFaceLM
+from olmo_sparsity.models.identity.use import forget
 from tests.support.families import (
     COUNTED,
     CPU,

@@ -9,10 +9,10 @@ import torch
 
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.config.text import PositionsConfig
-from olmo_sparsity.models import first_layer, layer_steps
 from olmo_sparsity.models.attention import causal_bias
 from olmo_sparsity.models.build import build_model
-from olmo_sparsity.models.projections import project
+from olmo_sparsity.models.olmo import first_layer, layer_steps
+from olmo_sparsity.models.olmo.projections import project
 from tests.support.models import FIELDS
 
 YARN = PositionsConfig(scaling="yarn", factor=8, original_length=8).rope_scaling

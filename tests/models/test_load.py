@@ -20,9 +20,9 @@ from olmo_sparsity.base.errors import ConfigError, DataError, UserError
 from olmo_sparsity.base.manifest import write_manifest
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.build import build_model
-from olmo_sparsity.models.file_fingerprint import fingerprint
 from olmo_sparsity.models.find import DTYPES
-from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.models.huggingface.model import HuggingFaceLM
+from olmo_sparsity.models.identity.file_fingerprint import fingerprint
 from olmo_sparsity.models.load import load_model, wrap_model
 from olmo_sparsity.models.loaded import LoadedModel, using
 from tests.support.models import (

@@ -9,7 +9,7 @@ import torch
 
 from olmo_sparsity.models.attention import causal_bias
 from olmo_sparsity.models.distant_states import DistantStates
-from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.models.huggingface.model import HuggingFaceLM
 from tests.support.families import (
     COPIES_FAR,
     COUNTED,
@@ -89,7 +89,7 @@ def test_only_families_with_attention_of_their_own_copy_distant_states(index: in
 @torch.no_grad()
 def test_other_threads_and_types_are_not_affected_by_sharing() -> None:
     # Imports all of transformers.
-    from olmo_sparsity.models.shared_states import LayerView, attending_to
+    from olmo_sparsity.models.huggingface.shared_states import LayerView, attending_to
 
     model = wrap(find("Llama 1, 2, 3"))
     distant = states_of(model)

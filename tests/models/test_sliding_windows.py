@@ -14,10 +14,10 @@ from torch import Tensor
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors.saliency import gate_gradients
 from olmo_sparsity.base.model_cache import cache_folder
-from olmo_sparsity.models import huggingface
 from olmo_sparsity.models.attention import causal_bias
 from olmo_sparsity.models.document_attention import find_documents
-from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.models.huggingface import model as huggingface
+from olmo_sparsity.models.huggingface.model import HuggingFaceLM
 from olmo_sparsity.models.load import load_model, wrap_model
 from olmo_sparsity.text.windows import Block, Windows
 from tests.support.families import SUPPORTED, build, find

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.models.config_of_weights import config_of
+from olmo_sparsity.models.huggingface.config_of_weights import config_of
 from olmo_sparsity.models.load import load_model
 from tests.support.models import llama, truncate
 

@@ -24,9 +24,10 @@ from torch.overrides import TorchFunctionMode
 
 from olmo_sparsity import attribute, explain, load_model, measure
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.models import checksums, huggingface, replaced_code, use
 from olmo_sparsity.models.attention import OWN_ATTENTION
-from olmo_sparsity.models.identity import read_identity
+from olmo_sparsity.models.huggingface import model as huggingface
+from olmo_sparsity.models.identity import checksums, replaced_code, use
+from olmo_sparsity.models.identity.model_identity import read_identity
 from olmo_sparsity.models.load import wrap_model
 from tests.support.explanations import SHORT, TEXT, WORDS, asked, make_model, make_tokenizer
 from tests.support.families import SUPPORTED, build, find

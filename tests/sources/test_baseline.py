@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.sources.answers import read_answers
-from olmo_sparsity.sources.baseline import compare_with_baseline
-from olmo_sparsity.sources.gate import check
+from olmo_sparsity.sources.gate.answers import read_answers
+from olmo_sparsity.sources.gate.baseline import compare_with_baseline
+from olmo_sparsity.sources.gate.gate import check
 from tests.support.stored_answers import (
     RESTS_ON_A,
     RESTS_ON_NONE,

@@ -6,7 +6,7 @@ import pytest
 
 from olmo_sparsity import Segment
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.sources.decoys import draw_decoys, read_decoys
+from olmo_sparsity.sources.verdicts.decoys import draw_decoys, read_decoys
 from tests.support.explanations import WORDS
 from tests.support.sources import GIVEN, SOURCES, asked
 

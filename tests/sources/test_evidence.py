@@ -10,11 +10,11 @@ import pytest
 
 from olmo_sparsity.analysis.options import MIN_GAP
 from olmo_sparsity.analysis.results.intervals import quantile, tail
-from olmo_sparsity.sources import effect_tests, evidence
-from olmo_sparsity.sources.effect_tests import PRIOR_NATS, run_tests
-from olmo_sparsity.sources.evidence import collect_evidence
-from olmo_sparsity.sources.losses import StatementLosses
-from olmo_sparsity.sources.verdicts import judge
+from olmo_sparsity.sources.verdicts import effect_tests, evidence
+from olmo_sparsity.sources.verdicts.effect_tests import PRIOR_NATS, run_tests
+from olmo_sparsity.sources.verdicts.evidence import collect_evidence
+from olmo_sparsity.sources.verdicts.losses import StatementLosses
+from olmo_sparsity.sources.verdicts.verdict import judge
 from tests.support.losses import PARTLY_EVALUATED_SIZES, of_effects, partly_evaluated
 
 # --- the example in the docstring of effect_tests.py ----------------------------------------------

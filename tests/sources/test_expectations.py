@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.sources.gate import check
+from olmo_sparsity.sources.gate.gate import check
 from tests.support.stored_answers import (
     RESTS_ON_A,
     RESTS_ON_NONE,

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.sources.answers import (
+from olmo_sparsity.sources.gate.answers import (
     identity_in,
 )
-from olmo_sparsity.sources.expectations import read_expectations
-from olmo_sparsity.sources.gate import check_has_expectations
+from olmo_sparsity.sources.gate.expectations import read_expectations
+from olmo_sparsity.sources.gate.gate import check_has_expectations
 from tests.support.stored_answers import (
     RESTS_ON_A,
     write_run,

@@ -1,4 +1,4 @@
-"""How failures are shown: as text, JUnit and JSON (gate_report.py)."""
+"""How failures are shown: as text, JUnit and JSON (gate/report.py)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from olmo_sparsity.sources.answers import (
+from olmo_sparsity.sources.gate.answers import (
     read_answers,
 )
-from olmo_sparsity.sources.gate import check
-from olmo_sparsity.sources.gate_report import GateReport
+from olmo_sparsity.sources.gate.gate import check
+from olmo_sparsity.sources.gate.report import GateReport
 from tests.support.stored_answers import (
     RESTS_ON_A,
     RESTS_ON_NONE,

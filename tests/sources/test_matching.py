@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from olmo_sparsity.sources.answers import StoredAnswer
-from olmo_sparsity.sources.matching import MIN_SIMILARITY, match_by_keys, match_questions
-from olmo_sparsity.sources.renamed_sources import current_names
+from olmo_sparsity.sources.gate.answers import StoredAnswer
+from olmo_sparsity.sources.gate.matching import MIN_SIMILARITY, match_by_keys, match_questions
+from olmo_sparsity.sources.gate.renamed_sources import current_names
 from tests.support.stored_answers import answer_of, cell, compare_answers, statement_of
 
 HIGH = cell(4.0, 3.0)

@@ -10,8 +10,8 @@ import pytest
 
 from olmo_sparsity import Segment
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.sources.chat_log import read_log
-from olmo_sparsity.sources.messages import blocks, read_messages
+from olmo_sparsity.sources.reading.chat_log import read_log
+from olmo_sparsity.sources.reading.messages import blocks, read_messages
 from olmo_sparsity.sources.request import AttributeRequest
 
 SYSTEM = "# Role\nYou help.\n\n# Rules\nBe short.\n\n- no jokes"

@@ -14,14 +14,14 @@ import torch
 from olmo_sparsity import attribute, estimate_cost, explain, load_model, measure
 from olmo_sparsity.analysis.scoring.logprobs import count_forwards
 from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.models.huggingface.whole_prompts import WholePrompts
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.prompts import Prompt
-from olmo_sparsity.models.whole_prompts import WholePrompts
-from olmo_sparsity.sources import connection
-from olmo_sparsity.sources.gate import check
+from olmo_sparsity.sources.gate.gate import check
+from olmo_sparsity.sources.gate.questions import measure_questions
 from olmo_sparsity.sources.options import SourceSettings
-from olmo_sparsity.sources.questions import measure_questions
 from olmo_sparsity.sources.request import AttributeRequest
+from olmo_sparsity.sources.servers import connection
 from tests.support.explanations import WORDS, make_tokenizer
 from tests.support.fake_server import FakeServer, TableModel
 from tests.support.families import REFUSED, build

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.sources.messages import read_messages
-from olmo_sparsity.sources.passages import Passage, doubts_about, split_at_passages
+from olmo_sparsity.sources.reading.messages import read_messages
+from olmo_sparsity.sources.reading.passages import Passage, doubts_about, split_at_passages
 
 NUMBERED = """Use these.
 

@@ -1,4 +1,4 @@
-"""Sources, question and answer as tokens (prompt.py, answer_tokens.py, layout.py)."""
+"""Sources, question and answer as tokens (prompt/pieces.py, answer_tokens.py, layout.py)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from olmo_sparsity import Answer, Segment, attribute, explain
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.models.load import wrap_model
 from olmo_sparsity.models.loaded import LoadedModel
-from olmo_sparsity.sources.decoys import draw_decoys, read_decoys
-from olmo_sparsity.sources.layout import Layout
+from olmo_sparsity.sources.prompt.layout import Layout
 from olmo_sparsity.sources.statements import Attribution
+from olmo_sparsity.sources.verdicts.decoys import draw_decoys, read_decoys
 from tests.support.explanations import make_tokenizer
 from tests.support.families import SUPPORTED, build, find
 from tests.support.sources import FAMILIES, GIVEN, SOURCES, asked, model_of

@@ -18,11 +18,11 @@ from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.models.load import wrap_model
 from olmo_sparsity.models.loaded import LoadedModel
-from olmo_sparsity.sources import gate
-from olmo_sparsity.sources.expectations import read_expectations
+from olmo_sparsity.sources.gate import gate
+from olmo_sparsity.sources.gate.expectations import read_expectations
+from olmo_sparsity.sources.gate.questions import count_questions, measure_questions
+from olmo_sparsity.sources.gate.questions_file import read_questions
 from olmo_sparsity.sources.options import SourceSettings
-from olmo_sparsity.sources.questions import count_questions, measure_questions
-from olmo_sparsity.sources.questions_file import read_questions
 from olmo_sparsity.sources.request import AttributeRequest
 from tests.support.explanations import make_tokenizer
 from tests.support.sources import GIVEN, SOURCES, model_of
@@ -118,7 +118,7 @@ def test_it_resumes_and_processes_share_it(
     assert {name: (out / "questions" / name).read_text() for name in finished} == finished
     whole = measured(model, path, tmp_path / "whole")
     pd.testing.assert_frame_equal(shared, whole)
-    monkeypatch.setattr("olmo_sparsity.sources.questions.Attributing", None)
+    monkeypatch.setattr("olmo_sparsity.sources.gate.questions.Attributing", None)
     pd.testing.assert_frame_equal(measured(model, path, out), whole)
 
 

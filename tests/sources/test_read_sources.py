@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from olmo_sparsity import Answer, Segment
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.sources.read_sources import read_turns
+from olmo_sparsity.sources.reading.read_sources import read_turns
 from tests.support.sources import asked
 
 

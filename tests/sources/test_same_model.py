@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.sources.answers import identity_in
-from olmo_sparsity.sources.gate import check, check_has_expectations
+from olmo_sparsity.sources.gate.answers import identity_in
+from olmo_sparsity.sources.gate.gate import check, check_has_expectations
 from tests.support.stored_answers import MODEL, RESTS_ON_A, write_run
 
 OTHER_VALUES: list[dict[str, Any]] = [

@@ -16,10 +16,11 @@ from olmo_sparsity import load_model
 from olmo_sparsity.base.errors import ConfigError, DataError, UserError
 from olmo_sparsity.models.pretrained_tokenizer import as_tokenizer
 from olmo_sparsity.models.prompts import Prompt
-from olmo_sparsity.sources import connection, server_checks
-from olmo_sparsity.sources.connection import API_KEY
 from olmo_sparsity.sources.dialects import DIALECTS
-from olmo_sparsity.sources.servers import Servers
+from olmo_sparsity.sources.servers import checks as server_checks
+from olmo_sparsity.sources.servers import connection
+from olmo_sparsity.sources.servers.connection import API_KEY
+from olmo_sparsity.sources.servers.pool import Servers
 from tests.support.explanations import make_tokenizer
 from tests.support.fake_server import VOCABULARY, WRONG, FakeServer, TableModel
 

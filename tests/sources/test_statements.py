@@ -15,12 +15,12 @@ import pytest
 from olmo_sparsity import Answer, Segment, attribute, estimate_cost
 from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.models.huggingface.model import HuggingFaceLM
 from olmo_sparsity.models.load import load_model
-from olmo_sparsity.sources.decoys import draw_decoys, read_decoys
-from olmo_sparsity.sources.how_to_read import HOW_TO_READ, how_to_read
-from olmo_sparsity.sources.losses import mean_over_decoys
-from olmo_sparsity.sources.trials import Trials, next_round
+from olmo_sparsity.sources.report.how_to_read import HOW_TO_READ, how_to_read
+from olmo_sparsity.sources.verdicts.decoys import draw_decoys, read_decoys
+from olmo_sparsity.sources.verdicts.losses import mean_over_decoys
+from olmo_sparsity.sources.verdicts.trials import Trials, next_round
 from tests.support.explanations import make_tokenizer
 from tests.support.sources import (
     FAMILIES,

@@ -10,8 +10,8 @@ import pytest
 
 from olmo_sparsity import attribute, estimate_cost, load_model
 from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.sources.gate.questions_file import read_questions
 from olmo_sparsity.sources.options import SourceSettings
-from olmo_sparsity.sources.questions_file import read_questions
 from olmo_sparsity.sources.request import AttributeRequest, ModelOptions
 from tests.support.explanations import make_tokenizer
 from tests.support.sources import GIVEN, model_of

@@ -1,4 +1,4 @@
-"""Verdicts on made-up losses, and their words (verdicts.py, verdict_text.py)."""
+"""Verdicts on made-up losses, and their words (verdicts/verdict.py, verdict_text.py)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 
 from olmo_sparsity.analysis.options import MIN_GAP
-from olmo_sparsity.sources.evidence import collect_evidence
-from olmo_sparsity.sources.losses import StatementLosses
-from olmo_sparsity.sources.verdict_text import verdict_in_words
-from olmo_sparsity.sources.verdicts import find_exclusive_tokens, judge, needs_more_decoys
+from olmo_sparsity.sources.report.verdict_text import verdict_in_words
+from olmo_sparsity.sources.verdicts.evidence import collect_evidence
+from olmo_sparsity.sources.verdicts.losses import StatementLosses
+from olmo_sparsity.sources.verdicts.verdict import find_exclusive_tokens, judge, needs_more_decoys
 from tests.support.losses import PARTLY_EVALUATED_SIZES, of_effects, partly_evaluated
 from tests.support.sources import made_up
 

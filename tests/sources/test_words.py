@@ -10,7 +10,7 @@ import pytest
 
 from olmo_sparsity import attribute
 from olmo_sparsity.models.pretrained_tokenizer import as_tokenizer
-from olmo_sparsity.sources.words import WordNats, describe_words, nats_by_word
+from olmo_sparsity.sources.report.words import WordNats, describe_words, nats_by_word
 from olmo_sparsity.text.documents import Document
 from tests.support.explanations import make_tokenizer
 from tests.support.sources import asked, with_verdicts

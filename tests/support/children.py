@@ -38,7 +38,7 @@ forkserver.set_forkserver_preload(
         "hypothesis",
         "olmo_sparsity.training.loop",
         "olmo_sparsity.training.fsdp_engine",
-        "olmo_sparsity.models.olmo",
+        "olmo_sparsity.models.olmo.model",
         "olmo_sparsity.analysis.measurement.measurement",
         "transformers.models.llama.modeling_llama",  # as `export` does
         "deepspeed",

@@ -19,9 +19,9 @@ import transformers
 from torch import Tensor, nn
 
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.models.huggingface.model import HuggingFaceLM
+from olmo_sparsity.models.huggingface.position_limits import position_limit
 from olmo_sparsity.models.load import wrap_model
-from olmo_sparsity.models.position_limits import position_limit
 from tests.support.models import OLDER_SIZES, SIZES, TOKEN_IDS
 
 PAGE = Path(__file__).parents[2] / "docs/extend.md"

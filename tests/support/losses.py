@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from olmo_sparsity.sources.losses import StatementLosses
+from olmo_sparsity.sources.verdicts.losses import StatementLosses
 
 PARTLY_EVALUATED_SIZES = [(1, 2), (2, 2), (3, 4), (4, 5), (5, 2), (6, 4), (7, 8)]
 """Numbers of sources and of decoys, with few and with many sources, one round and several."""

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.base.files import sha256_of
-from olmo_sparsity.sources.answers import VERSION, StoredAnswer, StoredCell, StoredStatement
-from olmo_sparsity.sources.gate import check
-from olmo_sparsity.sources.gate_report import GateReport
+from olmo_sparsity.sources.gate.answers import VERSION, StoredAnswer, StoredCell, StoredStatement
+from olmo_sparsity.sources.gate.gate import check
+from olmo_sparsity.sources.gate.report import GateReport
 
 MODEL = {"model": "m", "dtype": "d", "tokenizer": "t", "chat_template": "c", "prefix": "auto"}
 """Keys of identity.json that must be equal in two runs that are compared."""

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.config.sections import Precision
-from olmo_sparsity.models import layers
 from olmo_sparsity.models.build import build_model
+from olmo_sparsity.models.olmo import layers
 from olmo_sparsity.models.rope import rotary_tables
 from olmo_sparsity.training.activations import kept_bytes
 from olmo_sparsity.training.compilation import compile_model

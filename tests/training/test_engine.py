@@ -225,7 +225,7 @@ def test_a_compiled_step_is_two_graphs(
     from olmo.model import RMSLayerNorm
     from torch._dynamo.testing import CompileCounterWithBackend  # imports the compiler
 
-    from olmo_sparsity.models.layers import RMSNorm
+    from olmo_sparsity.models.olmo.layers import RMSNorm
 
     graphs = CompileCounterWithBackend("aot_eager")
     compiler = partial(torch.compile, backend=graphs, fullgraph=True)

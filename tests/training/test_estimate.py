@@ -20,7 +20,7 @@ from olmo_sparsity.config.installed import CONFIGS
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.build import build_model
-from olmo_sparsity.models.transformers_folder import count_parameters
+from olmo_sparsity.models.huggingface.folder import count_parameters
 from olmo_sparsity.training.choose_engine import check_engine
 from olmo_sparsity.training.deepspeed_settings import deepspeed_settings, with_live_weights
 from olmo_sparsity.training.dry_run import describe_run

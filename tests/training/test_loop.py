@@ -23,10 +23,10 @@ from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
-from olmo_sparsity.models.config_of_weights import config_of
-from olmo_sparsity.models.exchange import export
-from olmo_sparsity.models.layers import first_query_scale
+from olmo_sparsity.models.huggingface.config_of_weights import config_of
+from olmo_sparsity.models.huggingface.exchange import export
 from olmo_sparsity.models.load import load_model
+from olmo_sparsity.models.olmo.layers import first_query_scale
 from olmo_sparsity.training import gpu_hours, restore, run_folder, start
 from olmo_sparsity.training.checkpoint import TrainerState
 from olmo_sparsity.training.distributed import Processes

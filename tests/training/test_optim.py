@@ -16,7 +16,7 @@ from torch import nn
 from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.models.build import build_model
-from olmo_sparsity.models.transformers_folder import count_parameters
+from olmo_sparsity.models.huggingface.folder import count_parameters
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.estimate.device_memory import bytes_of_state
 from olmo_sparsity.training.estimate.hardware import Hardware

@@ -16,8 +16,8 @@ from olmo_sparsity.config.run import config_from_dict, load_saved_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
-from olmo_sparsity.models.config_of_weights import config_of
-from olmo_sparsity.models.exchange import export
+from olmo_sparsity.models.huggingface.config_of_weights import config_of
+from olmo_sparsity.models.huggingface.exchange import export
 from olmo_sparsity.models.load import load_model
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.loop import train

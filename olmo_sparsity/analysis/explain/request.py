@@ -35,8 +35,8 @@ from olmo_sparsity.analysis.scoring.tensors import check_finite
 from olmo_sparsity.analysis.selectors.influence import find_selector
 from olmo_sparsity.base.errors import ConfigError, DataError, check_encodable
 from olmo_sparsity.base.progress import Progress, say
+from olmo_sparsity.models.identity.use import in_use
 from olmo_sparsity.models.loaded import using
-from olmo_sparsity.models.use import in_use
 from olmo_sparsity.text.units import Spans
 
 DECODE = "decode token IDs first, with tokenizer.decode(ids)"

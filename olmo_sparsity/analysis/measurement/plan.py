@@ -45,8 +45,8 @@ from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.extend import fingerprint_of_files
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.streams import VERSION
+from olmo_sparsity.models.identity.use import check_unchanged, last_identity
 from olmo_sparsity.models.loaded import LoadedModel, identity_of, using
-from olmo_sparsity.models.use import check_unchanged, last_identity
 from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.text.units import span_width

@@ -40,7 +40,7 @@ from olmo_sparsity.analysis.options import KS
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT
 from olmo_sparsity.analysis.scoring.rows import Context
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.models.use import with_model_in_use
+from olmo_sparsity.models.identity.use import with_model_in_use
 from olmo_sparsity.text.controls import Controls, DistantText, ReplacedText
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.units import Spans

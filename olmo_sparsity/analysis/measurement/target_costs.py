@@ -30,7 +30,7 @@ from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT, PLACEBO
 from olmo_sparsity.analysis.scoring.cost import counting
 from olmo_sparsity.base.streams import stream
-from olmo_sparsity.models.use import in_use
+from olmo_sparsity.models.identity.use import in_use
 
 TRIED_DOCUMENTS = 3
 """Documents in which the cost of targets is counted."""

@@ -19,7 +19,7 @@ import pandas as pd
 import torch
 
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.models.use import with_model_in_use
+from olmo_sparsity.models.identity.use import with_model_in_use
 from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.windows import Block, Windows

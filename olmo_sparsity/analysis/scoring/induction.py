@@ -23,8 +23,8 @@ from torch import Tensor
 from olmo_sparsity.analysis.results.loss_statistics import INDUCTION_SHARE
 from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
 from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.models.identity.use import with_model_in_use
 from olmo_sparsity.models.losses import repetition_losses, token_losses
-from olmo_sparsity.models.use import with_model_in_use
 from olmo_sparsity.text.documents import Document
 
 MAX_PASSAGES = 64

@@ -22,10 +22,10 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.scoring.tensors import to_host
 from olmo_sparsity.models.attention import fast_kernels
 from olmo_sparsity.models.distant_states import DistantStates
+from olmo_sparsity.models.identity.use import in_use
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.prompts import LogprobModel, Prompt
 from olmo_sparsity.models.shared_prefixes import Node, PrefixTree
-from olmo_sparsity.models.use import in_use
 
 
 def count_forwards(prompts: Sequence[Prompt], known: np.ndarray | None = None) -> int:

@@ -43,11 +43,11 @@ from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.renamed import accepts_old_names
 from olmo_sparsity.models.attention import fast_kernels
 from olmo_sparsity.models.distant_states import DistantStates, to_device
-from olmo_sparsity.models.identity import ModelIdentity
+from olmo_sparsity.models.identity.model_identity import ModelIdentity
+from olmo_sparsity.models.identity.use import in_use, last_identity
 from olmo_sparsity.models.language_model import LanguageModel
 from olmo_sparsity.models.losses import rows_per_chunk
 from olmo_sparsity.models.prompts import PromptModel
-from olmo_sparsity.models.use import in_use, last_identity
 from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.units import NO_INDICES

@@ -22,7 +22,7 @@ import numpy as np
 
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.streams import stream
-from olmo_sparsity.models.use import with_model_in_use
+from olmo_sparsity.models.identity.use import with_model_in_use
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.units import NO_INDICES
 from olmo_sparsity.text.windows import Windows

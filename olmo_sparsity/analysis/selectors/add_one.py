@@ -31,7 +31,7 @@ from olmo_sparsity.analysis.selectors.question import (
     loss_reductions,
 )
 from olmo_sparsity.analysis.selectors.saliency import gate_gradients
-from olmo_sparsity.models.use import with_model_in_use
+from olmo_sparsity.models.identity.use import with_model_in_use
 from olmo_sparsity.text.units import NO_INDICES, Units
 
 MIN_CANDIDATES = 16

@@ -39,7 +39,7 @@ from olmo_sparsity.analysis.scoring.tensors import as_tensors
 from olmo_sparsity.base.devices import release_freed_memory
 from olmo_sparsity.models.attention import fast_kernels
 from olmo_sparsity.models.distant_states import DistantStates, to_device
-from olmo_sparsity.models.use import in_this_thread, in_use
+from olmo_sparsity.models.identity.use import in_this_thread, in_use
 from olmo_sparsity.text.units import NO_INDICES, Spans
 
 

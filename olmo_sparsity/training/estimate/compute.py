@@ -15,8 +15,8 @@ from torch import nn
 from olmo_sparsity.base.devices import device_name, find_gpu
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.models.huggingface.folder import count_parameters
 from olmo_sparsity.models.language_model import LanguageModel
-from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.estimate.memory_formulas import share_recomputed, without_memory
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.models.transformers_folder import count_parameters
+from olmo_sparsity.models.huggingface.folder import count_parameters
 from olmo_sparsity.training.estimate.evaluations import bytes_in_forward
 from olmo_sparsity.training.estimate.hardware import CUDA_CONTEXT_BYTES, Hardware
 from olmo_sparsity.training.estimate.memory_formulas import (

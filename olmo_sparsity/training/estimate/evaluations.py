@@ -10,8 +10,8 @@ import math
 import torch
 
 from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.models.huggingface.folder import count_parameters
 from olmo_sparsity.models.losses import rows_per_chunk
-from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.training.estimate.compute import (
     SHARE_OF_FORWARD,
     flops_per_token,

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.models.transformers_folder import count_parameters
+from olmo_sparsity.models.huggingface.folder import count_parameters
 from olmo_sparsity.training.estimate.device_memory import bytes_copied_for_tasks, count_shards
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.estimate.memory_formulas import without_memory

@@ -16,10 +16,10 @@ from torch import nn
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.config.sections import Precision, TrainingConfig
 from olmo_sparsity.models.build import build_model, build_transformers_model
-from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.models.huggingface.folder import count_parameters
+from olmo_sparsity.models.huggingface.model import HuggingFaceLM
 from olmo_sparsity.models.language_model import LanguageModel
 from olmo_sparsity.models.losses import rows_per_chunk
-from olmo_sparsity.models.transformers_folder import count_parameters
 from olmo_sparsity.training.activations import Fields, kept_bytes
 
 RESIDUAL_BYTES = 4

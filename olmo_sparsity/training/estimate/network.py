@@ -7,7 +7,7 @@ NCCL sends in a ring: each process sends to the next one, and all of them at onc
 from __future__ import annotations
 
 from olmo_sparsity.config.sections import Precision, RunConfig
-from olmo_sparsity.models.transformers_folder import count_parameters
+from olmo_sparsity.models.huggingface.folder import count_parameters
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.estimate.memory_formulas import without_memory
 

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from olmo_sparsity.config.sections import EngineConfig, RunConfig
-from olmo_sparsity.models.transformers_folder import count_parameters
+from olmo_sparsity.models.huggingface.folder import count_parameters
 from olmo_sparsity.training.estimate.cheaper import find_cheaper
 from olmo_sparsity.training.estimate.compute import flops_per_token, share_of_peak
 from olmo_sparsity.training.estimate.cost import (

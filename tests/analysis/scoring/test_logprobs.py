@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs, count_forwards
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.models.huggingface import HuggingFaceLM
+from olmo_sparsity.models.huggingface.model import HuggingFaceLM
 from olmo_sparsity.models.prompts import Prompt
 from olmo_sparsity.models.shared_prefixes import MIN_SHARED_TOKENS
 from tests.support.models import tiny_olmo

@@ -21,7 +21,7 @@ from olmo_sparsity.analysis.scoring.tensors import check_finite
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.build import build_model
-from olmo_sparsity.models.use import in_use
+from olmo_sparsity.models.identity.use import in_use
 from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.text.units import NO_INDICES

@@ -1,0 +1,552 @@
+"""Wrap causal LMs of transformers as a `LanguageModel`: position IDs may have gaps, and kept states
+of distant tokens replace these tokens.
+
+    model = HuggingFaceLM(AutoModelForCausalLM.from_pretrained(name))
+    states = model.distant_states(tokens_BL, positions_BL)          # of a long text, once
+    hidden_BLD = model.hidden(window_BL, window_positions_BL, distant=states)
+
+The model is tried when it is first used, and again when the user has changed it (compatibility.py).
+What the trial has shown is a `Fit`, on which `hidden` depends:
+
+    first use, or changed ─ use.py ─> fit ─ try_model ─> Fit ─ _compute_as ─> windows, logit_map, …
+
+Three habits of transformers would give wrong numbers here, and `hidden` works around them:
+
+- Without a mask, transformers takes a gap in the position IDs for the start of another text, and
+  hides what is before it. So each call passes a mask (huggingface/masks.py).
+- Its attention windows count tokens. Here they go by position IDs, as the masks do.
+- A cache of keys and values grows with each call. Kept states must stay as they are, so they are
+  passed as a cache that keeps nothing (caches.py), or by our own attention (shared_states.py).
+
+Dimension key: B rows, L tokens of a row, K keys that they may attend to, F distant tokens, C tokens
+of a chunk, D width, H heads (in `last_attention` of all layers), V vocabulary. A suffix 1 is a
+dimension of size 1.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.models.attention import OWN_ATTENTION, USUAL, causal_bias, keeps_much
+from olmo_sparsity.models.distant_attention import can_share_distant
+from olmo_sparsity.models.distant_states import DistantStates
+from olmo_sparsity.models.document_attention import Documents
+from olmo_sparsity.models.huggingface.compatibility import Fit, try_model
+from olmo_sparsity.models.huggingface.masks import Masks, build_masks, window_hides_some
+from olmo_sparsity.models.huggingface.position_limits import (
+    PositionLimit,
+    position_limit,
+    windows_of,
+)
+from olmo_sparsity.models.identity.model_identity import ModelIdentity
+from olmo_sparsity.models.identity.use import in_this_thread, in_use, last_identity
+
+if TYPE_CHECKING:  # importing transformers takes two seconds, so only its models do
+    from peft import PeftModel
+    from torch.utils.hooks import RemovableHandle
+    from transformers import Cache, PreTrainedModel
+
+    from olmo_sparsity.models.huggingface.shared_states import LayerView
+
+
+MAX_MASK_ENTRIES = 2**27
+"""Entries (queries × keys) of the largest attention mask that is built. transformers builds a mask
+whole where tokens follow others: one of this size takes 0.6 GiB with its copy in fp32. A longer row
+is computed in chunks; from 32,768 tokens of context, these have fewer than 4,096 tokens."""
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """The outcome of trying a model, and for which model and device it holds."""
+
+    identity: ModelIdentity | None
+    """The identity that the model had. A model that has changed since may no longer fit."""
+
+    device: torch.device
+    """Kernels of another device round differently, and `Fit.batch_noise` depends on rounding."""
+
+    fit: Fit
+
+
+_trials: WeakKeyDictionary[nn.Module, _Trial] = WeakKeyDictionary()
+"""The last trial of each model. A model in memory is wrapped anew in each public call; with this it
+is tried in the first one only."""
+
+_SDPA_KERNELS = ("sdpa", OWN_ATTENTION)
+"""Names of attention in a config that compute with PyTorch's fused kernels: causal by itself
+without a mask, and without scores that are kept for a backward pass. Ours is the second."""
+
+
+class HuggingFaceLM(nn.Module):
+    """A causal LM of transformers as a `LanguageModel`. A model that does not fit is rejected."""
+
+    def __init__(self, model: PreTrainedModel | PeftModel, is_tried: bool = True) -> None:
+        """Wrap a model, and try it.
+
+        model: For a PEFT model, its base model is used, which contains the adapters.
+        is_tried: False for a model of which only weights or sizes are read, such as one on the meta
+            device.
+        """
+        super().__init__()
+        get_base: Callable[[], Any] = getattr(model, "get_base_model", lambda: model)
+        self.model: PreTrainedModel = get_base()
+        # In a tuple, so that it is not a module of this one, whose weights would count twice.
+        self._original = (model,)
+        self.has_own_attention = False
+        self.tried_identity: ModelIdentity | None = None
+        """The identity that the model had when it was tried; None before the first trial. `in_use`
+        calls `fit` if it is another one by now."""
+        self.wrong_beyond: PositionLimit | None = None
+        """The number of positions beyond which the model computes wrong numbers, if any."""
+        if is_tried:
+            with in_use(self):
+                pass  # the model is tried on entering
+
+    def keep_own_attention(self) -> None:
+        """Set our attention permanently. Training needs it, because compiled code cannot enter the
+        context that sets it for one forward pass."""
+        from olmo_sparsity.models.huggingface import shared_states  # noqa: F401 (which registers it)
+
+        self.has_own_attention = True
+        for config in self._usual_configs:
+            config._attn_implementation_internal = OWN_ATTENTION
+
+    def fit(self) -> None:
+        """Try the model as it is now, unless another wrapper of it has done so, and compute from
+        now on as the trial has shown to be right. Called in use (`in_use`)."""
+        (original,) = self._original
+        identity = last_identity(self)
+        trial = _trials.get(original)
+        is_known = trial is not None and trial.identity is identity and trial.device == self.device
+        if trial is None or not is_known:
+            # While it is tried, the model computes what any model can, and shares nothing.
+            self._compute_as(Fit())
+            self.tried_identity = None
+            self.wrong_beyond = None  # the eight tokens of a trial reach no limit
+            trial = _Trial(identity, self.device, try_model(self, original=original))
+            _trials[original] = trial
+        self._compute_as(trial.fit)
+        self.tried_identity = trial.identity
+        self.wrong_beyond = position_limit(
+            self.model.config, trial.fit.knows_windows, only_wrong_beyond=True
+        )
+
+    def _compute_as(self, fit: Fit) -> None:
+        """Set what `hidden` depends on: windows, logits, and whether rows share states."""
+        config = self.model.config
+        self.windows = windows_of(config) if fit.knows_windows else {}
+        """The attention window of each kind of layer; empty if the model computes them itself."""
+        self.limit = position_limit(config, fit.knows_windows)
+        self.logit_map = fit.logit_map
+        self.can_share_distant = fit.can_share_distant
+        self.batch_noise = fit.batch_noise
+
+        # Each configuration once: most layers have that of the model.
+        configs = [getattr(module, "config", None) for module in self.model.modules()]
+        self._configs = list({id(config): config for config in configs if config}.values())
+
+    @property
+    def _usual_configs(self) -> list[Any]:
+        """Return the configurations of layers in which our attention may replace theirs: those
+        whose attention is a usual kernel, or ours already."""
+        replaceable = {*USUAL, *USUAL.values()}
+        return [
+            config
+            for config in self._configs
+            if getattr(config, "_attn_implementation", None) in replaceable
+        ]
+
+    @property
+    def text_config(self) -> Any:
+        return self.model.config.get_text_config()
+
+    @property
+    def reach(self) -> int | None:
+        """Return the size of the largest window, beyond which no layer sees a token directly; None
+        if some layers have no window."""
+        sizes = [window.size for window in self.windows.values() if window is not None]
+        all_have_windows = len(sizes) == len(self.windows)
+        return max(sizes, default=None) if all_have_windows else None
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of logits, which may be larger than the tokenizer's vocabulary."""
+        head = self.model.get_output_embeddings()
+        return getattr(head, "out_features", self.embedding.weight.shape[0])
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        return cast(nn.Embedding, self.model.get_input_embeddings())
+
+    @property
+    def body(self) -> nn.Module:
+        """Return the model without its last linear map, which computes hidden states."""
+        body = self.model.base_model
+        if body is not self.model:
+            return body
+        # Some families name no base model, and keep it as `model`.
+        return getattr(self.model, "model", body)
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the inputs. Offloaded weights are on the meta device between uses;
+        the hook that moves them knows their device."""
+        hook = getattr(self.embedding, "_hf_hook", None)
+        device = getattr(hook, "execution_device", None)
+        return self.embedding.weight.device if device is None else torch.device(device)
+
+    @property
+    def unembedding(self) -> tuple[Tensor, Tensor | None]:
+        """Return weight_VD and bias_V of the last linear map, which training differentiates."""
+        head = self.model.get_output_embeddings()
+        if not isinstance(head, nn.Linear):
+            raise ConfigError(
+                f"the last map of {type(self.model).__name__} is a {type(head).__name__}, which "
+                "cannot be trained here; merge its adapter first"
+            )
+        return head.weight, head.bias
+
+    @property
+    def logit_scale(self) -> float:
+        """Return the factor of logits after the last linear map, for training."""
+        if self.logit_map.cap is not None:
+            raise ConfigError(
+                f"{type(self.model).__name__} caps its logits at {self.logit_map.cap}, which "
+                "training does not support; choose another family"
+            )
+        return self.logit_map.scale
+
+    def forward(
+        self, tokens_BL: Tensor, positions_BL: Tensor, attention_bias: Tensor | None = None
+    ) -> Tensor:
+        return self.unembed(self.hidden(tokens_BL, positions_BL, attention_bias))
+
+    def hidden(
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        attention_bias: Tensor | None = None,
+        *,
+        documents: Documents | None = None,
+        added_BLD: Tensor | None = None,
+        distant: DistantStates | None = None,
+        num_last: int | None = None,
+    ) -> Tensor:
+        """Return hidden_BLD after the last norm, as `LanguageModel.hidden` describes it.
+
+        There are three ways to the same numbers, for what fits into memory: rows that share distant
+        states, a long row in chunks, and one forward pass, which computes all other cases."""
+        positions_BL = positions_BL.expand_as(tokens_BL)
+        length = tokens_BL.shape[1]
+
+        if distant is not None and self.shares_distant(distant.num_tokens, length):
+            return self.hidden_sharing(tokens_BL, positions_BL, distant, num_last)
+
+        options = (distant, attention_bias, documents, added_BLD)
+        is_plain = all(option is None for option in options)
+        if is_plain and self._needs_chunks(positions_BL):
+            hidden_BLD = self.distant_states(tokens_BL, positions_BL).hidden_BFD
+            assert hidden_BLD is not None
+            return hidden_BLD if num_last is None else hidden_BLD[:, -num_last:]
+
+        return self._hidden_in_one_pass(
+            tokens_BL,
+            positions_BL,
+            attention_bias,
+            documents=documents,
+            added_BLD=added_BLD,
+            distant=distant,
+            num_last=num_last,
+        )
+
+    def _hidden_in_one_pass(
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        attention_bias: Tensor | None,
+        *,
+        documents: Documents | None,
+        added_BLD: Tensor | None,
+        distant: DistantStates | None,
+        num_last: int | None,
+    ) -> Tensor:
+        """Return what `hidden` returns, from one forward pass of whole rows, each with copies of
+        the distant states."""
+        # What the rows attend to: their own tokens, and distant tokens before these.
+        cache: Cache | None = None
+        keys_BK = positions_BL
+        num_kept_keys = 0
+        if distant is not None:
+            assert attention_bias is None
+            from olmo_sparsity.models.huggingface.caches import DistantCache
+
+            cache = DistantCache(distant)
+            attention_bias = distant.window_bias(tokens_BL.shape[1])
+            keys_BK = _with_distant(distant, positions_BL)
+            # Only with distant states does attention keep its scores for a backward pass: without
+            # them a fused kernel computes it.
+            num_kept_keys = keys_BK.shape[1]
+        masks = self._masks(positions_BL, keys_BK, attention_bias)
+
+        with ExitStack() as stack:
+            arguments: dict[str, Any] = {}
+            if documents is not None:
+                # Only our attention keeps documents apart, and takes them by this argument.
+                arguments["documents"] = documents
+                if not self.has_own_attention:
+                    from olmo_sparsity.models.huggingface.shared_states import own_attention
+
+                    stack.enter_context(own_attention(self._usual_configs))
+            if added_BLD is not None:
+                stack.enter_context(self._adding(added_BLD))
+            if torch.is_grad_enabled() and self.recomputes(tokens_BL.numel(), num_kept_keys):
+                stack.enter_context(_recomputing(self.body))
+            return self._run_body(tokens_BL, positions_BL, masks, cache, num_last, **arguments)
+
+    def _adding(self, added_BLD: Tensor) -> RemovableHandle:
+        """Add a tensor to the embeddings of tokens, until the context of the result is left."""
+
+        def add(embedding: nn.Module, inputs: Any, embedded_BLD: Tensor) -> Tensor:
+            return embedded_BLD + added_BLD
+
+        # Not by `inputs_embeds`: some families look up more than an embedding by token. A hook sees
+        # calls of all threads, and only this thread's get the addition.
+        return self.embedding.register_forward_hook(in_this_thread(add))
+
+    def _needs_chunks(self, positions_BL: Tensor) -> bool:
+        """Return whether a row must be computed in chunks, because a mask of the whole row would
+        not fit into memory. Rows without windows need no mask, and a backward pass needs all tokens
+        in one graph."""
+        length = positions_BL.shape[1]
+        is_long = length**2 > MAX_MASK_ENTRIES and not torch.is_grad_enabled()
+        return is_long and window_hides_some(self.windows, positions_BL)
+
+    def _masks(self, queries_BL: Tensor, keys_BK: Tensor, bias: Tensor | None = None) -> Masks:
+        """Return attention masks as transformers takes them, after a check that the model computes
+        right numbers for these position IDs. `bias`: bias_B1LK of attention scores; None for causal
+        attention."""
+        if self.wrong_beyond is not None:
+            num_positions = max(int(keys_BK.max()) + 1, keys_BK.shape[1])
+            self.wrong_beyond.check(num_positions, type(self.model).__name__)
+        return build_masks(
+            self.windows,
+            queries_BL,
+            keys_BK,
+            bias,
+            dtype=self.model.dtype,
+            is_fused=self.text_config._attn_implementation in _SDPA_KERNELS,
+        )
+
+    def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
+        """Return whether layers are computed again in a backward pass, to save memory."""
+        if self.training:  # `checkpoint_activations` has set it in the layers themselves
+            return False
+        text = self.text_config
+        shape = (text.hidden_size, text.num_attention_heads, text.num_hidden_layers)
+        itemsize = self.embedding.weight.element_size()
+        return keeps_much(num_tokens, num_keys, *shape, itemsize)
+
+    def shares_distant(self, num_distant: int, length: int) -> bool:
+        """Return whether rows share distant states, and get no copies of them."""
+        if not self.can_share_distant:
+            return False
+        if self.text_config._attn_implementation not in _SDPA_KERNELS:
+            return False
+        # Kernels of this device and dtype are asked for any usual width. Whether they take that of
+        # the model was seen when the model was tried.
+        usual_head_width = 64
+        dtype = self.embedding.weight.dtype
+        return can_share_distant(self.device, dtype, usual_head_width, num_distant, length)
+
+    def hidden_sharing(
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        distant: DistantStates,
+        num_last: int | None = None,
+    ) -> Tensor:
+        """Return what `hidden` returns for rows that share distant states. Only models that
+        `can_share_distant` compute right numbers here."""
+        from olmo_sparsity.models.huggingface.caches import SharedCache
+        from olmo_sparsity.models.huggingface.shared_states import attending_to
+
+        # Masks cover the row's own tokens only; the view of each layer adds the distant ones.
+        causal = causal_bias(tokens_BL.shape[1], self.device)
+        masks = self._masks(positions_BL, positions_BL, causal)
+        views = self._views(masks, positions_BL, distant)
+        with attending_to(distant, views, self._usual_configs):
+            return self._run_body(tokens_BL, positions_BL, masks, SharedCache(distant), num_last)
+
+    def _views(self, masks: Masks, positions_BL: Tensor, distant: DistantStates) -> list[LayerView]:
+        """Return what each layer sees of the row and of distant tokens."""
+        from olmo_sparsity.models.huggingface.shared_states import LayerView
+
+        # As in `windows_of`, the kind of layers that are all alike is "". Layers of any kinds are
+        # alike here if their windows hide nothing.
+        kind_of_layer = [""] * self.text_config.num_hidden_layers
+        if window_hides_some(self.windows, _with_distant(distant, positions_BL)):
+            kind_of_layer = getattr(self.text_config, "layer_types", None) or kind_of_layer
+
+        view_of_kind = {}
+        for kind in set(kind_of_layer):
+            mask = masks[kind] if isinstance(masks, dict) else masks
+            assert mask is not None
+            window = self.windows.get(kind)
+            if window is None:
+                view_of_kind[kind] = LayerView(mask, distant.bias_BF)
+            else:
+                view_of_kind[kind] = LayerView.through(window, mask, distant, positions_BL)
+        return [view_of_kind[kind] for kind in kind_of_layer]
+
+    @cached_property
+    def _cache_name(self) -> str:
+        """Return the name of the argument for a cache, which transformers 5.24 renames."""
+        names = inspect.signature(self.body.forward).parameters
+        return "cache" if "cache" in names else "past_key_values"
+
+    def _run_body(
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        masks: Masks,
+        cache: Cache | None,
+        num_last: int | None,
+        **arguments: Any,
+    ) -> Tensor:
+        """Run one forward pass of transformers. Return the hidden states of the last `num_last`
+        tokens after the last norm; of all tokens if it is None. `arguments`: passed on to all
+        layers."""
+        hidden_BLD = self.body(
+            input_ids=tokens_BL,
+            position_ids=positions_BL.expand_as(tokens_BL),
+            attention_mask=masks,
+            use_cache=cache is not None,
+            return_dict=True,
+            **{self._cache_name: cache},
+            **arguments,
+        ).last_hidden_state
+        if num_last is not None:
+            hidden_BLD = hidden_BLD[:, -num_last:]
+        return hidden_BLD.to(tokens_BL.device)  # a device map may have put it elsewhere
+
+    @torch.no_grad()
+    def distant_states(
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        tokens_at_once: int | None = None,
+        earlier: DistantStates | None = None,
+    ) -> DistantStates:
+        """Return the states of `earlier` and of these tokens. `tokens_at_once`: how many tokens a
+        forward pass computes at most."""
+        from olmo_sparsity.models.huggingface.caches import growing_cache, layers_of
+
+        positions_BL = positions_BL.expand_as(tokens_BL)
+        length = tokens_BL.shape[1]
+        cache = growing_cache(earlier)
+        keys_BK = positions_BL[:, :0] if earlier is None else earlier.positions_BF
+        # The last chunk attends to all tokens, so its mask is the largest one.
+        largest_chunk = max(1, MAX_MASK_ENTRIES // (keys_BK.shape[1] + length))
+        chunk_length = min(tokens_at_once or length, largest_chunk)
+
+        hidden_chunks = []
+        token_chunks = tokens_BL.split(chunk_length, 1)
+        position_chunks = positions_BL.split(chunk_length, 1)
+        for tokens_BC, positions_BC in zip(token_chunks, position_chunks, strict=True):
+            keys_BK = torch.cat((keys_BK, positions_BC), 1)
+            masks = self._masks(positions_BC, keys_BK)
+            # The cache grows by this chunk, so that the next one sees it.
+            hidden_chunks.append(self._run_body(tokens_BC, positions_BC, masks, cache, None))
+        states = DistantStates(keys_BK, layers_of(cache))
+        return states.with_hidden_after(earlier, torch.cat(hidden_chunks, 1))
+
+    @torch.no_grad()
+    def last_attention(
+        self, tokens_BL: Tensor, positions_BL: Tensor, distant: DistantStates
+    ) -> Tensor:
+        """Return weights_BHK: how much the last token attends to each token of `distant` and of the
+        row, in all heads of all layers."""
+        assert distant.bias_BF is None
+        from olmo_sparsity.models.huggingface.caches import growing_cache
+        from olmo_sparsity.models.huggingface.shared_states import reading_weights
+
+        # Only the last token runs through the attention that returns weights, which is slow.
+        seen_states = distant
+        if tokens_BL.shape[1] > 1:
+            seen_states = self.distant_states(
+                tokens_BL[:, :-1], positions_BL[:, :-1], earlier=distant
+            )
+        last_B1 = tokens_BL[:, -1:]
+        last_positions_B1 = positions_BL[:, -1:].expand(len(tokens_BL), -1)
+        keys_BK = torch.cat((seen_states.positions_BF, last_positions_B1), 1)
+        masks = self._masks(last_positions_B1, keys_BK)
+        with reading_weights(self._usual_configs) as weights:
+            self._run_body(last_B1, last_positions_B1, masks, growing_cache(seen_states), 1)
+        # A family that computes attention by a function of its own calls ours in no layer.
+        if len(weights) < self.text_config.num_hidden_layers:
+            raise ConfigError(
+                f"{type(self.model).__name__} does not return its attention weights; choose "
+                "another selector than attention"
+            )
+        # The last token is the only query. Heads of all layers are put one after another.
+        return torch.cat([layer_BH1K[:, :, 0].to(tokens_BL.device) for layer_BH1K in weights], 1)
+
+    def unembed(self, hidden: Tensor) -> Tensor:
+        return self.logit_map(self.raw_logits(hidden))
+
+    def raw_logits(self, hidden: Tensor) -> Tensor:
+        """Return the output of the last linear map, before logits are scaled or capped."""
+        head = cast(nn.Module, self.model.get_output_embeddings())
+        return head(hidden).to(hidden.device)
+
+    @property
+    def layers(self) -> list[Any]:
+        """Return the layers, from the first to the last."""
+        return _layers_of(self.body)
+
+    def checkpoint_activations(self, every: int = 1) -> None:
+        """Let every n-th layer be computed again in the backward passes of training. `every`: n."""
+        # Early releases of transformers 5 have the second name.
+        model: Any = self.model
+        if hasattr(model, "activation_checkpointing_enable"):
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        else:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        for number, layer in enumerate(self.layers):
+            layer.gradient_checkpointing = number % every == 0
+
+
+@contextmanager
+def _recomputing(body: nn.Module) -> Iterator[None]:
+    """Inside, layers keep only their inputs for a backward pass and compute the rest again. In
+    training, `checkpoint_activations` does the same."""
+    with ExitStack() as stack:
+        for layer in _layers_of(body):
+            stack.callback(setattr, layer, "forward", layer.forward)
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        yield
+
+
+def _layers_of(body: nn.Module) -> list[Any]:
+    """Return the layers of a model. In all families they inherit from one class of transformers,
+    which lets them be computed again."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [module for module in body.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def _with_distant(distant: DistantStates, positions_BL: Tensor) -> Tensor:
+    """Return keys_BK: position IDs of distant tokens, then of the rows' own."""
+    distant_BF = distant.positions_BF.expand(len(positions_BL), -1)
+    return torch.cat((distant_BF, positions_BL), 1)

@@ -1,0 +1,181 @@
+"""Find functions that somebody has put in place of a model's methods, and describe what they
+compute.
+
+`replaced_code` is part of a model's identity (model_identity.py). Without it, a model with another
+`forward` would continue the results of the model that it was.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dis import get_instructions
+from functools import partial
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from olmo_sparsity.models.identity.checksums import checksum, is_plain
+
+TRUSTED = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "torchao", "olmo",
+           "olmo_sparsity", "kernels")  # fmt: skip
+"""Packages whose hooks, and functions in place of methods, are part of a model's class."""
+
+
+def qualified_name(function: Any) -> str:
+    """Return the module and name of a function, such as "torch.nn.functional.gelu". For a partial
+    this is its function, and for any other object its class."""
+    while isinstance(function, partial):
+        function = function.func
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+_THIS_PROCESS = os.urandom(8).hex()
+"""A text that replaces values which cannot be compared between processes. So a model with such a
+value in its code continues no results of another process."""
+
+
+def replaced_code(model: nn.Module) -> dict[str, str]:
+    """Return the code that somebody has put in place of methods of modules, or of their classes, by
+    the names of these methods."""
+    # `_code` adds names while it reads a function, so each function gets a copy of its own.
+    names = {id(module): name or "the model" for name, module in model.named_modules()}
+    functions = _replaced_in_modules(model) | _replaced_in_classes(model)
+    return {name: repr(_code(function, dict(names))) for name, function in functions.items()}
+
+
+def _replaced_in_modules(model: nn.Module) -> dict[str, Any]:
+    """Return the functions that hide methods of single modules, as `layer.forward = f` does, by the
+    names of these methods, such as "layers.0.mlp.forward"."""
+    replaced = {}
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if _replaces_method(module, key, value):
+                replaced[f"{name}.{key}" if name else key] = value
+    return replaced
+
+
+def _replaced_in_classes(model: nn.Module) -> dict[str, Any]:
+    """Return the functions that were put into the classes of modules, as `LlamaMLP.forward = f`
+    does, by the names of these methods, such as "LlamaMLP.forward"."""
+    # A dict keeps the order in which the classes are met.
+    classes: dict[type, None] = {}
+    for module in model.modules():
+        classes |= dict.fromkeys(type(module).__mro__)
+
+    replaced = {}
+    for kind in classes:
+        own_package = _package(kind.__module__)
+        for key, value in vars(kind).items():
+            function = getattr(value, "__func__", value)  # of a classmethod or staticmethod
+            if isinstance(function, FunctionType) and _is_foreign(function, own_package):
+                replaced[f"{kind.__qualname__}.{key}"] = function
+    return replaced
+
+
+def _replaces_method(module: nn.Module, key: str, value: Any) -> bool:
+    """Return whether an attribute of a module hides a method of its class. It does not if a trusted
+    package has put it around that method, as accelerate does to move tensors between devices."""
+    original = getattr(type(module), key, None)
+    if not callable(original) or not callable(value) or isinstance(value, type):
+        return False
+    # A wrapper holds the method that it wraps, bound to the module.
+    bound = [link for link in _wrapped(value) if getattr(link, "__self__", None) is module]
+    holds_original = any(link.__func__ is original for link in bound)
+    return not holds_original or _is_foreign(value)
+
+
+def _is_foreign(function: Any, own_package: str = "") -> bool:
+    """Return whether a function, or one that it wraps, belongs to a package that is not trusted."""
+    for link in _wrapped(function):
+        # Not `__module__`, which functools.wraps copies from the function that is replaced.
+        variables = getattr(link, "__globals__", None)
+        name = type(link).__module__ if variables is None else variables["__name__"]
+        package = _package(name)
+        if package not in (*TRUSTED, own_package) and package not in sys.stdlib_module_names:
+            return True
+    return False
+
+
+def _wrapped(function: Any) -> Iterator[Any]:
+    """Yield a function and the functions in it: that of a partial or of a bound method, and the one
+    that a decorator wraps."""
+    yield function
+    for name in ("func", "__func__", "__wrapped__"):
+        inner = getattr(function, name, None)
+        if inner is not None:
+            yield from _wrapped(inner)
+
+
+def _package(module_name: str) -> str:
+    """Return the package of a module: the first part of its name."""
+    return module_name.partition(".")[0]
+
+
+def _code(value: Any, names: dict[int, str]) -> Any:
+    """Return what a function or a value is, in plain values that another process can compare. For a
+    function these are its bytecode, and the values that it holds or reads from its module.
+
+    names: Names of the model's modules, and of functions that are being read, by `id`. They stand
+        in for these objects, so that a function that refers to itself ends.
+    """
+    if id(value) in names:
+        return names[id(value)]
+    if isinstance(value, FunctionType):
+        if not _is_foreign(value):
+            return qualified_name(value)
+        names[id(value)] = qualified_name(value)
+        return _bytecode(value.__code__), [_code(inner, names) for inner in _values_of(value)]
+    if isinstance(value, partial):
+        return [_code(inner, names) for inner in (value.func, value.args, value.keywords)]
+    if isinstance(value, MethodType):
+        return _code(value.__func__, names), _code(value.__self__, names)
+    if isinstance(value, ModuleType):
+        return value.__name__
+    if isinstance(value, type | BuiltinFunctionType):
+        return qualified_name(value)
+    if isinstance(value, Mapping):
+        return [(str(key), _code(inner, names)) for key, inner in value.items()]
+    if isinstance(value, list | tuple):
+        return [_code(inner, names) for inner in value]
+    if isinstance(value, Tensor):
+        return checksum(value).hex()
+    return repr(value) if is_plain(value) else (qualified_name(type(value)), _THIS_PROCESS)
+
+
+def _values_of(function: FunctionType) -> list[Any]:
+    """Return the values that a function depends on: its defaults, those that it closes over, and
+    those that it reads from its module."""
+    values: list[Any] = [function.__defaults__, function.__kwdefaults__]
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # of a cell that is not filled yet
+            values.append(cell.cell_contents)
+    variables = function.__globals__
+    read = [name for name in _global_names(function.__code__) if name in variables]
+    return [*values, *(variables[name] for name in read)]
+
+
+def _global_names(code: CodeType) -> list[str]:
+    """Return the names that a function, and functions in it, read from their module."""
+    names = [part.argval for part in get_instructions(code) if part.opname == "LOAD_GLOBAL"]
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):  # a function or comprehension in it
+            names += _global_names(constant)
+    return names
+
+
+def _bytecode(code: CodeType) -> Any:
+    """Return the bytecode of a function, with its constants and the names that it uses."""
+    constants: list[Any] = []
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            constants.append(_bytecode(constant))
+        elif isinstance(constant, frozenset):  # whose order differs between processes
+            constants.append(sorted(map(repr, constant)))
+        else:
+            constants.append(repr(constant))
+    return code.co_code.hex(), constants, code.co_names

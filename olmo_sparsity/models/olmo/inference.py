@@ -1,0 +1,278 @@
+"""Compute hidden states of the last tokens of many short rows, which is what scoring asks for.
+
+`PositionedOLMo.hidden` calls `InferringOLMo.last_hidden` where no gradients are needed, or where
+rows attend to states of distant tokens. It returns what the plain forward pass returns at these
+tokens, in less time:
+
+    tokens, position IDs → first layer         → middle layers → last layer     → hidden_BWD
+                           each different pair                   only the W
+                           is projected once                     wanted tokens
+                           (first_layer.py)                      (layer_steps.py)
+
+Distant tokens that keep the states they have in the full text (`distant_states`) are keys and
+values that were computed once. Rows that see most of them share them without copies. On CPU sums
+are computed in place, and attention runs in fp32 for any dtype of weights.
+
+Dimension key: B rows, L tokens of a row, W wanted tokens (the last of each row), F distant tokens,
+D width, H heads, G heads of keys and values, K width of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from olmo.model import OLMo
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from olmo_sparsity.config.model import ModelConfig
+from olmo_sparsity.models.attention import keeps_much
+from olmo_sparsity.models.distant_attention import can_share_distant
+from olmo_sparsity.models.distant_states import DistantStates
+from olmo_sparsity.models.olmo.block import PositionedBlock
+from olmo_sparsity.models.olmo.first_layer import find_different_pairs, first_layer_output
+from olmo_sparsity.models.olmo.layer_steps import (
+    DistantLayer,
+    attend_from_last,
+    finish_layer,
+    layer_output,
+)
+from olmo_sparsity.models.olmo.layers import alibi_bias
+from olmo_sparsity.models.olmo.projections import Projections, project, rotations_of
+
+
+class _AttentionInputs(NamedTuple):
+    """What layers attend to besides the keys of the row itself."""
+
+    bias: Tensor | None
+    """Added to attention scores; None for causal attention."""
+
+    distant_layers: list[DistantLayer | None]
+    """The states of distant tokens in each layer; None in each if there are none."""
+
+    num_keys: int
+    """How many tokens the last token of a row sees, distant ones included."""
+
+
+class InferringOLMo(OLMo):
+    """OLMo with the two passes of inference: hidden states of the last tokens (`last_hidden`), and
+    states of distant tokens (`distant_states`). `PositionedOLMo` adds the pass of training."""
+
+    config: ModelConfig  # type: ignore[assignment] # OLMo: its own class, with the same fields
+    transformer: Any  # a ModuleDict; its entries depend on the config
+    reach: int | None = None
+
+    @property
+    def blocks(self) -> list[PositionedBlock]:
+        return list(self.transformer.blocks)
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        return self.transformer.wte
+
+    def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
+        """Return whether layers are computed again in a backward pass, to save memory."""
+        if self.activation_checkpointing_strategy is not None:
+            return True
+        if self.training:  # without the setting, a training keeps its activations
+            return False
+        config = self.config
+        shape = (config.d_model, config.n_heads, config.n_layers)
+        itemsize = self.embedding.weight.element_size()
+        return keeps_much(num_tokens, num_keys, *shape, itemsize)
+
+    def shares_distant(self, num_distant: int, length: int) -> bool:
+        """Return whether attention to distant tokens is computed apart from attention to the row's
+        own tokens, so that rows share the distant states."""
+        config = self.config
+        # ALiBi's bias and the factors of scaled queries depend on both kinds of tokens.
+        if config.alibi or config.scales_queries:
+            return False
+        # A record of attention holds the keys of all tokens in one tensor.
+        if self.blocks[0].attention_record is not None:
+            return False
+        weight = self.embedding.weight
+        head_width = config.effective_head_width
+        return can_share_distant(weight.device, weight.dtype, head_width, num_distant, length)
+
+    def last_hidden(
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        bias: Tensor | None,
+        num_last: int,
+        distant: DistantStates | None = None,
+    ) -> Tensor:
+        """Return hidden_BWD of the last `num_last` tokens, after the last norm. Each token attends
+        to all of `distant` and to the tokens of its row before it.
+
+        bias: Added to attention scores, (B or 1, H or 1, L, L). None for causal attention.
+        """
+        config = self.config
+        length = tokens_BL.shape[1]
+        positions_BL = positions_BL.expand_as(tokens_BL)
+        attention = self._attention_inputs(positions_BL, bias, distant)
+        bias = attention.bias
+        distant_layers = attention.distant_layers
+
+        recomputes = torch.is_grad_enabled() and self.recomputes(
+            tokens_BL.numel(), attention.num_keys
+        )
+        # The index of the first layer that the loop below computes.
+        first_layer = 0
+        # Not on a GPU: to count different pairs, the host would wait for it.
+        if tokens_BL.device.type == "cpu" and not recomputes:
+            pairs = find_different_pairs(tokens_BL, positions_BL)
+            num_wanted = length if len(self.blocks) > 1 else num_last
+            x_BLD, rotations = first_layer_output(
+                self.blocks[0],
+                self._embed(pairs.tokens_P),
+                pairs,
+                bias,
+                num_wanted,
+                distant_layers[0],
+            )
+            first_layer = 1
+        else:
+            x_BLD = self._embed(tokens_BL)
+            rotations = rotations_of(positions_BL, config, x_BLD.dtype) if config.rope else None
+
+        layers = list(zip(self.blocks, distant_layers, strict=True))
+        for block, distant_layer in layers[first_layer:]:
+            # No later layer reads the output of the last one, so only wanted tokens are computed.
+            num_wanted = num_last if block is self.blocks[-1] else length
+            inputs = (block, x_BLD, rotations, bias, num_wanted, distant_layer)
+            if recomputes:
+                x_BLD = checkpoint(layer_output, *inputs, use_reentrant=False)
+            else:
+                x_BLD = layer_output(*inputs)
+        return self.transformer.ln_f(x_BLD)
+
+    def _attention_inputs(
+        self, positions_BL: Tensor, bias: Tensor | None, distant: DistantStates | None
+    ) -> _AttentionInputs:
+        """Return the bias of attention, with ALiBi's if the model has it, and distant states by
+        layer. `bias` must be None if there are distant states."""
+        config = self.config
+        length = positions_BL.shape[1]
+        num_keys = length
+        distant_layers: list[DistantLayer | None] = [None] * config.n_layers
+        if distant is not None:
+            assert bias is None
+            is_shared = self.shares_distant(distant.num_tokens, length)
+            if not is_shared:  # then one bias covers distant tokens and the row
+                bias = distant.window_bias(length)
+            num_keys += distant.num_tokens
+            distant_layers = [
+                DistantLayer(k, v, distant.bias_BF, is_shared) for k, v in distant.layers
+            ]
+        if config.alibi:
+            positions_of_keys = positions_BL
+            if distant is not None:
+                positions_of_keys = torch.cat((distant.positions_BF, positions_BL), 1)
+            alibi = alibi_bias(positions_of_keys, config, num_queries=length)
+            bias = alibi if bias is None else alibi + bias
+        return _AttentionInputs(bias, distant_layers, num_keys)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """Return the input of the first layer for tokens of any shape."""
+        x = self.transformer.wte(tokens)
+        return self.transformer.emb_norm(x) if self.config.embedding_layer_norm else x
+
+    @torch.no_grad()
+    def distant_states(
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        tokens_at_once: int | None = None,
+        earlier: DistantStates | None = None,
+    ) -> DistantStates:
+        """Return keys, values and hidden states of all tokens, each of which sees those before it.
+
+        tokens_at_once: How many tokens are computed together. None: all of them.
+        earlier: States of the text before these tokens, which become part of the result.
+        """
+        length = tokens_BL.shape[1]
+        positions_BL = positions_BL.expand_as(tokens_BL)
+        num_earlier = 0
+        if earlier is not None:
+            num_earlier = earlier.num_tokens
+            positions_BL = torch.cat([earlier.positions_BF, positions_BL], 1)
+
+        states = _StateBuffer(num_earlier + length, earlier)
+        hidden: list[Tensor] = []
+        for chunk_BL in tokens_BL.split(tokens_at_once or length, 1):
+            num_tokens = states.num_filled + chunk_BL.shape[1]
+            hidden.append(self._run_chunk(chunk_BL, positions_BL[:, :num_tokens], states))
+        distant = DistantStates(positions_BL, states.layers)
+        return distant.with_hidden_after(earlier, torch.cat(hidden, 1))
+
+    def _run_chunk(self, chunk_BL: Tensor, positions_BL: Tensor, states: _StateBuffer) -> Tensor:
+        """Return hidden states of some tokens after the last norm, and add their keys and values to
+        `states`, whose tokens they see.
+
+        positions_BL: Position IDs of the tokens in `states` and of these tokens.
+        """
+        config = self.config
+        num_chunk = chunk_BL.shape[1]
+        start = states.num_filled
+        x_BLD = self._embed(chunk_BL)
+        rotations = None
+        if config.rope:
+            rotations = rotations_of(positions_BL[:, start:], config, x_BLD.dtype)
+        bias = None
+        if config.alibi:
+            bias = alibi_bias(positions_BL, config, num_queries=num_chunk)
+        is_shared = start > 0 and self.shares_distant(start, num_chunk)
+
+        for index, block in enumerate(self.blocks):
+            projections = project(block, x_BLD, rotations, num_chunk)
+            states.write(index, projections)
+            distant_layer = None
+            if start > 0:
+                k, v = states.read(index)
+                distant_layer = DistantLayer(k, v, None, is_shared)
+            mixed = attend_from_last(block, projections, bias, num_chunk, distant_layer)
+            x_BLD = finish_layer(block, x_BLD, mixed)
+        states.num_filled += num_chunk
+        return self.transformer.ln_f(x_BLD)
+
+
+class _StateBuffer:
+    """Keys and values of all tokens of a text, in each layer, which are filled chunk by chunk.
+    Joining the chunks would copy all states once for each of them."""
+
+    def __init__(self, num_tokens: int, earlier: DistantStates | None) -> None:
+        """Begin with the states of `earlier`, which are the first of `num_tokens`."""
+        self.num_tokens = num_tokens
+        self.earlier = earlier
+        self.num_filled = 0 if earlier is None else earlier.num_tokens
+        self.layers: list[tuple[Tensor, Tensor]] = []
+        """(keys, values) of each layer that has been written to, (B, num_tokens, G, K)."""
+
+    def write(self, index: int, projections: Projections) -> None:
+        """Store keys and values of the chunk that is being computed, in the layer of this index."""
+        if index == len(self.layers):
+            self._allocate(projections)
+        all_k, all_v = self.layers[index]
+        end = self.num_filled + projections.k_BLGK.shape[1]
+        all_k[:, self.num_filled : end] = projections.k_BLGK
+        all_v[:, self.num_filled : end] = projections.v_BLGK
+
+    def read(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values of the tokens before the chunk, in the layer of this index."""
+        all_k, all_v = self.layers[index]
+        return all_k[:, : self.num_filled], all_v[:, : self.num_filled]
+
+    def _allocate(self, projections: Projections) -> None:
+        """Add the next layer, with room for all tokens and the states of `earlier` filled in. Only
+        projections show the dtype and the number of heads."""
+        _, k, v = projections
+        all_k = k.new_empty(k.shape[0], self.num_tokens, *k.shape[2:])
+        all_v = v.new_empty(v.shape[0], self.num_tokens, *v.shape[2:])
+        if self.earlier is not None:
+            earlier_k, earlier_v = self.earlier.layers[len(self.layers)]
+            all_k[:, : self.num_filled] = earlier_k
+            all_v[:, : self.num_filled] = earlier_v
+        self.layers.append((all_k, all_v))

@@ -1,0 +1,165 @@
+"""Encode an answer, or have the model generate one, and split it into statements.
+
+Place in the flow: prompt (pieces.py) and answer → **`encode_answer`** → `AnswerIds` → layout.py.
+What a user may pass, and what its statements are:
+
+    None                                     the model generates a text, which is treated as below
+    "<think>…</think> It opened. Thanks."    each sentence; what precedes is the reasoning
+    ["It opened.", "Thanks."]                each text of the list
+    Answer("It opened. Thanks.", [(0, 10)])  the spans of characters; the rest stays in view
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from olmo_sparsity.analysis.explain.generation import generate
+from olmo_sparsity.base.errors import ConfigError, DataError, printable
+from olmo_sparsity.base.progress import Progress
+from olmo_sparsity.models.loaded import LoadedModel
+from olmo_sparsity.sources.prompt.pieces import SourcePrompt
+from olmo_sparsity.sources.reading.answer_pieces import Answer
+from olmo_sparsity.sources.reading.reasoning import num_reasoning_tokens
+from olmo_sparsity.text.documents import Document
+from olmo_sparsity.text.units import Spans
+
+
+@dataclass(frozen=True)
+class AnswerIds:
+    """An answer as tokens."""
+
+    pieces: list[list[int]]
+    """The tokens of texts that together are the answer."""
+
+    are_statements: list[bool] | None = None
+    """Which pieces are statements. None: there is one piece, which is split into sentences."""
+
+    reasoning: list[int] = field(default_factory=list)
+    """Tokens of the reasoning, between the question and the answer."""
+
+    def statement_spans(self, tokenizer: Tokenizer | None) -> Spans:
+        """Return first and end token of each statement, counted from the start of the answer."""
+        if self.are_statements is None:
+            (ids,) = self.pieces
+            return _sentence_spans(Document(np.array(ids), tokenizer=tokenizer))
+        spans: list[tuple[int, int]] = []
+        first = 0
+        for ids, is_statement in zip(self.pieces, self.are_statements, strict=True):
+            end = first + len(ids)
+            if is_statement:
+                spans.append((first, end))
+            first = end
+        return spans
+
+
+def encode_answer(
+    prompt: SourcePrompt,
+    answer: Any,
+    max_new_tokens: int,
+    *,
+    quiet: bool = False,
+    reasoning: str | None = None,
+) -> AnswerIds:
+    """Return the tokens of an answer. Raise an error if it has another type, or is empty.
+
+    prompt: What precedes the answer, also for generating it.
+    answer: A text, a list of statements, or an `Answer`. None: the model generates it.
+    max_new_tokens: Length limit of a generated answer.
+    quiet: Show no progress.
+    reasoning: What precedes the answer. None: what a text has up to `</think>`.
+    """
+    # Encoded as what follows another text, so that no space is put before it.
+    encode = partial(prompt.model.encode, follow=True)
+    reasoning_ids = encode([reasoning or ""])[0]
+    if answer is None:
+        text_ids = _generate(prompt, reasoning_ids, max_new_tokens, quiet)
+        ids = _without_reasoning(text_ids, reasoning_ids, prompt.model.tokenizer)
+    elif isinstance(answer, str):
+        ids = _without_reasoning(encode([answer])[0], reasoning_ids, prompt.model.tokenizer)
+    elif isinstance(answer, Answer):
+        # Pieces are encoded one by one, so that no token lies across the end of a statement.
+        pieces = answer.pieces()
+        ids = AnswerIds(
+            pieces=encode([piece.text for piece in pieces]),
+            are_statements=[piece.is_statement for piece in pieces],
+            reasoning=reasoning_ids,
+        )
+    elif isinstance(answer, Sequence) and all(isinstance(text, str) for text in answer):
+        # What a user lists are statements, so no white space of its own belongs to one.
+        texts = [text.strip() for text in answer]
+        # A space between statements belongs to the later one, as in a tokenizer's words.
+        texts = [*texts[:1], *(f" {text}" for text in texts[1:])]
+        ids = AnswerIds(
+            pieces=encode(texts), are_statements=[True] * len(texts), reasoning=reasoning_ids
+        )
+    else:
+        raise ConfigError(
+            f"answer={printable(repr(answer))[:60]} must be a text, a list of texts (its "
+            "statements) or an Answer; quote a number"
+        )
+    _check_not_empty(answer, ids)
+    return ids
+
+
+def _without_reasoning(
+    text_ids: list[int], reasoning_ids: list[int], tokenizer: Tokenizer | None
+) -> AnswerIds:
+    """Return the tokens of a text as one piece. What it has up to `</think>` is its reasoning,
+    unless the user has passed some."""
+    if reasoning_ids:
+        return AnswerIds(pieces=[text_ids], reasoning=reasoning_ids)
+    num_tokens = num_reasoning_tokens(text_ids, tokenizer)
+    return AnswerIds(pieces=[text_ids[num_tokens:]], reasoning=text_ids[:num_tokens])
+
+
+def _check_not_empty(answer: Any, ids: AnswerIds) -> None:
+    """Raise DataError unless each piece has tokens, and each statement a letter."""
+    # A blank statement may have tokens, such as a line break, and would get a verdict.
+    statements = [answer] if isinstance(answer, str) else answer
+    is_blank = isinstance(statements, list) and any(map(_is_blank, statements))
+    if not ids.pieces or not all(ids.pieces) or is_blank:
+        raise DataError("the answer is empty, or the model ends the text at once; give one")
+
+
+def _is_blank(text: str) -> bool:
+    """Return whether a text has no letter: white space, or the mark of a file's byte order."""
+    return not text.replace("\ufeff", "").strip()
+
+
+def _generate(
+    prompt: SourcePrompt, reasoning_ids: list[int], max_new_tokens: int, quiet: bool
+) -> list[int]:
+    """Return the tokens that the model writes after the prompt and the reasoning, greedily."""
+    context_ids = [*prompt.prefix_ids, *prompt.ids_before_answer, *reasoning_ids]
+    with Progress("answering", max_new_tokens, "tokens", enabled=not quiet) as progress:
+        return generate(
+            prompt.model,
+            context_ids,
+            max_new_tokens,
+            lambda generated: progress.update(len(generated)),
+        )
+
+
+def _sentence_spans(document: Document) -> Spans:
+    """Return first and end token of each sentence of a document."""
+    units = document.units("sentences", 0, len(document.tokens))
+    return list(zip(units.first.tolist(), units.end.tolist(), strict=True))
+
+
+def statement_texts(model: LoadedModel, answer: str | Sequence[str] | Answer) -> list[str]:
+    """Return the statements of an answer whose prompt has no sources, split as others are."""
+    if isinstance(answer, Answer):
+        return [piece.text.strip() for piece in answer.pieces() if piece.is_statement]
+    if not isinstance(answer, str):
+        return [text.strip() for text in answer]
+    ids = model.encode([answer])[0]
+    num_tokens = num_reasoning_tokens(ids, model.tokenizer)
+    document = Document(np.array(ids[num_tokens:]), tokenizer=model.tokenizer)
+    spans = _sentence_spans(document)
+    return ["".join(document.texts[first:end]).strip() for first, end in spans]

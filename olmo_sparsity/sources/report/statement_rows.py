@@ -1,0 +1,123 @@
+"""Make the table of statements of an `Attribution`: one row for each statement, with its verdict.
+
+Place in the flow: verdicts/verdict.py, tables.py → **`StatementRows`** → statements.py, which adds
+what needs the attributions of reasoning. docs/sources.md explains the columns. A row, for
+example:
+
+    text      It was opened in June 1921.
+    nats      9.6                                       all sources together
+    spread    0.4                                       what one exchanged text changes
+    p         0.0002                                    smallest p-value, corrected for all tests
+    kind      one
+    sources   (bridge.txt,)                             what the verdict names
+    open      ()                                        sources that are neither named nor excluded
+    verdict   rests on bridge.txt (gives 9.2 nats; beats 2 of 2 decoys)
+    by_word   by word, in nats: June +3.1, 1921. +5.0; less than 1: It was opened in
+
+Dimension key: T statements, S sources, W tokens of the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from olmo_sparsity.sources.prompt.layout import Layout
+from olmo_sparsity.sources.report.verdict_text import is_shown_by_gives, verdict_in_words
+from olmo_sparsity.sources.report.words import WordNats, describe_words, nats_by_word
+from olmo_sparsity.sources.verdicts.effect_tests import EFFECTS
+from olmo_sparsity.sources.verdicts.losses import StatementLosses, mean_over_decoys
+from olmo_sparsity.sources.verdicts.verdict import Judgement, Verdict
+
+
+@dataclass(frozen=True)
+class StatementRows:
+    """What the rows of the table are made of."""
+
+    names: Sequence[str]
+    """Names of the sources."""
+
+    texts: Sequence[str]
+    """The text of each statement."""
+
+    layout: Layout
+    losses: StatementLosses
+    token_losses: StatementLosses | None
+    """Losses of each token of the answer. None: `by_word` is empty."""
+
+    judgement: Judgement
+    matrix: pd.DataFrame
+    """A row for each statement and source (report/tables.py)."""
+
+    draws: int
+    """Largest number of decoys of each source."""
+
+    def row(self, number: int) -> dict[str, Any]:
+        """Return the row of a statement, by its columns."""
+        evidence = self.judgement.evidence
+        verdict = self.judgement.verdicts[number]
+        named = [self.names[source] for source in verdict.sources]
+        open_sources = np.flatnonzero(evidence.is_open_TS[number])
+        open_names = [self.names[source] for source in open_sources]
+
+        # An undecided verdict is about the sources that may matter.
+        described_names = open_names if verdict.kind == "undecided" else named
+        cells = self.matrix.loc[number].loc[described_names]
+        nats = self.losses.gap_T[number]
+        # One number for the statement; sources differ only where there are more than four.
+        spread = evidence.spread_TS[number].mean()
+        # Bonferroni over both effects of each source.
+        smallest_p = evidence.p_ETS[:, number].min()
+        p = (len(EFFECTS) * len(self.names) * smallest_p).clip(max=1.0)
+        return {
+            "text": self.texts[number].strip(),
+            "nats": nats,
+            "spread": spread,
+            "p": p,
+            "kind": verdict.kind,
+            "sources": tuple(named),
+            "open": tuple(open_names),
+            "verdict": verdict_in_words(verdict.kind, cells, nats, spread, self.draws),
+            "by_word": self._by_word(number, verdict, cells),
+        }
+
+    def _by_word(self, number: int, verdict: Verdict, cells: pd.DataFrame) -> str:
+        """Return how the nats of a statement are spread over its words; empty if it rests on no
+        source.
+
+        cells: Rows of the matrix for this statement and the sources of its verdict.
+        """
+        if self.token_losses is None or not verdict.sources:
+            return ""
+        gives_WS = mean_over_decoys(self.token_losses.gives_TSD)
+        lost_WS = mean_over_decoys(self.token_losses.lost_TSD)
+        if verdict.kind == "both":
+            # Several lists of words, so each says of which source it is.
+            return describe_words(
+                {
+                    self.names[source]: self._words(number, lost_WS[:, source])
+                    for source in verdict.sources
+                }
+            )
+        if verdict.kind == "either":
+            # Alternatives replace each other, so nothing is lost without one of them.
+            nats_W = self.token_losses.gap_T
+        else:
+            (source,) = verdict.sources
+            shown_WS = gives_WS if is_shown_by_gives(cells.iloc[0]) else lost_WS
+            nats_W = shown_WS[:, source]
+        # A single list of words needs no name, as the verdict above it has the name.
+        return describe_words({"": self._words(number, nats_W)})
+
+    def _words(self, number: int, nats_W: np.ndarray) -> list[WordNats]:
+        """Return the words of a statement with their nats.
+
+        nats_W: Nats of each token of the answer.
+        """
+        first, end = self.layout.statements[number]
+        place = self.layout.block.start + first
+        return nats_by_word(self.layout.document, place, nats_W[first:end])

@@ -1,0 +1,205 @@
+"""Decide which sources affect a statement beyond chance.
+
+Place in the flow: losses.py (filled by trials.py) → effect_tests.py → **`collect_evidence`** →
+verdicts/verdict.py. The module needs NumPy only, not PyTorch.
+
+effect_tests.py gives each effect of a source a p-value, once for each number of decoys. The way
+from these p-values to a decision on each statement and source:
+
+    p-values after 2, 4, 8, … decoys, of what a source gives and what is lost without it
+      │  divide the p-values of a round by the fraction of the error rate that the round may spend
+      │  take the smallest one over the rounds
+      │  double the smaller one of both effects (Bonferroni)
+      │  compare all statements and sources (Benjamini–Hochberg)
+      ▼
+    named        the effect is beyond chance; of the named sources, `rate` are expected to be wrong
+    open         not named, but the effect is too large to say that there is none
+    neither      the source may be taken for one that does not matter to this statement
+
+**An example.** One statement, sources A and B, two decoys of each, `rate` 0.05. The docstring of
+effect_tests.py derives the p-values.
+
+                            A          B
+    p-value of lost       0.0006     0.26      one round, which has the whole error rate
+    doubled               0.0012     0.52
+    must be at most       0.025      0.05      Benjamini–Hochberg: the smaller of two, the larger
+    decision              named      neither   B loses 0.3 nats, and an open source at least 1.5
+
+**Where the constants come from.** Like the constants of effect_tests.py, they were fixed before the
+error rates of docs/sources.md were measured.
+
+Dimension key: T statements, S sources, D decoys of a source, E the two effects in the order of
+`EFFECTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from olmo_sparsity.analysis.options import MIN_GAP
+from olmo_sparsity.sources.verdicts.effect_tests import (
+    EFFECTS,
+    MAX_DEGREES,
+    MAX_DEGREES_WITH_TWO_DECOYS,
+    EffectTests,
+    run_tests,
+)
+from olmo_sparsity.sources.verdicts.losses import StatementLosses, mean_over_decoys
+
+EARLY_ROUND_FRACTION = 0.1
+"""Fraction of the error rate that each round but the last may spend; the last has what remains. All
+fractions add up to 1, so testing again does not raise the error rate."""
+
+# --- what a source must do, as a fraction of the nats that all sources give -----------------------
+
+SUFFICIENT_FRACTION = 0.5
+"""A source suffices if it alone gives this fraction. Part of the definition of a verdict, as the
+next one; both are as old as verdicts."""
+
+NEEDED_FRACTION = 0.2
+"""A source is needed only if this fraction is lost without it."""
+
+# --- which sources are neither named nor excluded -------------------------------------------------
+
+OPEN_SPREADS = 2.0
+"""A source that is not named is open if its effect is at least this many spreads: chance alone
+rarely reaches it, so "no source" would claim too much."""
+
+OPEN_NATS = 1.5
+"""An effect of fewer nats is never open, so that small effects do not make answers undecided."""
+
+SEVERAL_NATS = 3.0
+"""An effect of this many nats is always open, whether one source has it or all sources together: a
+statement that loses a factor of 20 in probability does rely on something."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the tests say of each statement and source."""
+
+    p_ETS: np.ndarray
+    """Probability that one more decoy in place of the source would have as large an effect."""
+
+    is_named_TS: np.ndarray
+    """Whether the effect of the source is beyond chance, at the error rate."""
+
+    spread_TS: np.ndarray
+    """Standard deviation of the statement's loss when one text of the prompt is exchanged, in
+    nats."""
+
+    nats_above_TS: np.ndarray
+    """By how many nats the effect exceeds the threshold of a source that is the only one named. The
+    larger of both effects; minus infinity if none was tested."""
+
+    is_open_TS: np.ndarray
+    """Whether the source is not named, but has too large an effect to be excluded."""
+
+
+class _Round(NamedTuple):
+    """The tests after some number of decoys."""
+
+    tests: EffectTests
+    rate_fraction: float
+    """Fraction of the error rate that this round may spend."""
+
+
+def decoy_rounds(max_decoys: int) -> list[int]:
+    """Return after how many decoys sources are tested: 2, 4, 8, … and at last `max_decoys`. Most
+    sources are clear after two."""
+    nums_decoys = [2]
+    while nums_decoys[-1] < max_decoys:
+        nums_decoys.append(min(2 * nums_decoys[-1], max_decoys))
+    return nums_decoys
+
+
+def collect_evidence(losses: StatementLosses, rate: float) -> Evidence:
+    """Decide for each statement and source whether the source is named, is open, or neither.
+
+    losses: Losses of each statement. An effect that was not evaluated has p = 1. So which sources
+        get more decoys may depend on any loss, without raising the error rate.
+    rate: The fraction of the named sources that is expected to be named by chance.
+    """
+    rounds = _run_rounds(losses)
+    p_by_round = [(tests.p_ETS / fraction).clip(max=1.0) for tests, fraction in rounds]
+    p_ETS = np.min(p_by_round, axis=0)
+
+    # Statements without a gap have nothing to attribute, and count as p = 1. Were they selected,
+    # Benjamini–Hochberg would raise the threshold for all other statements.
+    has_gap_T1 = losses.gap_T[:, None] >= MIN_GAP
+    is_named_TS = named_sources(np.where(has_gap_T1, p_ETS, 1.0), rate)
+
+    spread_TS = _best_spread(rounds)
+    return Evidence(
+        p_ETS=p_ETS,
+        is_named_TS=is_named_TS,
+        spread_TS=spread_TS,
+        nats_above_TS=_nats_above_threshold(rounds, rate),
+        is_open_TS=~is_named_TS & _has_large_effect(losses, spread_TS),
+    )
+
+
+def _run_rounds(losses: StatementLosses) -> list[_Round]:
+    """Test all effects after 2, 4, 8, … decoys."""
+    nums_decoys = decoy_rounds(losses.decoys_TD.shape[-1])
+    num_early_rounds = len(nums_decoys) - 1
+    last_fraction = 1 - EARLY_ROUND_FRACTION * num_early_rounds
+    rate_fractions = [EARLY_ROUND_FRACTION] * num_early_rounds + [last_fraction]
+    max_degrees = MAX_DEGREES if num_early_rounds > 0 else MAX_DEGREES_WITH_TWO_DECOYS
+    return [
+        _Round(run_tests(losses.of_first_decoys(num_decoys), max_degrees), fraction)
+        for num_decoys, fraction in zip(nums_decoys, rate_fractions, strict=True)
+    ]
+
+
+def named_sources(p_ETS: np.ndarray, rate: float) -> np.ndarray:
+    """Return is_named_TS: whether a source has an effect beyond chance at this error rate."""
+    # Bonferroni over the two effects of a source, Benjamini–Hochberg over sources.
+    p_TS = (len(EFFECTS) * p_ETS.min(0)).clip(max=1.0)
+    return benjamini_hochberg(p_TS, rate)
+
+
+def benjamini_hochberg(p: np.ndarray, rate: float) -> np.ndarray:
+    """Return which of these p-values are selected, so that at most a fraction `rate` of the
+    selected ones is expected to be chance (Benjamini and Hochberg, 1995)."""
+    ordered = np.sort(p.ravel())
+    # The i-th smallest of n p-values may be as large as rate × i / n. All that are no larger than
+    # the last one that passes are selected, even if they do not pass by themselves.
+    passing = ordered[ordered <= rate * np.arange(1, p.size + 1) / p.size]
+    if len(passing) == 0:
+        return np.zeros(p.shape, dtype=bool)
+    return p <= passing[-1]
+
+
+def _nats_above_threshold(rounds: Sequence[_Round], rate: float) -> np.ndarray:
+    """Return nats_above_TS: by how many nats the larger effect of a source exceeds the smallest
+    effect that would be named, in the round in which it does so most."""
+    # The p-value from which Benjamini–Hochberg selects a source if it selects no other.
+    p_of_only_name = rate / (len(EFFECTS) * rounds[0].tests.spread_TS.size)
+    nats_above_by_round = [
+        tests.nats_above(p_of_only_name * fraction) for tests, fraction in rounds
+    ]
+    return np.nan_to_num(np.array(nats_above_by_round), nan=-np.inf).max((0, 1))
+
+
+def _best_spread(rounds: Sequence[_Round]) -> np.ndarray:
+    """Return the spread of the last round in which an effect was tested: most decoys show the
+    spread best, but in the last rounds often no source had all its decoys."""
+    tested = [tests for tests, _ in rounds if tests.has_means]
+    return tested[-1].spread_TS if tested else rounds[0].tests.spread_TS
+
+
+def _has_large_effect(losses: StatementLosses, spread_TS: np.ndarray) -> np.ndarray:
+    """Return whether a source has an effect that is too large to be excluded, and that would decide
+    the verdict if it were not chance: the source would suffice, or would be needed."""
+    gap_T1 = losses.gap_T[:, None]
+    # What a source gives may not have been evaluated. Then it is not large.
+    gives_TS = np.nan_to_num(mean_over_decoys(losses.gives_TSD), nan=-np.inf)
+    lost_TS = mean_over_decoys(losses.lost_TSD)
+    min_nats_TS = np.clip(OPEN_SPREADS * spread_TS, OPEN_NATS, SEVERAL_NATS)
+    may_suffice_TS = gives_TS >= np.maximum(min_nats_TS, SUFFICIENT_FRACTION * gap_T1)
+    may_be_needed_TS = lost_TS >= np.maximum(min_nats_TS, NEEDED_FRACTION * gap_T1)
+    return may_suffice_TS | may_be_needed_TS
