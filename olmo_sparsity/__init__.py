@@ -1,106 +1,97 @@
 """Train language models with explicit position IDs, and measure which distant tokens they depend
 on.
 
-from olmo_sparsity import explain
+    from olmo_sparsity import explain, load_model
 
-The names below are imported on first use, so that `import olmo_sparsity` takes no torch, and
-figures can be drawn without it. None of them may equal the name of a subpackage."""
+A public name is imported on first use, so that `import olmo_sparsity` takes no torch, and figures
+can be drawn without it. No public name may equal the name of a subpackage: importing the subpackage
+would replace it.
+
+To add a name, write it below twice: as an import for type checkers, which do not run this file, and
+in the table from which programs get it. A test compares both.
+"""
 
 from __future__ import annotations
 
+import importlib
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from olmo_sparsity.analysis.api import estimate_cost, explain, measure
-    from olmo_sparsity.analysis.callbacks.olmo_core import OLMoCoreLosses
-    from olmo_sparsity.analysis.callbacks.trainer import TrainerLosses
-    from olmo_sparsity.analysis.measurement.recovery import recover
-    from olmo_sparsity.analysis.results.results import compare, read_results, transfer
-    from olmo_sparsity.analysis.results.statistics import summarize
-    from olmo_sparsity.analysis.scoring.document_losses import context_losses
-    from olmo_sparsity.analysis.scoring.losses_by_place import losses_by_place
-    from olmo_sparsity.analysis.scoring.scorer import Scorer
-    from olmo_sparsity.analysis.selectors.influence import influence_map
-    from olmo_sparsity.models.load import load_model
-    from olmo_sparsity.sources.attribute import attribute
-    from olmo_sparsity.sources.gate.suite import check
-    from olmo_sparsity.sources.reading.answer_pieces import Answer
-    from olmo_sparsity.sources.reading.prompt_parts import Segment
-    from olmo_sparsity.text.controls import Controls
-    from olmo_sparsity.text.documents import Document, Documents
-    from olmo_sparsity.text.inputs import open_documents
-    from olmo_sparsity.text.windows import Windows
-
 __version__ = "0.1.0"
 
-_MODULES = {
-    "analysis.api": "estimate_cost explain measure",
-    "analysis.callbacks.olmo_core": "OLMoCoreLosses",
-    "analysis.callbacks.trainer": "TrainerLosses",
-    "sources.attribute": "attribute",
-    "sources.reading.answer_pieces": "Answer",
-    "sources.reading.prompt_parts": "Segment",
-    "sources.gate.suite": "check",
-    "text.controls": "Controls",
-    "text.documents": "Document Documents",
-    "text.inputs": "open_documents",
-    "text.windows": "Windows",
-    "analysis.measurement.recovery": "recover",
-    "models.load": "load_model",
-    "analysis.results.results": "compare read_results transfer",
-    "analysis.results.statistics": "summarize",
-    "analysis.scoring.document_losses": "context_losses",
-    "analysis.scoring.losses_by_place": "losses_by_place",
-    "analysis.scoring.scorer": "Scorer",
-    "analysis.selectors.influence": "influence_map",
-}
-_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
+if TYPE_CHECKING:
+    # `X as X` says to a type checker that X may be imported from here.
+    from olmo_sparsity.analysis.api import estimate_cost as estimate_cost
+    from olmo_sparsity.analysis.api import explain as explain
+    from olmo_sparsity.analysis.api import measure as measure
+    from olmo_sparsity.analysis.callbacks.olmo_core import OLMoCoreLosses as OLMoCoreLosses
+    from olmo_sparsity.analysis.callbacks.trainer import TrainerLosses as TrainerLosses
+    from olmo_sparsity.analysis.measurement.recovery import recover as recover
+    from olmo_sparsity.analysis.results.results import compare as compare
+    from olmo_sparsity.analysis.results.results import read_results as read_results
+    from olmo_sparsity.analysis.results.results import transfer as transfer
+    from olmo_sparsity.analysis.results.statistics import summarize as summarize
+    from olmo_sparsity.analysis.scoring.document_losses import context_losses as context_losses
+    from olmo_sparsity.analysis.scoring.losses_by_place import losses_by_place as losses_by_place
+    from olmo_sparsity.analysis.scoring.scorer import Scorer as Scorer
+    from olmo_sparsity.analysis.selectors.influence import influence_map as influence_map
+    from olmo_sparsity.models.load import load_model as load_model
+    from olmo_sparsity.sources.attribute import attribute as attribute
+    from olmo_sparsity.sources.gate.suite import check as check
+    from olmo_sparsity.sources.reading.answer_pieces import Answer as Answer
+    from olmo_sparsity.sources.reading.prompt_parts import Segment as Segment
+    from olmo_sparsity.text.controls import Controls as Controls
+    from olmo_sparsity.text.documents import Document as Document
+    from olmo_sparsity.text.documents import Documents as Documents
+    from olmo_sparsity.text.inputs import open_documents as open_documents
+    from olmo_sparsity.text.windows import Windows as Windows
+else:
+    # A type checker must not see what follows: with a `__getattr__` it would accept any name.
+    _MODULE_OF_NAME = {
+        "Answer": "sources.reading.answer_pieces",
+        "Controls": "text.controls",
+        "Document": "text.documents",
+        "Documents": "text.documents",
+        "OLMoCoreLosses": "analysis.callbacks.olmo_core",
+        "Scorer": "analysis.scoring.scorer",
+        "Segment": "sources.reading.prompt_parts",
+        "TrainerLosses": "analysis.callbacks.trainer",
+        "Windows": "text.windows",
+        "attribute": "sources.attribute",
+        "check": "sources.gate.suite",
+        "compare": "analysis.results.results",
+        "context_losses": "analysis.scoring.document_losses",
+        "estimate_cost": "analysis.api",
+        "explain": "analysis.api",
+        "influence_map": "analysis.selectors.influence",
+        "load_model": "models.load",
+        "losses_by_place": "analysis.scoring.losses_by_place",
+        "measure": "analysis.api",
+        "open_documents": "text.inputs",
+        "read_results": "analysis.results.results",
+        "recover": "analysis.measurement.recovery",
+        "summarize": "analysis.results.statistics",
+        "transfer": "analysis.results.results",
+    }
+    """The module of each public name, without `olmo_sparsity.` before it."""
 
-__all__ = [
-    "Answer",
-    "Controls",
-    "Document",
-    "Documents",
-    "OLMoCoreLosses",
-    "Scorer",
-    "Segment",
-    "TrainerLosses",
-    "Windows",
-    "__version__",
-    "attribute",
-    "check",
-    "compare",
-    "context_losses",
-    "estimate_cost",
-    "explain",
-    "influence_map",
-    "load_model",
-    "losses_by_place",
-    "measure",
-    "open_documents",
-    "read_results",
-    "recover",
-    "summarize",
-    "transfer",
-]
+    if find_spec("olmo_sparsity.sources") is None:  # it can be left out of an installation
+        _MODULE_OF_NAME = {
+            name: module
+            for name, module in _MODULE_OF_NAME.items()
+            if not module.startswith("sources.")
+        }
 
-if find_spec("olmo_sparsity.sources") is None:  # it can be left out of an installation
-    _HOME = {name: module for name, module in _HOME.items() if not module.startswith("sources.")}
-    __all__[:] = [name for name in __all__ if name in _HOME or name == "__version__"]
+    # `from olmo_sparsity import *` imports all of the list. `OLMoCoreLosses` is not in it, as it
+    # needs OLMo-core, which few have installed; its own import works.
+    __all__ = sorted({*_MODULE_OF_NAME, "__version__"} - {"OLMoCoreLosses"})
 
-# `from olmo_sparsity import *` imports all of the list, and few have OLMo-core, which this needs.
-# Its own import works; type checkers read the list above.
-__all__[:] = [name for name in __all__ if name != "OLMoCoreLosses"]
+    def __dir__() -> list[str]:
+        return sorted([*_MODULE_OF_NAME, "__version__"])
 
-
-def __dir__() -> list[str]:
-    return sorted([*_HOME, "__version__"])
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'olmo_sparsity' has no attribute '{name}'")
-    import importlib
-
-    return getattr(importlib.import_module(f"olmo_sparsity.{_HOME[name]}"), name)
+    def __getattr__(name: str) -> Any:
+        """Import a public name. Python calls this for names that the module does not have."""
+        if name not in _MODULE_OF_NAME:
+            raise AttributeError(f"module 'olmo_sparsity' has no attribute '{name}'")
+        module = importlib.import_module(f"olmo_sparsity.{_MODULE_OF_NAME[name]}")
+        return getattr(module, name)

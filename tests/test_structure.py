@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+import olmo_sparsity
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "olmo_sparsity"
 MODULES = sorted(PACKAGE.glob("**/*.py"))
@@ -164,6 +166,24 @@ def test_the_package_never_imports_the_study() -> None:
 
 def test_no_circle_of_imports() -> None:
     TopologicalSorter(graph()).prepare()  # CycleError names the circle
+
+
+def test_type_checkers_and_programs_find_the_same_public_names() -> None:
+    statements = ast.walk(ast.parse((PACKAGE / "__init__.py").read_text()))
+    imported = {
+        alias.asname: (node.module or "").removeprefix("olmo_sparsity.")
+        for node in statements
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname is not None
+    }
+    assert imported == olmo_sparsity._MODULE_OF_NAME
+    for name in imported.keys() - {"OLMoCoreLosses"}:  # OLMo-core may not be installed
+        assert getattr(olmo_sparsity, name).__name__ == name
+
+
+def test_no_public_name_hides_a_package() -> None:
+    assert not {*olmo_sparsity.__all__} & {*FLOORS, "command"}
 
 
 def test_tests_import_no_tests() -> None:
