@@ -601,10 +601,11 @@ def measure_speed(size: str, out: Path) -> Iterator[Row]:
     from olmo_sparsity.data.batches import Batch
     from olmo_sparsity.models.build import build_model
     from olmo_sparsity.models.checkpoint_files import save_weights
-    from olmo_sparsity.training.checkpoint import CheckpointWriter, TrainerState
+    from olmo_sparsity.training.checkpoint import CheckpointWriter
     from olmo_sparsity.training.choose_engine import build_engine
     from olmo_sparsity.training.distributed import Processes, connect
     from olmo_sparsity.training.estimate.compute import flops_per_token, stated_flops
+    from olmo_sparsity.training.trainer_state import TrainerState
 
     small = size == "small"
     config = load_config(ROOT / f"configs/{'quick' if small else f'c4_{size}_pose'}.yaml")

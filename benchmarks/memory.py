@@ -157,7 +157,8 @@ def save(engine: Any, out: Path) -> None:
     """Write a checkpoint, in each process its part."""
     from olmo_sparsity.config.sections import CheckpointConfig
     from olmo_sparsity.models.checkpoint_files import part_name, save_weights, write_index
-    from olmo_sparsity.training.checkpoint import CheckpointWriter, TrainerState
+    from olmo_sparsity.training.checkpoint import CheckpointWriter
+    from olmo_sparsity.training.trainer_state import TrainerState
 
     processes = engine.processes
     weights = engine.copy_weights()

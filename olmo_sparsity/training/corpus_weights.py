@@ -11,7 +11,7 @@ from olmo_sparsity.config.sections import EarlierWeights, RunConfig, StageConfig
 from olmo_sparsity.data.batches import batch_of_step
 from olmo_sparsity.data.mixture import Weights
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
-from olmo_sparsity.training.checkpoint import TrainerState
+from olmo_sparsity.training.trainer_state import TrainerState
 
 
 def weights_of(config: RunConfig) -> list[Weights]:

@@ -26,8 +26,8 @@ from olmo_sparsity.base.json_text import parse_json, with_crc
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.retry import retry
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
-from olmo_sparsity.training.checkpoint import TrainerState
 from olmo_sparsity.training.metric_writers import MetricWriter
+from olmo_sparsity.training.trainer_state import TrainerState
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -30,7 +30,6 @@ from olmo_sparsity.models.huggingface.computation import check_angles, describe_
 from olmo_sparsity.models.huggingface.config_of_weights import config_of
 from olmo_sparsity.models.huggingface.exchange import import_weights
 from olmo_sparsity.models.huggingface.folder import count_parameters
-from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, TrainerState
 from olmo_sparsity.training.choose_engine import build_engine
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
@@ -41,6 +40,7 @@ from olmo_sparsity.training.run_folder import (
     check_same_run,
     describe_environment,
 )
+from olmo_sparsity.training.trainer_state import ENGINE_FOLDER, TrainerState
 
 
 class Restored(NamedTuple):

@@ -42,7 +42,6 @@ from olmo_sparsity.models.huggingface.exchange import (
     check_exportable,
 )
 from olmo_sparsity.training.attempts import StartCount
-from olmo_sparsity.training.checkpoint import TrainerState
 from olmo_sparsity.training.choose_engine import check_engine
 from olmo_sparsity.training.corpus_weights import weights_of
 from olmo_sparsity.training.deferred import Deferred, without_drawing
@@ -64,6 +63,7 @@ from olmo_sparsity.training.run_folder import (
     open_run_folder,
     read_skipped_batches,
 )
+from olmo_sparsity.training.trainer_state import TrainerState
 from olmo_sparsity.training.watchdog import Watchdog
 
 Measures = dict[str, Callable[[int, Mapping[str, Tensor]], dict]]

@@ -32,7 +32,7 @@ from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.models.checkpoint_files import part_name, save_weights, write_index
 from olmo_sparsity.models.huggingface.computation import describe_angles
 from olmo_sparsity.training.alarms import LossAlarm, StragglerAlarm
-from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, CheckpointWriter, TrainerState
+from olmo_sparsity.training.checkpoint import CheckpointWriter
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.evaluate import format_losses
 from olmo_sparsity.training.gpu_hours import GpuHours
@@ -44,6 +44,7 @@ from olmo_sparsity.training.start import Start
 from olmo_sparsity.training.step_clock import Clock
 from olmo_sparsity.training.step_profile import Profile
 from olmo_sparsity.training.stop_signals import StopRequest
+from olmo_sparsity.training.trainer_state import ENGINE_FOLDER, TrainerState
 
 
 class Outcome(IntEnum):

@@ -22,8 +22,9 @@ from olmo_sparsity.training.attempts import (
     counted_start,
     note_saved,
 )
-from olmo_sparsity.training.checkpoint import CheckpointWriter, TrainerState
+from olmo_sparsity.training.checkpoint import CheckpointWriter
 from olmo_sparsity.training.distributed import Processes
+from olmo_sparsity.training.trainer_state import TrainerState
 from tests.conftest import data_section, small_run, until
 from tests.support import children
 

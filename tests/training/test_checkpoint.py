@@ -28,7 +28,7 @@ from olmo_sparsity.base.manifest import find_damage
 from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.models.checkpoint_files import list_checkpoints, step_of
 from olmo_sparsity.models.load import load_model
-from olmo_sparsity.training import checkpoint, moments
+from olmo_sparsity.training import checkpoint, checkpoint_save, moments
 from olmo_sparsity.training.checkpoint import CheckpointWriter
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
@@ -36,6 +36,7 @@ from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.save_steps import SaveSteps, SaveTime
 from olmo_sparsity.training.steps import Outcome
+from olmo_sparsity.training.trainer_state import TrainerState
 from tests.conftest import MakeConfig, data_section, left_by_a_killed_process, small_run
 from tests.support import children
 from tests.support.metrics import repeatable_rows
@@ -269,7 +270,7 @@ def test_a_damaged_later_checkpoint_is_none_of_those_kept(
     damaged.mkdir(parents=True)
     with CheckpointWriter(Path(config.run_folder), config.checkpoint, Processes()) as writer:
         for step in (4, 6):
-            writer.save(checkpoint.TrainerState(step, 0, ""), lambda _: None, lambda _: [])
+            writer.save(TrainerState(step, 0, ""), lambda _: None, lambda _: [])
             writer.wait()
     saved = damaged.with_name("step000006")
     assert list_checkpoints(config.run_folder) == [damaged, saved]
@@ -351,7 +352,7 @@ def fail_to_publish(
     monkeypatch: pytest.MonkeyPatch, number: int, fails: Callable[[int, int], bool]
 ) -> None:
     """The disk gives this error, if `fails` of the step and of the number of the try."""
-    publish = checkpoint.publish
+    publish = checkpoint_save.publish
     tries: list[int] = []
 
     def failing(partial: Path, final: Path) -> None:
@@ -361,7 +362,7 @@ def fail_to_publish(
             raise OSError(number, os.strerror(number))
         publish(partial, final)
 
-    monkeypatch.setattr(checkpoint, "publish", failing)
+    monkeypatch.setattr(checkpoint_save, "publish", failing)
 
 
 def content_of_checkpoints(folder: Path) -> set[str]:
@@ -437,7 +438,7 @@ def test_a_folder_that_cannot_be_created_for_a_moment_costs_no_save(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """Nor the run: its last save would fail three times in a row at once."""
-    new_folder = checkpoint._new_folder
+    new_folder = checkpoint_save._new_folder
     num_tries = 0
 
     def fail_twice(final: Path) -> Path:
@@ -448,7 +449,7 @@ def test_a_folder_that_cannot_be_created_for_a_moment_costs_no_save(
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
         return new_folder(final)
 
-    monkeypatch.setattr(checkpoint, "_new_folder", fail_twice)
+    monkeypatch.setattr(checkpoint_save, "_new_folder", fail_twice)
     config = make_config()
     assert train(config) is Outcome.FINISHED
     assert num_tries == TRIES
@@ -515,13 +516,13 @@ def test_a_rename_that_was_not_synced_deletes_no_whole_checkpoint(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second try finds the checkpoint under its final name."""
-    publish = checkpoint.publish
+    publish = checkpoint_save.publish
 
     def renamed_and_failed(partial: Path, final: Path) -> None:
         publish(partial, final)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(checkpoint, "publish", renamed_and_failed)
+    monkeypatch.setattr(checkpoint_save, "publish", renamed_and_failed)
     config = make_config()
     assert train(config) is Outcome.FINISHED
     assert content_of_checkpoints(Path(config.run_folder)) == {"step000004", "step000006"}
@@ -544,7 +545,7 @@ def test_what_cannot_be_removed_of_a_killed_save_does_not_spoil_the_next(
 
     monkeypatch.setattr(shutil, "rmtree", removes)
     with CheckpointWriter(Path(config.run_folder), config.checkpoint, Processes()) as writer:
-        writer.save(checkpoint.TrainerState(2, 0, ""), lambda _: None, lambda _: [])
+        writer.save(TrainerState(2, 0, ""), lambda _: None, lambda _: [])
         assert writer.wait()
     (saved,) = list_checkpoints(config.run_folder)
     assert find_damage(saved) is None
@@ -559,7 +560,7 @@ def test_another_error_waits_for_the_writer_and_hides_nothing(
 
     def leave() -> None:
         with CheckpointWriter(tmp_path, CheckpointConfig(), Processes()) as writer:
-            writer.save(checkpoint.TrainerState(1, 1, ""), fail, lambda folder: [])
+            writer.save(TrainerState(1, 1, ""), fail, lambda folder: [])
             raise UserError("another")
 
     with pytest.raises(UserError, match="another"):
@@ -657,7 +658,7 @@ def test_only_the_first_slow_save_says_how_long_it_took(
     with CheckpointWriter(tmp_path, CheckpointConfig(), Processes()) as writer:
         for step in (1, 2):
             begun = None if took_s is None else time.monotonic() - took_s
-            state = checkpoint.TrainerState(step, 1, "")
+            state = TrainerState(step, 1, "")
             writer.save(state, lambda _: None, lambda _: [], begun)
             writer.wait()
     said = re.findall(r"took (\d+) s", capsys.readouterr().err)

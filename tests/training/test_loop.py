@@ -28,7 +28,6 @@ from olmo_sparsity.models.huggingface.exchange import export
 from olmo_sparsity.models.load import load_model
 from olmo_sparsity.models.olmo.layers import first_query_scale
 from olmo_sparsity.training import gpu_hours, restore, run_folder, start
-from olmo_sparsity.training.checkpoint import TrainerState
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.dry_run import dry_run
 from olmo_sparsity.training.engine import Engine
@@ -40,6 +39,7 @@ from olmo_sparsity.training.losses import ForwardClock
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.optim import learning_rate
 from olmo_sparsity.training.steps import Outcome, slowest_process
+from olmo_sparsity.training.trainer_state import TrainerState
 from tests.conftest import MakeConfig, until
 from tests.support import children
 from tests.support.metrics import repeatable_rows
