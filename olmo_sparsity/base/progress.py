@@ -50,6 +50,11 @@ class Progress:
         self.done = done
         self.done_at_start = done
 
+    def skip(self, num_units: int) -> None:
+        """Show the next units as done by an earlier run, without counting them in the rate."""
+        self.done += num_units
+        self.done_at_start += num_units
+
     def update(self, done: int, **values: str) -> None:
         """Set how many units are done, and show it unless a line was shown just now. `values`: more
         values to show, by their names."""

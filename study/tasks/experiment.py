@@ -90,6 +90,8 @@ def _report_to(progress: Progress, trial: Trial) -> Report:
     steps_before = progress.done
 
     def report(step: int, loss: float) -> None:
+        if progress.done == steps_before:  # the first step: that of a trial that goes on is later
+            progress.skip(step - 1)
         progress.update(steps_before + step, trial=trial.name, loss=f"{loss:.3f}")
 
     return report

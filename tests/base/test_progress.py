@@ -45,3 +45,15 @@ def test_short_units_are_not_listed_one_by_one(capsys: pytest.CaptureFixture) ->
             progress.begin(f"reading {number}")
             progress.update(number + 1)
     assert len(capsys.readouterr().err.splitlines()) < 20
+
+
+def test_steps_of_an_earlier_run_are_shown_but_not_counted_in_the_rate(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "olmo_sparsity.base.progress.time.perf_counter", iter((0.0, 2.0, 2.0)).__next__
+    )
+    with Progress("trials", 100, "steps") as progress:
+        progress.skip(90)
+        progress.update(94)
+    assert "94/100 steps · 2 steps/s" in capsys.readouterr().err
