@@ -4,8 +4,16 @@ evaluation.
     {"step": 10, "timestamp": "2026-03-01T12:00:00Z", "loss": 4.2, ..., "crc32": "..."}
     {"step": 10, "timestamp": "2026-03-01T12:00:05Z", "heldout": [...], ..., "crc32": "..."}
 
-`Metrics` writes them in training, and rejects numbers that are not finite. Each checkpoint stores
-the CRC of the line of its step, so that `read_own_lines` notices a file of another run.
+In training, steps.py hands the numbers of each step to `Metrics`, which writes them at each logging
+interval:
+
+    metrics.add(9, loss=…, gradient_norm=…)    # tensors, still on the GPU
+    metrics.add(10, loss=…, gradient_norm=…)
+    metrics.flush(tokens_per_s=…)              # waits for the GPU, writes the lines of 9 and 10
+
+It raises at a number that is not finite. A start that resumes at step 300 drops the lines of later
+steps, which it takes again. Each checkpoint stores the CRC of the line of its step, so that
+`read_own_lines` notices a file of another run.
 """
 
 from __future__ import annotations
@@ -21,11 +29,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from olmo_sparsity.base.conform import conform
 from olmo_sparsity.base.errors import DataError, UserError
-from olmo_sparsity.base.files import read_bounded, writing
+from olmo_sparsity.base.files import read_bounded
 from olmo_sparsity.base.json_text import parse_json, with_crc
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.retry import retry
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
+from olmo_sparsity.training.appended_file import AppendedFile
 from olmo_sparsity.training.metric_writers import MetricWriter
 from olmo_sparsity.training.trainer_state import TrainerState
 
@@ -56,25 +65,6 @@ class MetricLine(NamedTuple):
 # --- writing ------------------------------------------------------------------------------------
 
 
-def check_finite(step: float, values: dict[str, float]) -> None:
-    """Raise UserError if a value is not finite. The error has the step in `diverged_at`, which
-    `training.on_nan=skip` reads. `values`: numbers by their names in the message."""
-    if all(math.isfinite(value) for value in values.values()):
-        return
-    named_values = ", ".join(f"{name} {value}" for name, value in values.items())
-    error = UserError(
-        f"step {step:.0f}: {named_values}; earlier checkpoints are intact: lower "
-        "optimizer.learning_rate in a new folder, or pass --training.on_nan=skip"
-    )
-    error.diverged_at = round(step)
-    raise error
-
-
-def timestamp() -> str:
-    """Return the time now in UTC, in seconds, in the format of ISO 8601."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 class Metrics:
     """Writes the metrics of a run. Losses stay on the device until `flush`, so that the host need
     not wait for the GPU at each step."""
@@ -95,41 +85,35 @@ class Metrics:
         while_writing: Makes a context in which rows are written, such as one with a time limit.
         """
         self.path = run_folder / "metrics.jsonl"
+        self.file = AppendedFile(self.path)
         self.writers = writers
         self.writes = writes
         self.while_writing = while_writing
-        self.pending: list[PendingRow] = []
+        self.pending_rows: list[PendingRow] = []
         """The rows of the steps since the last `flush`."""
 
         self.last_crc32: str | None = None
         """CRC of the line of the last step."""
 
-        self._unwritten = b""
-        """Lines that are not in the file, as the disk did not take them."""
-
-        self._num_failures = 0
-        """Number of writes in a row that have failed."""
-
-        self._num_bytes = 0
-        """Size of the file after the last write that succeeded."""
-
         self.earlier_losses: list[tuple[int, float]] = []
         """Steps of earlier starts, with their losses."""
 
         if writes and self.path.exists():
-            # A killed run may have written past its last checkpoint; those steps are repeated.
-            own_lines = read_own_lines(self.path, until=start)
-            lines = [line for line in own_lines if line.row["step"] <= start]
-            with writing(self.path) as partial:
-                partial.write_bytes(b"".join(line.text + b"\n" for line in lines))
-            self._num_bytes = self.path.stat().st_size
-            self.earlier_losses = [
-                (line.row["step"], line.row["loss"]) for line in lines if "loss" in line.row
-            ]
+            self._drop_lines_after(start)
 
-    def add(self, step: int, **values: Tensor | float) -> None:
+    def _drop_lines_after(self, start: int) -> None:
+        """Drop the lines of later steps than `start`. A killed run may have written past its last
+        checkpoint, and those steps are taken again."""
+        own_lines = read_own_lines(self.path, until=start)
+        kept_lines = [line for line in own_lines if line.row["step"] <= start]
+        self.file.replace_content(b"".join(line.text + b"\n" for line in kept_lines))
+        self.earlier_losses = [
+            (line.row["step"], line.row["loss"]) for line in kept_lines if "loss" in line.row
+        ]
+
+    def add(self, step: int, **numbers: Tensor | float) -> None:
         """Add the numbers of a step, which `flush` writes."""
-        self.pending.append(PendingRow(step, timestamp(), values))
+        self.pending_rows.append(PendingRow(step, timestamp(), numbers))
 
     def flush(self, **speed: float) -> float | None:
         """Write the rows of the steps since the last call. Return their mean loss; None if there
@@ -138,27 +122,37 @@ class Metrics:
 
         speed: Numbers of all these steps, written with the last row.
         """
-        rows: list[dict[str, Any]] = []
-        for pending in self.pending:
-            # Reading a number of a GPU waits for its step.
-            numbers = {name: float(value) for name, value in pending.numbers.items()}
-            rows.append({"step": pending.step, "timestamp": pending.timestamp, **numbers})
-        self.pending = []
+        rows = self._take_pending_rows()
         if not rows:
             return None
         rows[-1].update(speed)
 
-        # Earlier rows are those of intact weights, and say how the run diverged.
-        for number, row in enumerate(rows):
-            values = {"loss": row["loss"], "gradient norm": row["gradient_norm"]}
-            if not all(map(math.isfinite, values.values())):
-                self.write(*rows[:number])
-                check_finite(row["step"], values)
+        for index, row in enumerate(rows):
+            checked = {"loss": row["loss"], "gradient norm": row["gradient_norm"]}
+            if not all(map(math.isfinite, checked.values())):
+                # Earlier rows are those of intact weights, and say how the run diverged.
+                self.write(*rows[:index])
+                check_finite(row["step"], checked)
         self.write(*rows)
         return float(sum(row["loss"] for row in rows) / len(rows))
 
+    def _take_pending_rows(self) -> list[dict[str, Any]]:
+        """Return the rows since the last `flush`, with numbers in place of tensors."""
+        rows: list[dict[str, Any]] = []
+        for pending in self.pending_rows:
+            # Reading a number of a GPU waits for its step.
+            numbers = {name: float(value) for name, value in pending.numbers.items()}
+            rows.append({"step": pending.step, "timestamp": pending.timestamp, **numbers})
+        self.pending_rows = []
+        return rows
+
     def write_heldout(self, step: int, losses: list[dict], drop: float, measured: dict) -> None:
-        """Write the line of an evaluation. `measured`: its other results, by name."""
+        """Write the line of an evaluation.
+
+        losses: Held-out losses, a row for each range of positions (`Evaluation.losses`).
+        drop: The induction drop, in nats.
+        measured: Its other results, by name.
+        """
         total = sum(row["loss"] for row in losses)  # finite if all of them are
         # Raises for an earlier step, if one was not finite. And W&B drops a row whose step is below
         # that of the last one.
@@ -173,45 +167,29 @@ class Metrics:
         them, they are kept for the next call: training goes on."""
         if not self.writes:
             return
+        text = b""
         for row in rows:
             line = with_crc(row)
             if "heldout" not in row:  # a checkpoint knows the line of its training step
                 self.last_crc32 = line["crc32"]
-            self._unwritten += json.dumps(line).encode() + b"\n"
+            text += json.dumps(line).encode() + b"\n"
         try:
             with self.while_writing():
-                self._append()
+                self.file.append(text)
         except OSError as error:
-            if not self._num_failures:
+            if self.file.num_failures == 1:  # said once, until a write succeeds
                 say(f"{self.path} cannot be written now ({error.strerror}): its rows are kept")
-            self._num_failures += 1
         for write_elsewhere in self.writers:
             for row in rows:
                 write_elsewhere(row)
-
-    def _append(self) -> None:
-        """Append what is not written yet. Raises OSError."""
-        if not self._unwritten:
-            return
-        with self.path.open("ab") as file:
-            if self._num_failures:
-                file.truncate(self._num_bytes)  # a part of them may be there
-            file.write(self._unwritten)
-            file.flush()
-            num_bytes = file.tell()
-        # Only now, as a network disk may report an error when a file is closed.
-        self._num_bytes = num_bytes
-        self._unwritten = b""
-        self._num_failures = 0
 
     def finish(self) -> None:
         """Try for a last time to append what is not written yet, and report rows that are lost. No
         error: the checkpoint is saved, and the run may go on elsewhere."""
         try:
-            retry(self._append, lambda error: True, lambda line: None)
+            retry(self.file.flush, lambda error: True, lambda line: None)
         except OSError as error:
-            num_rows = self._unwritten.count(b"\n")
-            lost = f"its last {num_rows} rows are lost"
+            lost = f"its last {self.file.num_unwritten_lines} rows are lost"
             say(f"{self.path} cannot be written ({error.strerror}): {lost}")
 
     def last_heldout(self) -> list[dict] | None:
@@ -220,33 +198,34 @@ class Metrics:
         return rows[-1] if rows else None
 
 
+def check_finite(step: float, values: dict[str, float]) -> None:
+    """Raise UserError if a value is not finite. The error has the step in `diverged_at`, which
+    `training.on_nan=skip` reads.
+
+    values: Numbers by their names in the message.
+    """
+    if all(math.isfinite(value) for value in values.values()):
+        return
+    named_values = ", ".join(f"{name} {value}" for name, value in values.items())
+    error = UserError(
+        f"step {step:.0f}: {named_values}; earlier checkpoints are intact: lower "
+        "optimizer.learning_rate in a new folder, or pass --training.on_nan=skip"
+    )
+    error.diverged_at = round(step)
+    raise error
+
+
+def timestamp() -> str:
+    """Return the time now in UTC, in seconds, in the format of ISO 8601."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 # --- reading ------------------------------------------------------------------------------------
 
 
 def read_metrics(path: Path) -> list[dict]:
     """Return the rows of a metrics file, without those of damaged lines."""
     return [line.row for line in _read_lines(path)]
-
-
-def _read_lines(path: Path) -> list[MetricLine]:
-    """Return the lines of a file that are intact. Report how many are damaged. A last line without
-    an end is no damage, as a kill may have cut it short."""
-    try:
-        content = read_bounded(path, _MAX_BYTES) if path.exists() else b""
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}; restore it") from None
-    texts = content.splitlines()
-    lines = []
-    for text in texts:
-        with contextlib.suppress(ValueError):
-            row = parse_json(text, dict)
-            conform({"step": row.get("step")}, dict[str, int])
-            lines.append(MetricLine(text, row))
-    is_last_cut = not content.endswith(b"\n") and (not lines or lines[-1].text is not texts[-1])
-    num_damaged = len(texts) - len(lines) - is_last_cut
-    if texts and num_damaged:
-        say(f"{path}: {num_damaged} damaged lines are skipped")
-    return lines
 
 
 def read_own_lines(path: Path, until: int | None = None) -> list[MetricLine]:
@@ -261,7 +240,9 @@ def read_own_lines(path: Path, until: int | None = None) -> list[MetricLine]:
     crc32_of_step = {}
     for line in lines:
         if "heldout" not in line.row:
+            # `row` is without the CRC, which only the text has.
             crc32_of_step[line.row["step"]] = json.loads(line.text).get("crc32")
+
     for folder in list_checkpoints(path.parent):
         try:
             state = TrainerState.read(folder)
@@ -277,3 +258,31 @@ def read_own_lines(path: Path, until: int | None = None) -> list[MetricLine]:
                 "restore the file of this run, or delete it to go on without"
             )
     return lines
+
+
+def _read_lines(path: Path) -> list[MetricLine]:
+    """Return the lines of a file that are intact. Report how many are damaged."""
+    try:
+        content = read_bounded(path, _MAX_BYTES) if path.exists() else b""
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; restore it") from None
+
+    parsed_lines = [_parse_line(text) for text in content.splitlines()]
+    # A kill may have cut the last line short, which is no damage.
+    if parsed_lines and parsed_lines[-1] is None and not content.endswith(b"\n"):
+        parsed_lines.pop()
+    lines = [line for line in parsed_lines if line is not None]
+    num_damaged = len(parsed_lines) - len(lines)
+    if num_damaged:
+        say(f"{path}: {num_damaged} damaged lines are skipped")
+    return lines
+
+
+def _parse_line(text: bytes) -> MetricLine | None:
+    """Return a line of the file; None if it is damaged: its CRC is wrong, or it has no step."""
+    try:
+        row = parse_json(text, dict)
+        conform({"step": row.get("step")}, dict[str, int])
+    except ValueError:
+        return None
+    return MetricLine(text, row)
