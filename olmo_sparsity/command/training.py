@@ -71,7 +71,7 @@ def run_train(options: argparse.Namespace) -> int:
         return 0
     try:
         with connect(config.engine if config else None) as processes:
-            with processes.agree():
+            with processes.raising_together():
                 # Raises the mistake that was not reported yet.
                 config = config or read_config()
             _tune_memory(config)

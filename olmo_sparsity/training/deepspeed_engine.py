@@ -113,7 +113,7 @@ class ZeroEngine(Engine):
             config=self.settings,
             dist_init_required=False,
         )
-        with self.processes.agree():
+        with self.processes.raising_together():
             self._check_engine(self.module)
         self.optimizer = self.zero.optimizer  # ours, with flat shards as parameters
         if bf16:  # DeepSpeed has made its fp32 copy from the rounded weights

@@ -1,12 +1,20 @@
 """Connect the processes of a run: process group, small messages over gloo, and common errors.
 
-    with connect(limits) as processes:
-        with processes.agree():      # what any process may fail at
+    with connect(limits) as processes:                  # waits until all processes have come
+        ranks = processes.gather(processes.rank)        # [0, 1, 2, 3] on each of four processes
+        with processes.raising_together():              # around what any process may fail at
             ...
 
-An error of one process must stop all of them, and be reported once. So what may fail runs inside
-`processes.agree()`, which raises on all processes together. A process that dies or hangs is noticed
-by the others as `LostProcess`, or by watchdog.py.
+An error of one process must stop all of them, and be reported once. If only process 2 of 4 finds a
+damaged file inside `raising_together`, then
+
+    process 2             raises its own error, which is printed: "process 2 of 4 on node1: …"
+    processes 0, 1, 3     raise `ReportedElsewhere`, which prints nothing
+
+Without it, the three would wait in their next collective for a process that has ended. A process
+that dies or hangs is noticed by the others as `LostProcess`, or by watchdog.py.
+
+Called by the commands (`connect`) and, as `Processes`, by all of training.
 """
 
 from __future__ import annotations
@@ -14,10 +22,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,46 +40,30 @@ class LostProcess(Exception):
     """Another process of this run has died or does not respond."""
 
 
+class ErrorReport(NamedTuple):
+    """What a process tells the others about its error."""
+
+    message: str
+    diverged_at: int | None
+    """The step whose numbers are not finite, if that is the error."""
+
+
 @dataclass(frozen=True)
 class Processes(Launch):
-    """The rank of this process, and communication with the others. A single process sends
-    nothing."""
+    """The rank of this process, and communication with the others. A single process sends nothing.
+
+    Each method is a collective: every process must call it, in the same order."""
 
     group: Any = None
-    """A gloo group of all processes, for any backend of the gradients."""
+    """A gloo group of all processes. Gradients may be sent by another backend, such as NCCL."""
 
     @property
     def is_first(self) -> bool:
         """Whether this process prints, and writes files that are written once."""
         return self.rank == 0
 
-    def gather(self, value: Any) -> list[Any]:
-        """Return the values of all processes, by rank."""
-        if self.world_size == 1:
-            return [value]
-        values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value, group=self.group)
-        return values
-
-    def add_up(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return the sums of these numbers over all processes, computed in place on the CPU."""
-        if self.world_size > 1:
-            dist.all_reduce(numbers, group=self.group)
-        return numbers
-
-    def sum(self, number: int) -> int:
-        """Return the sum of a number over all processes."""
-        return number if self.world_size == 1 else int(self.add_up(torch.tensor(number)))
-
-    def first_text(self, text: str) -> str:
-        """Return the first text that is not empty, by rank. While there is none, processes exchange
-        one number alone, so that it can be called each step."""
-        if not self.sum(bool(text)):
-            return ""
-        return next(filter(None, self.gather(text)))
-
     @contextlib.contextmanager
-    def agree(self) -> Iterator[None]:
+    def raising_together(self) -> Iterator[None]:
         """Run the body on all processes, then wait for all. If some of them had an error, all
         raise: the first of these by rank its error, and the others `ReportedElsewhere`, which is
         silent."""
@@ -81,21 +73,63 @@ class Processes(Launch):
         except UserError as caught:
             error = caught
         except OSError as caught:
+            # Without a file it may be a broken connection, over which no report can be sent.
             if self.world_size == 1 or caught.filename is None:
                 raise
             error = UserError(f"{caught.filename}: {caught.strerror}")
             error.errno = caught.errno
-        reports = self.gather(None if error is None else (str(error), error.diverged_at))
-        failed = [rank for rank, report in enumerate(reports) if report is not None]
-        if not failed:
-            return
-        if error is None or self.rank != failed[0]:
-            error = ReportedElsewhere()
-        elif len(failed) < self.world_size:
-            where = f"process {self.rank} of {self.world_size} on {socket.gethostname()}"
-            error.args = (f"{where}: {error}",)
-        error.diverged_at = reports[failed[0]][1]  # so that all processes act alike
-        raise error
+
+        own_report = None if error is None else ErrorReport(str(error), error.diverged_at)
+        reports: list[ErrorReport | None] = self.gather(own_report)
+        report_of_rank = {rank: report for rank, report in enumerate(reports) if report is not None}
+        if report_of_rank:
+            raise self._error_of_this_process(error, report_of_rank)
+
+    def _error_of_this_process(
+        self, own_error: UserError | None, report_of_rank: Mapping[int, ErrorReport]
+    ) -> UserError:
+        """Return what this process raises after a common failure.
+
+        own_error: The error of this process; None if only others had one.
+        report_of_rank: What failed, by the rank of each process that had an error.
+        """
+        speaker = min(report_of_rank)
+        if own_error is None or self.rank != speaker:
+            error: UserError = ReportedElsewhere()
+        else:
+            error = own_error
+            # An error that all have, such as a wrong option, is of no single process.
+            if len(report_of_rank) < self.world_size:
+                where = f"process {self.rank} of {self.world_size} on {socket.gethostname()}"
+                error.args = (f"{where}: {error}",)
+        # With training.on_nan=skip all must skip the batch, or end, alike.
+        error.diverged_at = report_of_rank[speaker].diverged_at
+        return error
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all processes, by rank. They are pickled."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def sum_in_place(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Replace numbers in main memory by their sums over all processes, and return them."""
+        if self.world_size > 1:
+            dist.all_reduce(numbers, group=self.group)
+        return numbers
+
+    def sum_integers(self, number: int) -> int:
+        """Return the sum of a number over all processes."""
+        return number if self.world_size == 1 else int(self.sum_in_place(torch.tensor(number)))
+
+    def first_nonempty(self, text: str) -> str:
+        """Return the first text that is not empty, by rank; an empty one if there is none. While
+        there is none, processes exchange one number alone, so that it can be called each step."""
+        if not self.sum_integers(bool(text)):
+            return ""
+        return next(filter(None, self.gather(text)))
 
 
 @contextlib.contextmanager
@@ -104,14 +138,18 @@ def connect(limits: EngineConfig | None = None) -> Iterator[Processes]:
     raised as LostProcess."""
     launch = read_launch()
     limits = limits or EngineConfig()
-    # Longer than the watchdog waits, which names the process that did not come.
-    patience = timedelta(seconds=limits.work_timeout_s + 60)
+    # Longer than the watchdog waits, which names the process that did not come. A time-out of a
+    # collective says only that one did not.
+    collective_limit = timedelta(seconds=limits.work_timeout_s + 60)
     if launch.world_size > 1:
-        _meet(launch, limits.meeting_timeout_s, patience)
+        _init_process_group(launch, limits.meeting_timeout_s, collective_limit)
     try:
-        yield among(launch, patience) if launch.world_size > 1 else Processes()
+        if launch.world_size > 1:
+            yield processes_of_group(launch, collective_limit)
+        else:
+            yield Processes()
     except (RuntimeError, OSError) as error:
-        if launch.world_size == 1 or not _means_lost(error):
+        if launch.world_size == 1 or not _is_broken_connection(error):
             raise
         raise LostProcess(one_line(error)) from error
     if dist.is_initialized():
@@ -120,28 +158,11 @@ def connect(limits: EngineConfig | None = None) -> Iterator[Processes]:
         dist.destroy_process_group()
 
 
-def among(launch: Launch, patience: timedelta | None = None) -> Processes:
-    """Return the processes of an initialised process group, with a gloo group for messages."""
-    group = (
-        dist.group.WORLD
-        if dist.get_backend() == "gloo"
-        else dist.new_group(backend="gloo", timeout=patience)
-    )
-    return Processes(**asdict(launch), group=group)
-
-
-def start_alone() -> None:
-    """Make a process group of this process alone, unless there is a group: DDP, `fully_shard` and
-    DeepSpeed need one."""
-    if not dist.is_initialized():
-        dist.init_process_group(_backend(), store=dist.HashStore(), rank=0, world_size=1)
-
-
-def _meet(launch: Launch, limit_s: int, patience: timedelta) -> None:
+def _init_process_group(launch: Launch, meeting_limit_s: int, collective_limit: timedelta) -> None:
     """Initialise the process group of a launch.
 
-    limit_s: Seconds in which all processes must come.
-    patience: How long a collective may take.
+    meeting_limit_s: Seconds in which all processes must come.
+    collective_limit: How long a collective may take.
     """
     address, port = _meeting_point()
     # DeepSpeed reads these itself, and some launchers set only some of them.
@@ -153,20 +174,14 @@ def _meet(launch: Launch, limit_s: int, patience: timedelta) -> None:
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
     }
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # for watchdog.py
-    is_host = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    limit = timedelta(seconds=limit_s)
+    # NCCL's last 2000 collectives, which watchdog.py writes after a time-out.
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+
     try:
-        store: dist.Store = dist.TCPStore(
-            address, int(port), None, is_host, timeout=limit, wait_for_workers=False
-        )
-        # torchrun keeps one store for all its attempts.
-        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", ""), store)
-        _wait_for_all(store, launch, limit)
-        choose_interface(store, launch, address)
+        store = _open_store(launch, address, int(port), timedelta(seconds=meeting_limit_s))
         dist.init_process_group(
             _backend(),
-            timeout=patience,
+            timeout=collective_limit,
             world_size=launch.world_size,
             rank=launch.rank,
             store=store,
@@ -178,6 +193,37 @@ def _meet(launch: Launch, limit_s: int, patience: timedelta) -> None:
             f"MASTER_ADDR={address} (of the first process), MASTER_PORT={port} (a free one): "
             f"{reason}"
         ) from None
+
+
+def _meeting_point() -> tuple[str, str]:
+    """Return address and port of the first process, as torchrun, deepspeed and slurm/job.sh set
+    them."""
+    address = os.environ.get("MASTER_ADDR")
+    port = os.environ.get("MASTER_PORT")
+    if not address or not port:
+        missing = "MASTER_PORT" if address else "MASTER_ADDR"
+        raise ConfigError(
+            f"{missing} is not set, which all processes must share: launch with torchrun, "
+            "deepspeed or slurm/job.sh"
+        )
+    return address, port
+
+
+def _open_store(launch: Launch, address: str, port: int, limit: timedelta) -> dist.Store:
+    """Return the key-value store of the first process, through which all find each other, once all
+    have come.
+
+    limit: How long to wait for them.
+    """
+    # torchrun keeps a store in its own process, to which also the first of ours connects.
+    is_host = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    # `wait_for_workers` would time out without saying who is missing. `_wait_for_all` does.
+    store = dist.TCPStore(address, port, None, is_host, timeout=limit, wait_for_workers=False)
+    # torchrun keeps one store for all its attempts, so each attempt has names of its own in it.
+    own_store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", ""), store)
+    _wait_for_all(own_store, launch, limit)
+    choose_interface(own_store, launch, address)
+    return own_store
 
 
 def _wait_for_all(store: dist.Store, launch: Launch, limit: timedelta) -> None:
@@ -199,21 +245,17 @@ def _backend() -> str:
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
-def _meeting_point() -> tuple[str, str]:
-    """Return address and port of the first process, as torchrun, deepspeed and slurm/job.sh set
-    them."""
-    address = os.environ.get("MASTER_ADDR")
-    port = os.environ.get("MASTER_PORT")
-    if not address or not port:
-        missing = "MASTER_PORT" if address else "MASTER_ADDR"
-        raise ConfigError(
-            f"{missing} is not set, which all processes must share: launch with torchrun, "
-            "deepspeed or slurm/job.sh"
-        )
-    return address, port
+def processes_of_group(launch: Launch, collective_limit: timedelta | None = None) -> Processes:
+    """Return the processes of an initialised process group, with a gloo group for messages."""
+    if dist.get_backend() == "gloo":
+        group = dist.group.WORLD
+    else:
+        # NCCL would send a message through the GPU, and let it wait behind what was launched.
+        group = dist.new_group(backend="gloo", timeout=collective_limit)
+    return Processes(**asdict(launch), group=group)
 
 
-def _means_lost(error: BaseException) -> bool:
+def _is_broken_connection(error: BaseException) -> bool:
     """Return whether an error means that a connection broke. gloo and NCCL raise RuntimeError, so
     only the message tells."""
     words = (
@@ -225,3 +267,10 @@ def _means_lost(error: BaseException) -> bool:
         "Read error",
     )
     return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
+
+
+def start_alone() -> None:
+    """Make a process group of this process alone, unless there is a group: DDP, `fully_shard` and
+    DeepSpeed need one."""
+    if not dist.is_initialized():
+        dist.init_process_group(_backend(), store=dist.HashStore(), rank=0, world_size=1)

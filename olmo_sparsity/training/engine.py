@@ -118,7 +118,7 @@ class Engine:
         """
         num_labels = batch.num_labels
         if num_labels is None:  # the host waits for all processes
-            num_labels = self.processes.sum(int((batch.labels_BL != IGNORED).sum()))
+            num_labels = self.processes.sum_integers(int((batch.labels_BL != IGNORED).sum()))
         if not self.model.training:
             self.model.train()  # visits all modules
         size = self.training.micro_batch_size or len(batch.tokens_BL)
@@ -142,7 +142,7 @@ class Engine:
             return False
         is_jump = jump_detector.is_jump(float(loss), float(norm))
         # If their rounding makes decisions differ, one process that skips is enough.
-        if not self.processes.sum(is_jump):
+        if not self.processes.sum_integers(is_jump):
             return False
         jump_detector.num_skipped += 1
         return True

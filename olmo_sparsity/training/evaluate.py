@@ -185,7 +185,7 @@ class Evaluation:
                 # The loss at index i is that of the token at place i + 1.
                 sums_DR[own_numbers, column] = nll_BL[:, first - 1 : end - 1].sum(1)
         # Each process has zeros for the documents of others.
-        engine.processes.add_up(sums_DR)
+        engine.processes.sum_in_place(sums_DR)
 
         losses = []
         for column, (first, end) in enumerate(ranges):
@@ -224,7 +224,7 @@ class Evaluation:
             )
             sums[:2] += nll_B2[:num_own].double().sum(0).cpu()
             sums[2] += num_own
-        passage_nats, repetition_nats, num_passages = engine.processes.add_up(sums).tolist()
+        passage_nats, repetition_nats, num_passages = engine.processes.sum_in_place(sums).tolist()
         return (passage_nats - repetition_nats) / num_passages
 
 
@@ -260,9 +260,9 @@ class _PositionSums:
 
     def add_up(self, processes: Processes) -> None:
         """Add the sums of all processes."""
-        processes.add_up(self.sum_L)
-        processes.add_up(self.count_L)
-        processes.add_up(self.num_texts_R)
+        processes.sum_in_place(self.sum_L)
+        processes.sum_in_place(self.count_L)
+        processes.sum_in_place(self.num_texts_R)
 
     def rows(self, bytes_per_token: float) -> list[dict]:
         """Return the row of each range that has a target."""

@@ -68,7 +68,7 @@ class FSDPEngine(Engine):
 
     def prepare(self, optimizer: OptimizerConfig) -> None:
         start_alone()  # if there is only one process
-        with self.processes.agree():
+        with self.processes.raising_together():
             check_ranks(self.settings, self.processes)
         self.mesh = build_mesh(self.device, self.settings, self.processes)
         self.shard()

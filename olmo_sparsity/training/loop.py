@@ -7,8 +7,8 @@
 The config determines a run, and its checkpoints hold all state that must survive a kill. So the
 same command resumes a run, whether it was stopped by a signal or killed.
 
-Several processes run this together. Within `processes.agree()`, an error of one is raised by all,
-so that none waits for another that has gone.
+Several processes run this together. Within `processes.raising_together()`, an error of one is
+raised by all, so that none waits for another that has gone.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def train_from_checkpoint(
     ):
         hours = GpuHours(run_folder, config.training.max_gpu_hours, processes)
         start = prepare(config, processes, held, count, hours)
-        with processes.agree():
+        with processes.raising_together():
             # A finished run only exports, whatever it has cost.
             if start.step < start.config.training.num_steps:
                 hours.check_earlier(start.step)
@@ -135,7 +135,7 @@ def take_steps(
         # Not `held`, which the watchdog closes: W&B may wait for its network as it ends.
         contextlib.ExitStack() as opened,
     ):
-        with processes.agree():
+        with processes.raising_together():
             profiled = Profile(profile, start)
             held.callback(profiled.stop)
             metrics = open_metrics(start, processes, opened)
@@ -165,7 +165,7 @@ def skip_batch(start: Start, step: int, problem: str, processes: Processes) -> N
     """Note in the run folder that the batch of a step is left out from now on, and report it.
     `problem`: says which number of the step is not finite."""
     run_folder = Path(start.config.run_folder)
-    with processes.agree():
+    with processes.raising_together():
         if processes.is_first:
             skipped = skip_batch_of(step, run_folder, start.config.training.max_skips)
             start.report(f"{problem}: {skipped}")
@@ -174,7 +174,7 @@ def skip_batch(start: Start, step: int, problem: str, processes: Processes) -> N
 def finish(start: Start, metrics: Metrics, processes: Processes) -> None:
     """Export the model if the config says so, and report the last held-out losses."""
     run_folder = Path(start.config.run_folder)
-    with processes.agree():
+    with processes.raising_together():
         if processes.is_first and start.config.checkpoint.export_at_end:
             out = run_folder / "huggingface"
             if not out.exists():  # a finished run may be started again

@@ -27,7 +27,7 @@ BYTES_PER_PARAMETER = 12
 def check_devices(requested: str, device: torch.device, processes: Processes) -> None:
     """Check that the requested GPUs are visible, and that no two processes share one."""
     num_allocated = os.environ.get("SLURM_GPUS_ON_NODE", "0")
-    with processes.agree():
+    with processes.raising_together():
         if requested == "auto" and device.type == "cpu" and num_allocated not in ("", "0"):
             raise ConfigError(
                 f"training.device=auto: SLURM_GPUS_ON_NODE={num_allocated}, but PyTorch sees no "
@@ -38,7 +38,7 @@ def check_devices(requested: str, device: torch.device, processes: Processes) ->
         properties = torch.cuda.get_device_properties(device)
         name = f"GPU {getattr(properties, 'uuid', device.index)} of {socket.gethostname()}"
     names = processes.gather(name)
-    with processes.agree():
+    with processes.raising_together():
         if len(set(map(bool, names))) > 1:
             raise ConfigError(
                 f"process {names.index('')} of {len(names)} has no GPU, others have; request one "
@@ -54,7 +54,7 @@ def check_same(settings: Mapping[str, Any], processes: Processes) -> None:
     """Check that all processes have the settings of the first: config files on disks that are not
     shared may differ between machines."""
     first_settings = processes.gather(settings if processes.is_first else None)[0]
-    with processes.agree():
+    with processes.raising_together():
         changed = differences(first_settings, settings)
         if changed:
             raise ConfigError(f"config of the first process: {changed[0]}; give all the same file")
@@ -94,11 +94,11 @@ def check_shared(run_folder: Path, processes: Processes, patience_s: float = 10)
         return
     # A new name for each start, which all processes know.
     mark = run_folder / f".seen-by-all-{processes.gather(uuid.uuid4().hex)[0]}"
-    with processes.agree():
+    with processes.raising_together():
         if processes.is_first:
             mark.touch()
     try:
-        with processes.agree():
+        with processes.raising_together():
             deadline = time.monotonic() + patience_s
             while not mark.exists():  # a network disk may take a moment
                 if time.monotonic() > deadline:

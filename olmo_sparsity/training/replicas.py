@@ -36,7 +36,7 @@ def check_replicas(engine: Engine, step: int) -> None:
     names = list(copies)
     parts = [part for part, _, _ in gathered]
     different = find_different(parts, [sums_of_process for _, _, sums_of_process in gathered])
-    with processes.agree():
+    with processes.raising_together():
         if different:
             where = ", ".join(f"process {rank} on {gathered[rank][1]}" for rank in different)
             first_name = names[min(different.values())]

@@ -91,7 +91,7 @@ def restore(
     data_fingerprint: The hash of the text, which a checkpoint must have been trained on.
     """
     num_parameters = count_parameters(model)
-    with processes.agree():
+    with processes.raising_together():
         origin = find_origin(config, settings, latest, data_fingerprint)
         source = None
         if meta_weights is None:
@@ -108,7 +108,7 @@ def restore(
             )
     sections = config.engine, config.training, config.optimizer
     engine = build_engine(model, *sections, processes, source)
-    with processes.agree():
+    with processes.raising_together():
         load_moments(engine, origin)
     describe_start(config, engine, origin, num_parameters, report)
     return Restored(origin.state, engine)
@@ -155,7 +155,7 @@ def describe_start(
         report(origin.log_line)
     if step == config.training.num_steps:
         report(f"{run_folder} is finished: nothing is trained or evaluated again")
-    with engine.processes.agree():
+    with engine.processes.raising_together():
         if engine.processes.is_first:
             described = engine.describe() | {"name": config.engine.name}
             changed_code = describe_environment(

@@ -42,14 +42,14 @@ def choose_checkpoint(config: RunConfig, processes: Processes) -> Path | None:
     same; None for a run that begins."""
     verified = verify_newest(Path(config.run_folder), processes)
     latest = None
-    with processes.agree():
+    with processes.raising_together():
         if processes.is_first:
             latest = find_checkpoint(config, verified)
     latest = processes.gather(latest)[0]
     if latest is None and config.branch_from is not None:
         latest = Path(config.branch_from)
         problem = find_damage_together(latest, processes)
-        with processes.agree():
+        with processes.raising_together():
             if problem is not None and processes.is_first:
                 raise ConfigError(
                     f"branch_from={latest} must be an intact checkpoint folder: {problem}"
@@ -61,7 +61,7 @@ def verify_newest(run_folder: Path, processes: Processes) -> list[VerifiedCheckp
     """Verify the checkpoints of a run, newest first, until one is intact. Return them, on all
     processes the same. Raise UnreadableNowError if one that cannot be read now may be intact."""
     folders: list[Path] = []
-    with processes.agree():
+    with processes.raising_together():
         if processes.is_first:
             folders = list_checkpoints(run_folder)
     verified = []
@@ -79,7 +79,7 @@ def find_damage_together(folder: Path, processes: Processes) -> str | None:
     is intact. Each process hashes a share of the files."""
     # The first process reads the manifest for all.
     own_listed = None
-    with processes.agree():
+    with processes.raising_together():
         if processes.is_first:
             own_listed = read_entries(folder)
     listed = processes.gather(own_listed)[0]
@@ -96,7 +96,7 @@ def find_damage_together(folder: Path, processes: Processes) -> str | None:
         if reader_of_file[name] == processes.rank
     }
     own_problem = None
-    with processes.agree():
+    with processes.raising_together():
         own_problem = find_damaged_file(folder, own_files)
     problems = [problem for problem in processes.gather(own_problem) if problem is not None]
     return min(problems, default=None)

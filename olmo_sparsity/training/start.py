@@ -127,7 +127,7 @@ def prepare(
     held.callback(watchdog.stop)
 
     # What a process can check by itself comes first: if one finds an error, all end.
-    with processes.agree():
+    with processes.raising_together():
         check_possible(config, processes)
         device = own_device(config.training.device, processes)
         inputs = open_inputs(config, device, processes)
@@ -140,7 +140,7 @@ def prepare(
     check_same(inputs.settings, processes)
     check_shared(run_folder, processes)
     checkpoint = choose_checkpoint(config, processes)
-    with processes.agree():
+    with processes.raising_together():
         # The first weights are those of the seed, whatever was drawn before.
         torch.manual_seed(config.seed)
         new_model = build_new_model(config, is_filled=checkpoint is not None)
@@ -253,7 +253,7 @@ def claim_run_folder(
 def skipped_batches(state: TrainerState, run_folder: Path, processes: Processes) -> list[int]:
     """Return the numbers of the batches that a run leaves out: those that its checkpoint knows, and
     those that were noted in the run folder since."""
-    with processes.agree():
+    with processes.raising_together():
         noted = read_skipped_batches(run_folder) if processes.is_first else []
     return sorted({*state.skipped_batches, *processes.gather(noted)[0]})
 

@@ -7,8 +7,8 @@
         evaluate_step               held-out losses
         save_checkpoint             weights and moments, which a thread writes
 
-Several processes run this together. Within `processes.agree()`, an error of one is raised by all,
-so that none waits for another that has gone.
+Several processes run this together. Within `processes.raising_together()`, an error of one is
+raised by all, so that none waits for another that has gone.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Steps:
                     self.evaluate_if_due(step)
                     # If one process gets a signal, all stop at the same step.
                     own_reason = self.stop.signal_name or self.hours.reason_to_stop()
-                    stop_reason = self.processes.first_text(own_reason)
+                    stop_reason = self.processes.first_nonempty(own_reason)
                     self.save_if_due(step, stop_reason)
                     if stop_reason and step < self.num_steps:
                         return self.stop_early(step, stop_reason)
@@ -200,7 +200,7 @@ class Steps:
     def stop_early(self, step: int, reason: str) -> Outcome:
         """End the run after a step that is saved: on a signal, or with an error at its
         GPU-hours."""
-        with self.processes.agree():
+        with self.processes.raising_together():
             if reason == GpuHours.SPENT and self.processes.is_first:
                 raise self.hours.error(step)
         self.progress.note(f"{reason}: saved step {step}; the same command goes on")
@@ -277,7 +277,7 @@ def log_step(
             steps_per_s * start.flops_per_step_whole_attention / start.stated_flops
         )
     speed |= slowest_process(start.engine)
-    with start.engine.processes.agree():
+    with start.engine.processes.raising_together():
         mean_loss = metrics.flush(**speed)
     assert mean_loss is not None  # this step has a row, at least
     progress.update(
@@ -325,7 +325,7 @@ def evaluate_step(
         weights = engine.copy_weights(whole=True)
         for name, measure in start.measures.items():
             measured[name] = measure(step, weights)
-    with engine.processes.agree():
+    with engine.processes.raising_together():
         metrics.write_heldout(step, losses, drop, measured)
     if step < config.training.num_steps:
         progress.note(
@@ -347,7 +347,7 @@ def save_checkpoint(
     begun = time.monotonic()
     writer.wait()  # there is memory for one copy
     waited_s = time.monotonic() - begun
-    with processes.agree():
+    with processes.raising_together():
         if processes.is_first:
             check_not_taken_over(writer.run_folder)
         metrics.flush()  # raises if a loss is not finite, as such weights must not be saved
@@ -361,7 +361,7 @@ def save_checkpoint(
     weights = engine.copy_weights()
     write_moments = engine.copy_moments()
     copied_s = time.monotonic() - copy_began
-    with processes.agree():  # no loss shows the effect of this update yet
+    with processes.raising_together():  # no loss shows the effect of this update yet
         total = sum(float(tensor.sum(dtype=torch.float64)) for tensor in weights.values())
         check_finite(step, {"sum of the weights": total})
 

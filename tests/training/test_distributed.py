@@ -9,7 +9,7 @@ import pytest
 from olmo_sparsity.base.errors import ConfigError, DataError, ReportedElsewhere, UserError
 from olmo_sparsity.config.sections import EngineConfig
 from olmo_sparsity.training import distributed
-from olmo_sparsity.training.distributed import LostProcess, Processes, connect
+from olmo_sparsity.training.distributed import ErrorReport, LostProcess, Processes, connect
 from tests.support.children import free_port
 
 
@@ -22,7 +22,7 @@ def test_a_launch_without_a_meeting_point_is_refused() -> None:
 def agreeing(rank: int, texts: list[str | None]) -> Processes:
     class Scripted(Processes):
         def gather(self, value: Any) -> list[Any]:
-            reports = [text and (text, None) for text in texts]
+            reports = [text and ErrorReport(text, None) for text in texts]
             assert value == reports[rank]
             return reports
 
@@ -34,7 +34,7 @@ def agreeing(rank: int, texts: list[str | None]) -> Processes:
 )
 def test_one_process_speaks_for_all(texts: list[str | None], speaker: int) -> None:
     def attempted(rank: int) -> None:
-        with agreeing(rank, texts).agree():
+        with agreeing(rank, texts).raising_together():
             if texts[rank] is not None:
                 raise DataError(texts[rank])
 

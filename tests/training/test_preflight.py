@@ -50,16 +50,16 @@ def test_a_disk_without_room_for_the_checkpoints_is_refused(
 
 
 def fails_at_the_second() -> Any:
-    """A replacement of `Processes.agree` whose second block fails on another process."""
+    """A replacement of `Processes.raising_together` whose second block fails on another process."""
     number = itertools.count(1)
 
     @contextlib.contextmanager
-    def agree() -> Iterator[None]:
+    def raising_together() -> Iterator[None]:
         yield
         if next(number) == 2:
             raise UserError("not shared")
 
-    return agree
+    return raising_together
 
 
 def test_a_disk_that_is_not_shared_is_noticed(tmp_path: Path) -> None:
@@ -67,11 +67,11 @@ def test_a_disk_that_is_not_shared_is_noticed(tmp_path: Path) -> None:
         def gather(self, value: Any) -> list[Any]:
             return ["token", value] if isinstance(value, str) else [None, value]
 
-        def agree(self) -> Any:
+        def raising_together(self) -> Any:
             return contextlib.nullcontext()
 
     first = SecondOfTwo(rank=0, world_size=2)
-    first.agree = fails_at_the_second()  # type: ignore[method-assign]
+    first.raising_together = fails_at_the_second()  # type: ignore[method-assign]
     with pytest.raises(UserError, match="not shared"):
         check_shared(tmp_path, first, patience_s=0.2)
     assert not list(tmp_path.iterdir()), "the mark is left where another process failed"
