@@ -26,6 +26,7 @@ import argparse
 import platform
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict
 
@@ -412,6 +413,9 @@ Way = Literal["masked", "deleted"]
 """How distant tokens are left out. masked: the others keep the states that they have in the whole
 text. deleted: the text without them is read anew."""
 
+LogP = Callable[[list[np.ndarray]], np.ndarray]
+"""Returns the log-probability of the answer with each of several sets of distant tokens."""
+
 
 class Ablations(NamedTuple):
     """Random halves of a question's distant tokens, and what the model does with each."""
@@ -430,6 +434,7 @@ class Judge:
         self.model = model
         self.question = question
         self.distant_texts = np.array(question.distant_pieces)
+        self.ways: dict[Way, LogP] = {"masked": self.log_p_masked, "deleted": self.log_p_deleted}
         self.scorer = Scorer(model)
         tokens = np.array(question.ids)
         first_answer = len(tokens) - len(question.answer)
@@ -469,11 +474,7 @@ class Judge:
             np.sort(generator.permutation(num_distant)[: num_distant // 2])
             for _ in range(NUM_ABLATIONS)
         ]
-        log_p: dict[Way, np.ndarray] = {
-            "masked": self.log_p_masked(halves),
-            "deleted": self.log_p_deleted(halves),
-        }
-        return Ablations(halves, log_p)
+        return Ablations(halves, {way: log_p_of(halves) for way, log_p_of in self.ways.items()})
 
     def rate(self, scores_F: np.ndarray, ablations: Ablations) -> dict[str, float]:
         """Return how well scores of the distant tokens predict what the model does without them, by
@@ -489,7 +490,7 @@ class Judge:
         without_best = [np.setdiff1d(all_indices, best_first[:k]) for k in TOP_COUNTS]
 
         ratings: dict[str, float] = {}
-        for way, log_p_of in (("masked", self.log_p_masked), ("deleted", self.log_p_deleted)):
+        for way, log_p_of in self.ways.items():
             truth = ablations.log_p[way]
             (lds,) = rank_correlations(predicted[None], truth[None], of_equal_values=0.0)
             ratings[f"lds {way}"] = float(lds)
