@@ -1,11 +1,14 @@
 """Train a model: from its last checkpoint to the last step, again after a batch that is skipped.
 
     train ─> train_from_checkpoint ─> prepare (start.py): engine, batches, the step to begin at
-                                   ─> take_steps: Steps.run (steps.py)
+                                   ─> take_steps: Steps.take_all (steps.py)
                                    ─> finish: export, last line
 
+    outcome = train(load_config("configs/quick.yaml", []))    # Outcome.FINISHED, or stopped by …
+
 The config determines a run, and its checkpoints hold all state that must survive a kill. So the
-same command resumes a run, whether it was stopped by a signal or killed.
+same command resumes a run, whether it was stopped by a signal or killed. command/training.py calls
+`train` in each process of a launch.
 
 Several processes run this together. Within `processes.raising_together()`, an error of one is
 raised by all, so that none waits for another that has gone.
@@ -32,7 +35,7 @@ from olmo_sparsity.training.gpu_hours import GpuHours
 from olmo_sparsity.training.metric_writers import MetricWriter, MetricWriters
 from olmo_sparsity.training.metrics import Metrics
 from olmo_sparsity.training.run_folder import skip_batch_of
-from olmo_sparsity.training.start import Start, prepare
+from olmo_sparsity.training.start import PreparedRun, prepare
 from olmo_sparsity.training.step_profile import Profile
 from olmo_sparsity.training.steps import Outcome, Steps
 from olmo_sparsity.training.stop_signals import stop_signals
@@ -42,11 +45,14 @@ def train(
     config: RunConfig, processes: Processes | None = None, profile: str | None = None
 ) -> Outcome:
     """Train until the last step or a signal. Continue from the last checkpoint if the run folder
-    has one. `profile`: FIRST:LAST, two steps; a Chrome trace of them and those between is
-    written."""
+    has one.
+
+    processes: The processes that train together; None: this one alone.
+    profile: FIRST:LAST, two steps; a Chrome trace of them and those between is written.
+    """
     processes = processes or Processes()
     while True:
-        with naming_disks():
+        with requeueing_after_disk_errors():
             outcome = train_from_checkpoint(config, processes, profile)
         if outcome is not Outcome.BATCH_SKIPPED:
             return outcome
@@ -57,7 +63,7 @@ def train(
 
 
 @contextlib.contextmanager
-def naming_disks() -> Iterator[None]:
+def requeueing_after_disk_errors() -> Iterator[None]:
     """Inside, an error of a disk that may be back in an hour gets the exit code with which a job is
     requeued."""
     try:
@@ -81,105 +87,113 @@ def train_from_checkpoint(
     With `training.on_nan=skip` the last is an outcome, and otherwise an error."""
     run_folder = Path(config.run_folder)
     with (
-        contextlib.ExitStack() as held,  # which locks the run folder until all is written
-        counted_start(run_folder) as count,
+        contextlib.ExitStack() as folder_lock,  # held until all is written
+        counted_start(run_folder) as start_count,
     ):
-        hours = GpuHours(run_folder, config.training.max_gpu_hours, processes)
-        start = prepare(config, processes, held, count, hours)
+        gpu_hours = GpuHours(run_folder, config.training.max_gpu_hours, processes)
+        run = prepare(config, processes, folder_lock, start_count, gpu_hours)
         with processes.raising_together():
             # A finished run only exports, whatever it has cost.
-            if start.step < start.config.training.num_steps:
-                hours.check_earlier(start.step)
+            if run.step < run.config.training.num_steps:
+                gpu_hours.check_earlier(run.step)
+
         try:
-            outcome, metrics = take_steps(start, processes, profile, held, count, hours)
+            outcome, metrics = take_steps(
+                run, processes, profile, folder_lock, start_count, gpu_hours
+            )
         except UserError as error:
-            if error.diverged_at is None or start.config.training.on_nan == "stop":
+            if error.diverged_at is None or run.config.training.on_nan == "stop":
                 raise
-            skip_batch(start, error.diverged_at, error.problem, processes)
+            skip_batch(run, error.diverged_at, error.problem, processes)
             return Outcome.BATCH_SKIPPED
+
         if outcome is Outcome.FINISHED:
-            start.watchdog.expect("the export", "work_timeout_s")
-            finish(start, metrics, processes)
+            run.watchdog.expect("the export", "work_timeout_s")
+            finish(run, metrics, processes)
         return outcome
 
 
-class _Steps(NamedTuple):
-    """What has become of the steps of a start."""
+class _TakenSteps(NamedTuple):
+    """How the steps of a start have ended."""
 
     outcome: Outcome
     metrics: Metrics
 
 
 def take_steps(
-    start: Start,
+    run: PreparedRun,
     processes: Processes,
     profile: str | None,
-    held: contextlib.ExitStack,
-    count: StartCount,
-    hours: GpuHours,
-) -> _Steps:
+    folder_lock: contextlib.ExitStack,
+    start_count: StartCount,
+    gpu_hours: GpuHours,
+) -> _TakenSteps:
     """Take all steps of a start, and write all that they have begun to write.
 
     profile: FIRST:LAST, two steps that are profiled; None: no step is.
-    held: What is closed with the lock of the run folder.
-    count: Counts this start. A signal to stop ends it, as the process may be killed before it has
-        saved.
-    hours: The GPU-hours of the run, which may end it.
+    folder_lock: What is closed with the lock of the run folder.
+    start_count: Counts this start. A signal to stop ends it, as the process may be killed before it
+        has saved.
+    gpu_hours: The GPU-hours of the run, which may end it.
     """
-    run_folder = Path(start.config.run_folder)
-    num_steps = start.config.training.num_steps
+    run_folder = Path(run.config.run_folder)
+    num_steps = run.config.training.num_steps
     with (
         Progress("training", num_steps, "steps", enabled=processes.is_first) as progress,
-        stop_signals(count.end) as stop,
-        CheckpointWriter(run_folder, start.config.checkpoint, processes, start.step) as writer,
-        # Not `held`, which the watchdog closes: W&B may wait for its network as it ends.
-        contextlib.ExitStack() as opened,
+        stop_signals(start_count.end) as stop_request,
+        CheckpointWriter(run_folder, run.config.checkpoint, processes, run.step) as writer,
+        # Not `folder_lock`, which the watchdog closes: W&B may wait for its network as it ends.
+        contextlib.ExitStack() as open_writers,
     ):
         with processes.raising_together():
-            profiled = Profile(profile, start)
-            held.callback(profiled.stop)
-            metrics = open_metrics(start, processes, opened)
-        steps = Steps(start, metrics, writer, progress, stop, profiled, hours)
-        return _Steps(steps.run(), metrics)
+            step_profile = Profile(profile, run)
+            folder_lock.callback(step_profile.stop)
+            metrics = open_metrics(run, processes, open_writers)
+        steps = Steps(run, metrics, writer, progress, stop_request, step_profile, gpu_hours)
+        return _TakenSteps(steps.take_all(), metrics)
 
 
-def open_metrics(start: Start, processes: Processes, opened: contextlib.ExitStack) -> Metrics:
+def open_metrics(
+    run: PreparedRun, processes: Processes, open_writers: contextlib.ExitStack
+) -> Metrics:
     """Return the metrics of a run, which the first process writes, also to TensorBoard and W&B if
-    the config says so. These are closed with `opened`."""
-    run_folder = Path(start.config.run_folder)
+    the config says so. These are closed with `open_writers`."""
+    run_folder = Path(run.config.run_folder)
     writers: list[MetricWriter] = []
     if processes.is_first:
-        elsewhere = MetricWriters(start.config.logging, run_folder, start.step, start.settings)
-        opened.callback(elsewhere.close)
-        writers = [elsewhere]
+        other_writers = MetricWriters(run.config.logging, run_folder, run.step, run.settings)
+        open_writers.callback(other_writers.close)
+        writers = [other_writers]
     return Metrics(
         run_folder,
-        start.step,
+        run.step,
         writers,
         writes=processes.is_first,
-        while_writing=lambda: start.watchdog.disk_work("writing metrics.jsonl"),
+        while_writing=lambda: run.watchdog.disk_work("writing metrics.jsonl"),
     )
 
 
-def skip_batch(start: Start, step: int, problem: str, processes: Processes) -> None:
+def skip_batch(run: PreparedRun, step: int, problem: str, processes: Processes) -> None:
     """Note in the run folder that the batch of a step is left out from now on, and report it.
-    `problem`: says which number of the step is not finite."""
-    run_folder = Path(start.config.run_folder)
+
+    problem: Says which number of the step is not finite.
+    """
+    run_folder = Path(run.config.run_folder)
     with processes.raising_together():
         if processes.is_first:
-            skipped = skip_batch_of(step, run_folder, start.config.training.max_skips)
-            start.report(f"{problem}: {skipped}")
+            skipped = skip_batch_of(step, run_folder, run.config.training.max_skips)
+            run.report(f"{problem}: {skipped}")
 
 
-def finish(start: Start, metrics: Metrics, processes: Processes) -> None:
+def finish(run: PreparedRun, metrics: Metrics, processes: Processes) -> None:
     """Export the model if the config says so, and report the last held-out losses."""
-    run_folder = Path(start.config.run_folder)
+    run_folder = Path(run.config.run_folder)
     with processes.raising_together():
-        if processes.is_first and start.config.checkpoint.export_at_end:
+        if processes.is_first and run.config.checkpoint.export_at_end:
             out = run_folder / "huggingface"
             if not out.exists():  # a finished run may be started again
                 export(run_folder, out)
     if processes.is_first:
         losses = metrics.last_heldout()
         shown = format_losses(losses) if losses else "lost, with its line of metrics.jsonl"
-        start.report(f"held-out loss by position: {shown}")
+        run.report(f"held-out loss by position: {shown}")

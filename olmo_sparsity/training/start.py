@@ -9,8 +9,10 @@
             ─> build_new_model    a new model, or its shapes alone and where its weights come from
             ─> restore            weights, moments and the first step (restore.py)
 
+    loop.py: config ─> prepare ─> PreparedRun ─> Steps (steps.py)
+
 The given config is not changed: what hardware and tokenizer determine is set in a copy,
-`Start.config`. Other modules receive its sections.
+`PreparedRun.config`. Other modules receive its sections.
 """
 
 from __future__ import annotations
@@ -26,21 +28,15 @@ from torch import Tensor, nn
 
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.run import flatten
-from olmo_sparsity.config.sections import (
-    RunConfig,
-)
+from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.config.yaml_files import to_yaml
 from olmo_sparsity.data.batches import BatchPlan, TrainingBatches
 from olmo_sparsity.data.shard_manifest import SPLITS
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.transform import load_transform
 from olmo_sparsity.models.build import build_model
-from olmo_sparsity.models.checkpoint_files import (
-    list_checkpoints,
-)
-from olmo_sparsity.models.huggingface.exchange import (
-    check_exportable,
-)
+from olmo_sparsity.models.checkpoint_files import list_checkpoints
+from olmo_sparsity.models.huggingface.exchange import check_exportable
 from olmo_sparsity.training.attempts import StartCount
 from olmo_sparsity.training.choose_engine import check_engine
 from olmo_sparsity.training.corpus_weights import weights_of
@@ -72,13 +68,30 @@ results in the metrics."""
 
 
 @dataclass(frozen=True)
-class Start:
-    """What the loop over steps works with."""
+class StepWork:
+    """How much a step computes, from which the log gets tokens per second and MFU."""
+
+    tokens: int
+    """Tokens of all processes."""
+
+    flops: float
+    flops_whole_attention: float
+    """FLOPs, if attention is counted as if nothing was masked."""
+
+    stated_flops: float | None
+    """FLOP/s that the vendor states for all devices together; None if they are not known."""
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """What the loop over steps works with: a run that is ready for its next step."""
 
     config: RunConfig
-    """Resolved."""
+    """The config of the user, with what hardware and tokenizer determine filled in."""
 
     settings: Flat
+    """The config as flat keys, with which other starts are compared."""
+
     config_yaml: str
     """The config as YAML, which each checkpoint holds."""
 
@@ -89,20 +102,16 @@ class Start:
     """Finds the steps whose update is skipped; None without `optimizer.skip_sigmas`."""
 
     shards: TokenShards
+    """The training text."""
+
     evaluation: Evaluation
     batches: TrainingBatches
     engine: Engine
+    """The engine, with the model and the state of the optimizer."""
+
     watchdog: Watchdog
-
     measures: Measures
-
-    tokens_per_step: int
-    flops_per_step: float
-    flops_per_step_whole_attention: float
-    """FLOPs of a step, if attention is counted as if nothing was masked."""
-
-    stated_flops: float | None
-    """FLOP/s that the vendor states for all devices together; None if they are not known."""
+    step_work: StepWork
 
     report: Callable[[str], None]
     """Prints on the first process."""
@@ -111,20 +120,20 @@ class Start:
 def prepare(
     config: RunConfig,
     processes: Processes,
-    held: contextlib.ExitStack,
-    count: StartCount,
-    hours: GpuHours,
-) -> Start:
+    folder_lock: contextlib.ExitStack,
+    start_count: StartCount,
+    gpu_hours: GpuHours,
+) -> PreparedRun:
     """Build all that training needs, on all processes together.
 
-    held: Keeps the run folder locked until it is closed.
-    count: Counts this start.
-    hours: Counts its time.
+    folder_lock: Keeps the run folder locked until it is closed.
+    start_count: Counts this start.
+    gpu_hours: Counts its time.
     """
     report = say if processes.is_first else lambda message: None
     run_folder = Path(config.run_folder)
-    watchdog = Watchdog(run_folder, config.engine, processes, held.close)
-    held.callback(watchdog.stop)
+    watchdog = Watchdog(run_folder, config.engine, processes, folder_lock.close)
+    folder_lock.callback(watchdog.stop)
 
     # What a process can check by itself comes first: if one finds an error, all end.
     with processes.raising_together():
@@ -133,13 +142,15 @@ def prepare(
         inputs = open_inputs(config, device, processes)
         config = inputs.config
         if processes.is_first:
-            claim_run_folder(inputs, held, count, hours)
+            claim_run_folder(inputs, folder_lock, start_count, gpu_hours)
 
     # Collectives follow, in which a process would wait for one that has ended.
     check_devices(config.training.device, device, processes)
     check_same(inputs.settings, processes)
     check_shared(run_folder, processes)
     checkpoint = choose_checkpoint(config, processes)
+
+    # The model, with weights and moments of the checkpoint.
     with processes.raising_together():
         # The first weights are those of the seed, whatever was drawn before.
         torch.manual_seed(config.seed)
@@ -162,17 +173,7 @@ def prepare(
     jump_detector = None
     if config.optimizer.skip_sigmas is not None:
         jump_detector = JumpDetector(config.optimizer.skip_sigmas, state.recent, state.num_skipped)
-
-    # What speeds are computed from.
-    length = config.training.length
-    tokens_per_step = config.training.batch_size * length
-    flops = flops_per_token(new_model.model, config.model, length)
-    flops_whole_attention = flops_per_token(
-        new_model.model, config.model, length, whole_attention=True
-    )
-    flops_of_device = stated_flops(device)
-    flops_of_all = None if flops_of_device is None else flops_of_device * processes.world_size
-    return Start(
+    return PreparedRun(
         config=config,
         settings=inputs.settings,
         config_yaml=inputs.config_yaml,
@@ -184,12 +185,21 @@ def prepare(
         engine=engine,
         watchdog=watchdog,
         measures=inputs.measures,
-        tokens_per_step=tokens_per_step,
-        flops_per_step=tokens_per_step * flops,
-        flops_per_step_whole_attention=tokens_per_step * flops_whole_attention,
-        stated_flops=flops_of_all,
+        step_work=count_step_work(new_model.model, config, device, processes),
         report=report,
     )
+
+
+def check_possible(config: RunConfig, processes: Processes) -> None:
+    """Raise ConfigError for what would fail in the first step, or only at the end."""
+    check_engine(config.engine, config.training, processes.world_size)
+    if config.checkpoint.export_at_end or config.evaluation.lm_eval:
+        check_exportable(config.model)
+    if config.model.architecture == "olmo":
+        from olmo_sparsity.models.olmo.model import check_supported  # imports all of OLMo
+
+        for first_step in config.training.first_steps:  # RoPE may differ in each stage
+            check_supported(config.at(first_step).model)
 
 
 @dataclass(frozen=True)
@@ -197,7 +207,7 @@ class Inputs:
     """What a process reads before any other one must have come so far: config and text."""
 
     config: RunConfig
-    """Resolved."""
+    """The config, with what hardware and tokenizer determine filled in."""
 
     settings: Flat
     config_yaml: str
@@ -233,43 +243,6 @@ def open_inputs(config: RunConfig, device: torch.device, processes: Processes) -
     )
 
 
-def claim_run_folder(
-    inputs: Inputs, held: contextlib.ExitStack, count: StartCount, hours: GpuHours
-) -> None:
-    """Lock the run folder until `held` is closed, and count this start. The first process does so
-    for all."""
-    config = inputs.config
-    run_folder = Path(config.run_folder)
-    # A run that has begun goes on, however often it reads its text.
-    if not list_checkpoints(run_folder):
-        check_epochs(config, inputs.epochs)
-    held.enter_context(open_run_folder(run_folder, inputs.settings, inputs.config_yaml))
-    # Counted before the model is built: a start that hangs or is killed from here on counts as one
-    # that died.
-    count.begin(config.checkpoint.max_starts)
-    held.enter_context(hours.stored())
-
-
-def skipped_batches(state: TrainerState, run_folder: Path, processes: Processes) -> list[int]:
-    """Return the numbers of the batches that a run leaves out: those that its checkpoint knows, and
-    those that were noted in the run folder since."""
-    with processes.raising_together():
-        noted = read_skipped_batches(run_folder) if processes.is_first else []
-    return sorted({*state.skipped_batches, *processes.gather(noted)[0]})
-
-
-def check_possible(config: RunConfig, processes: Processes) -> None:
-    """Raise ConfigError for what would fail in the first step, or only at the end."""
-    check_engine(config.engine, config.training, processes.world_size)
-    if config.checkpoint.export_at_end or config.evaluation.lm_eval:
-        check_exportable(config.model)
-    if config.model.architecture == "olmo":
-        from olmo_sparsity.models.olmo.model import check_supported  # imports all of OLMo
-
-        for first_step in config.training.first_steps:  # RoPE may differ in each stage
-            check_supported(config.at(first_step).model)
-
-
 def build_measures(
     config: RunConfig, heldout: TokenShards, device: torch.device, processes: Processes
 ) -> Measures:
@@ -279,33 +252,6 @@ def build_measures(
     from olmo_sparsity.training.lm_eval_tasks import Tasks  # imports lm_eval, an extra
 
     return {"lm_eval": Tasks(config, heldout.tokenizer, device, processes)}
-
-
-class NewModel(NamedTuple):
-    """A model as a run begins with it."""
-
-    model: nn.Module
-    meta_weights: Deferred | None
-    """If the model has shapes and no memory: makes its weights one at a time. Else None."""
-
-
-def build_new_model(config: RunConfig, is_filled: bool) -> NewModel:
-    """Return a new model. Engines that shard get one without memory, as it may not fit into a
-    process as a whole. `is_filled`: whether it is filled from a checkpoint, so that no random
-    weights are drawn."""
-    # A model of transformers is tried when it is built, for which it needs its weights.
-    if config.model.architecture != "olmo":
-        return NewModel(build_model(config.model), meta_weights=None)
-
-    def build() -> nn.Module:
-        with without_drawing() if is_filled else contextlib.nullcontext():
-            return build_model(config.model)
-
-    is_sharded = config.engine.name == "fsdp" or config.engine.name.startswith("zero")
-    if not is_sharded:
-        return NewModel(build(), meta_weights=None)
-    source = Deferred(build)
-    return NewModel(source.model, source)
 
 
 def build_evaluation(heldout: TokenShards, config: RunConfig) -> Evaluation:
@@ -336,3 +282,73 @@ def build_batches(shards: TokenShards, config: RunConfig, processes: Processes) 
         weights=weights_of(config),
     )
     return TrainingBatches(shards, plan, processes.rank, processes.world_size)
+
+
+def claim_run_folder(
+    inputs: Inputs, folder_lock: contextlib.ExitStack, start_count: StartCount, gpu_hours: GpuHours
+) -> None:
+    """Lock the run folder until `folder_lock` is closed, and count this start. The first process
+    does so for all."""
+    config = inputs.config
+    run_folder = Path(config.run_folder)
+    # A run that has begun goes on, however often it reads its text.
+    if not list_checkpoints(run_folder):
+        check_epochs(config, inputs.epochs)
+    folder_lock.enter_context(open_run_folder(run_folder, inputs.settings, inputs.config_yaml))
+    # Counted before the model is built: a start that hangs or is killed from here on counts as one
+    # that died.
+    start_count.begin(config.checkpoint.max_starts)
+    folder_lock.enter_context(gpu_hours.stored())
+
+
+class NewModel(NamedTuple):
+    """A model as a run begins with it."""
+
+    model: nn.Module
+    meta_weights: Deferred | None
+    """If the model has shapes and no memory: makes its weights one at a time. Else None."""
+
+
+def build_new_model(config: RunConfig, is_filled: bool) -> NewModel:
+    """Return a new model. Engines that shard get one without memory, as it may not fit into a
+    process as a whole. `is_filled`: whether it is filled from a checkpoint, so that no random
+    weights are drawn."""
+    # A model of transformers is tried when it is built, for which it needs its weights.
+    if config.model.architecture != "olmo":
+        return NewModel(build_model(config.model), meta_weights=None)
+
+    def build() -> nn.Module:
+        with without_drawing() if is_filled else contextlib.nullcontext():
+            return build_model(config.model)
+
+    is_sharded = config.engine.name == "fsdp" or config.engine.name.startswith("zero")
+    if not is_sharded:
+        return NewModel(build(), meta_weights=None)
+    source = Deferred(build)
+    return NewModel(source.model, source)
+
+
+def skipped_batches(state: TrainerState, run_folder: Path, processes: Processes) -> list[int]:
+    """Return the numbers of the batches that a run leaves out: those that its checkpoint knows, and
+    those that were noted in the run folder since."""
+    with processes.raising_together():
+        noted = read_skipped_batches(run_folder) if processes.is_first else []
+    return sorted({*state.skipped_batches, *processes.gather(noted)[0]})
+
+
+def count_step_work(
+    model: nn.Module, config: RunConfig, device: torch.device, processes: Processes
+) -> StepWork:
+    """Return how much a step of all processes computes."""
+    length = config.training.length
+    num_tokens = config.training.batch_size * length
+    flops = flops_per_token(model, config.model, length)
+    flops_whole_attention = flops_per_token(model, config.model, length, whole_attention=True)
+    flops_of_device = stated_flops(device)
+    flops_of_all = None if flops_of_device is None else flops_of_device * processes.world_size
+    return StepWork(
+        tokens=num_tokens,
+        flops=num_tokens * flops,
+        flops_whole_attention=num_tokens * flops_whole_attention,
+        stated_flops=flops_of_all,
+    )

@@ -11,13 +11,13 @@ import torch
 from olmo_sparsity.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from olmo_sparsity.training.start import Start
+    from olmo_sparsity.training.start import PreparedRun
 
 
 class Profile:
     """Traces some steps of the first process, and writes the trace into the run folder."""
 
-    def __init__(self, steps: str | None, start: Start) -> None:
+    def __init__(self, steps: str | None, run: PreparedRun) -> None:
         """Check the option. `steps`: FIRST:LAST, or None for no trace."""
         self.first = 0
         self.last = 0
@@ -25,14 +25,14 @@ class Profile:
         if match:
             self.first = int(match[1])
             self.last = int(match[2])
-        num_steps = start.config.training.num_steps
-        if steps is not None and not start.step < self.first <= self.last <= num_steps:
+        num_steps = run.config.training.num_steps
+        if steps is not None and not run.step < self.first <= self.last <= num_steps:
             raise ConfigError(
-                f"--profile={steps} must be FIRST:LAST, two steps from {start.step + 1} to "
+                f"--profile={steps} must be FIRST:LAST, two steps from {run.step + 1} to "
                 f"{num_steps}, such as 10:15"
             )
-        self.path = Path(start.config.run_folder) / f"trace_{self.first}_{self.last}.json"
-        self.is_here = steps is not None and start.engine.processes.is_first
+        self.path = Path(run.config.run_folder) / f"trace_{self.first}_{self.last}.json"
+        self.is_here = steps is not None and run.engine.processes.is_first
         self.profiler: torch.profiler.profile | None = None
 
     def before(self, step: int) -> None:

@@ -1,6 +1,6 @@
 """Take the steps of a run, and log, evaluate and save when that is due.
 
-    Steps.run: for each step
+    Steps.take_all: for each step
         draw (in a thread)          the next batch
         Steps.take                  engine.step(batch) → loss, gradient norm → metrics
         log_step                    speed, waits and memory; alarms.py
@@ -40,7 +40,7 @@ from olmo_sparsity.training.metrics import Metrics, check_finite
 from olmo_sparsity.training.optim import learning_rate
 from olmo_sparsity.training.replicas import check_replicas
 from olmo_sparsity.training.save_steps import SaveSteps, SaveTime, is_due
-from olmo_sparsity.training.start import Start
+from olmo_sparsity.training.start import PreparedRun, StepWork
 from olmo_sparsity.training.step_clock import Clock
 from olmo_sparsity.training.step_profile import Profile
 from olmo_sparsity.training.stop_signals import StopRequest
@@ -64,41 +64,41 @@ class Steps:
 
     def __init__(
         self,
-        start: Start,
+        run: PreparedRun,
         metrics: Metrics,
         writer: CheckpointWriter,
         progress: Progress,
-        stop: StopRequest,
+        stop_request: StopRequest,
         profile: Profile,
-        hours: GpuHours,
+        gpu_hours: GpuHours,
     ) -> None:
-        self.start = start
-        self.config = start.config
-        self.engine = start.engine
-        self.processes = start.engine.processes
+        self.run = run
+        self.config = run.config
+        self.engine = run.engine
+        self.processes = run.engine.processes
         self.metrics = metrics
         self.writer = writer
         self.progress = progress
-        self.stop = stop
+        self.stop_request = stop_request
         self.profile = profile
-        self.hours = hours
-        self.first_step = start.step + 1
-        self.num_steps = start.config.training.num_steps
-        self.clock = Clock(start.step)
+        self.gpu_hours = gpu_hours
+        self.first_step = run.step + 1
+        self.num_steps = run.config.training.num_steps
+        self.clock = Clock(run.step)
         self.loss_alarm = LossAlarm(self.config, metrics.earlier_losses)
-        self.straggler_alarm = StragglerAlarm(start.watchdog.nodes)
-        self.saves = SaveSteps(start.config.checkpoint, start.step, self.num_steps)
+        self.straggler_alarm = StragglerAlarm(run.watchdog.nodes)
+        self.saves = SaveSteps(run.config.checkpoint, run.step, self.num_steps)
 
-    def run(self) -> Outcome:
+    def take_all(self) -> Outcome:
         """Train until the last step, or until a signal or the GPU-hours ask to stop."""
-        self.progress.resume_at(self.start.step)
+        self.progress.resume_at(self.run.step)
         # A thread draws the next batch while a step computes.
-        drawn = draw(self.start.batches, self.first_step, self.num_steps, self.engine.device)
+        drawn = draw(self.run.batches, self.first_step, self.num_steps, self.engine.device)
         with contextlib.closing(in_background(drawn, depth=1)) as batches:
             for step in range(self.first_step, self.num_steps + 1):
                 with (
                     self.clock.measuring("data_wait_s"),
-                    self.start.watchdog.disk_work(f"reading the batch of step {step}"),
+                    self.run.watchdog.disk_work(f"reading the batch of step {step}"),
                 ):
                     batch = next(batches)
                 rate = self.take(step, batch)
@@ -107,7 +107,7 @@ class Steps:
                 with self.clock.paused():
                     self.evaluate_if_due(step)
                     # If one process gets a signal, all stop at the same step.
-                    own_reason = self.stop.signal_name or self.hours.reason_to_stop()
+                    own_reason = self.stop_request.signal_name or self.gpu_hours.reason_to_stop()
                     stop_reason = self.processes.first_nonempty(own_reason)
                     self.save_if_due(step, stop_reason)
                     if stop_reason and step < self.num_steps:
@@ -123,32 +123,32 @@ class Steps:
         self._expect(step)
         begins_stage = step in self.config.training.first_steps
         if step == self.first_step or begins_stage:
-            set_angles(self.start, step, self.progress)
+            set_angles(self.run, step, self.progress)
         seed_step(self.config.seed, step, self.processes.rank, self.engine.device)
         self.profile.before(step)
 
         rate = learning_rate(self.config.optimizer, step, self.num_steps)
         logs_layer_norms = self.is_logged(step) and self.config.logging.layer_gradient_norms
         self.engine.logs_layer_norms = logs_layer_norms
-        # Both stay on the GPU until metrics are flushed: to read them now, the host would wait.
         step_began_s = time.monotonic()
-        loss, norm = self.engine.step(batch, rate, self.start.jump_detector)
+        # Both stay on the GPU until metrics are flushed: to read them now, the host would wait.
+        loss, gradient_norm = self.engine.step(batch, rate, self.run.jump_detector)
         if step == self.first_step:
-            float(norm)  # waits for the GPU, so that the whole step is timed
-            self.start.watchdog.first_step_s = time.monotonic() - step_began_s
+            float(gradient_norm)  # waits for the GPU, so that the whole step is timed
+            self.run.watchdog.first_step_s = time.monotonic() - step_began_s
+
         layer_norms = {}
         if logs_layer_norms:
             layer_norms = {
-                f"gradient_norm/{part}": part_norm
-                for part, part_norm in self.engine.layer_norms.items()
+                f"gradient_norm/{part}": norm for part, norm in self.engine.layer_norms.items()
             }
         self.metrics.add(
             step,
             loss=loss,
-            gradient_norm=norm,
+            gradient_norm=gradient_norm,
             learning_rate=rate,
             **layer_norms,
-            **count_left_out(self.start, self.writer),
+            **count_left_out(self.run, self.writer),
         )
         return rate
 
@@ -157,13 +157,13 @@ class Steps:
         # Kernels may be compiled in the first step of a stage, and in that of the run, which the
         # watchdog counts as part of the start.
         if step > self.first_step and step in self.config.training.first_steps:
-            self.start.watchdog.expect(f"step {step}", "work_timeout_s")
+            self.run.watchdog.expect(f"step {step}", "work_timeout_s")
         elif step > self.first_step:
-            self.start.watchdog.expect_step(step)
+            self.run.watchdog.expect_step(step)
 
     def log(self, step: int, rate: float) -> None:
         """Write the rows of the steps since the last call, and print what should be looked at."""
-        row = log_step(self.start, step, rate, self.clock, self.metrics, self.progress)
+        row = log_step(self.run, step, rate, self.clock, self.metrics, self.progress)
         lines = [self.loss_alarm.check(step, row["loss"])]
         # With zero3 a process waits for the weights of others in its forward passes.
         if "slowest_process" in row and self.config.engine.name != "zero3":
@@ -176,7 +176,7 @@ class Steps:
         """Evaluate, if that is due after this step."""
         if is_due(step, self.config.evaluation.interval_steps, self.num_steps):
             with self.clock.measuring("evaluation_s"):
-                evaluate_step(self.start, step, self.metrics, self.writer, self.progress)
+                evaluate_step(self.run, step, self.metrics, self.writer, self.progress)
 
     def save_if_due(self, step: int, stop_reason: str) -> None:
         """Save, if that is due after this step or if the run stops there. Before the run ends, wait
@@ -195,14 +195,14 @@ class Steps:
 
     def save(self, step: int) -> SaveTime:
         """Begin to save this step. Return how long training stood still."""
-        return save_checkpoint(self.start, step, self.metrics, self.writer)
+        return save_checkpoint(self.run, step, self.metrics, self.writer)
 
     def stop_early(self, step: int, reason: str) -> Outcome:
         """End the run after a step that is saved: on a signal, or with an error at its
         GPU-hours."""
         with self.processes.raising_together():
             if reason == GpuHours.SPENT and self.processes.is_first:
-                raise self.hours.error(step)
+                raise self.gpu_hours.error(step)
         self.progress.note(f"{reason}: saved step {step}; the same command goes on")
         return Outcome.STOPPED_BY_SIGNAL
 
@@ -228,32 +228,32 @@ def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
         torch.cuda.manual_seed(int(mixed))
 
 
-def count_left_out(start: Start, writer: CheckpointWriter) -> dict[str, float]:
+def count_left_out(run: PreparedRun, writer: CheckpointWriter) -> dict[str, float]:
     """Return the numbers of skipped updates, skipped batches and failed saves, for the row of a
     step. A number of what has never happened is left out, but that of `optimizer.skip_sigmas`."""
     counts = {}
-    if start.jump_detector:
-        counts["skipped_steps"] = float(start.jump_detector.num_skipped)
-    if start.batches.skipped:
-        counts["skipped_batches"] = float(len(start.batches.skipped))
+    if run.jump_detector:
+        counts["skipped_steps"] = float(run.jump_detector.num_skipped)
+    if run.batches.skipped:
+        counts["skipped_batches"] = float(len(run.batches.skipped))
     if writer.num_failed:
         counts["failed_saves"] = float(writer.num_failed)
     return counts
 
 
-def set_angles(start: Start, step: int, progress: Progress) -> None:
+def set_angles(run: PreparedRun, step: int, progress: Progress) -> None:
     """Have the model turn by the base and the scaling of RoPE of a step's stage."""
-    model = start.config.at(step).model
+    model = run.config.at(step).model
     # A new model turns as the run's own settings say.
-    is_first = step == start.step + 1
-    previous = start.config.model if is_first else start.config.at(step - 1).model
+    is_first = step == run.step + 1
+    previous = run.config.model if is_first else run.config.at(step - 1).model
     if model != previous:
-        start.engine.losses.model.set_angles(model)
+        run.engine.losses.model.set_angles(model)
         progress.note(f"step {step}: RoPE turns with {describe_angles(model)}")
 
 
 def log_step(
-    start: Start,
+    run: PreparedRun,
     step: int,
     rate: float,
     clock: Clock,
@@ -261,32 +261,49 @@ def log_step(
     progress: Progress,
 ) -> dict[str, float]:
     """Write the rows of the steps since the last call, with speed, waits and memory, and show
-    progress. Return the mean of their losses and the speeds. `rate`: the learning rate of this
-    step."""
+    progress. Return the mean of their losses and the speeds, by their names in the metrics.
+
+    rate: The learning rate of this step.
+    """
     steps_per_s = clock.steps_per_s(step)
-    speed = {"tokens_per_s": steps_per_s * start.tokens_per_step}
-    reads = start.batches.order.count_reads(step)
-    speed["epochs"] = max(reads.values())
-    speed |= {f"epochs/{name}": times for name, times in reads.items() if name}
+    tokens_per_s = steps_per_s * run.step_work.tokens
+    speed = {"tokens_per_s": tokens_per_s}
+    speed |= count_epochs_so_far(run, step)
     speed |= clock.take_measured()
-    speed["peak_memory_gib"] = peak_memory_gib(start.engine.device)
-    if start.stated_flops is not None:
-        # Two conventions of attention's FLOPs, so that the number compares with other projects'.
-        speed["mfu"] = steps_per_s * start.flops_per_step / start.stated_flops
-        speed["mfu_whole_attention"] = (
-            steps_per_s * start.flops_per_step_whole_attention / start.stated_flops
-        )
-    speed |= slowest_process(start.engine)
-    with start.engine.processes.raising_together():
+    speed["peak_memory_gib"] = peak_memory_gib(run.engine.device)
+    speed |= flops_utilization(run.step_work, steps_per_s)
+    speed |= slowest_process(run.engine)
+    with run.engine.processes.raising_together():
         mean_loss = metrics.flush(**speed)
     assert mean_loss is not None  # this step has a row, at least
     progress.update(
         step,
         loss=f"{mean_loss:.4f}",
         lr=f"{rate:.2e}",
-        tokens_per_s=f"{steps_per_s * start.tokens_per_step:,.0f}",
+        tokens_per_s=f"{tokens_per_s:,.0f}",
     )
     return speed | {"loss": mean_loss}
+
+
+def count_epochs_so_far(run: PreparedRun, step: int) -> dict[str, float]:
+    """Return how often the text was read until a step, and each of several corpora."""
+    reads_by_corpus = run.batches.order.count_reads(step)
+    epochs = {"epochs": max(reads_by_corpus.values())}
+    # The name of a single corpus is empty.
+    return epochs | {f"epochs/{name}": reads for name, reads in reads_by_corpus.items() if name}
+
+
+def flops_utilization(step_work: StepWork, steps_per_s: float) -> dict[str, float]:
+    """Return MFU, the share of the vendor's FLOP/s that training reaches; nothing if these are not
+    known."""
+    if step_work.stated_flops is None:
+        return {}
+    # Two conventions of attention's FLOPs, so that the number compares with other projects'.
+    whole = step_work.flops_whole_attention
+    return {
+        "mfu": steps_per_s * step_work.flops / step_work.stated_flops,
+        "mfu_whole_attention": steps_per_s * whole / step_work.stated_flops,
+    }
 
 
 def slowest_process(engine: Engine) -> dict[str, float]:
@@ -302,80 +319,92 @@ def slowest_process(engine: Engine) -> dict[str, float]:
 
 
 def evaluate_step(
-    start: Start, step: int, metrics: Metrics, writer: CheckpointWriter, progress: Progress
+    run: PreparedRun, step: int, metrics: Metrics, writer: CheckpointWriter, progress: Progress
 ) -> None:
     """Measure held-out losses, and everything else that `evaluation` configures, and log them."""
-    config = start.config
-    engine = start.engine
-    evaluation = start.evaluation
-    start.watchdog.expect(f"the evaluation of step {step}", "work_timeout_s")
-    measured: dict[str, list | dict] = {}
-    by_corpus: dict[str, list[dict]] = {}
+    engine = run.engine
+    evaluation = run.evaluation
+    run.watchdog.expect(f"the evaluation of step {step}", "work_timeout_s")
+    other_results: dict[str, list | dict] = {}
+
+    losses_by_corpus: dict[str, list[dict]] = {}
     if evaluation.corpora:
-        by_corpus = evaluation.losses_by_corpus(engine)
-        measured["by_corpus"] = by_corpus
-        losses = evaluation.mean_losses(by_corpus)
+        losses_by_corpus = evaluation.losses_by_corpus(engine)
+        other_results["by_corpus"] = losses_by_corpus
+        losses = evaluation.mean_losses(losses_by_corpus)
     else:
         losses = evaluation.losses(engine)
     drop = evaluation.induction_drop(engine)
     if evaluation.settings.documents:
-        measured["by_place"] = evaluation.losses_by_place(engine)
-    if start.measures:
+        other_results["by_place"] = evaluation.losses_by_place(engine)
+    if run.measures:
         writer.wait()  # so that there is one copy of the weights at a time
         weights = engine.copy_weights(whole=True)
-        for name, measure in start.measures.items():
-            measured[name] = measure(step, weights)
+        for name, measure in run.measures.items():
+            other_results[name] = measure(step, weights)
+
     with engine.processes.raising_together():
-        metrics.write_heldout(step, losses, drop, measured)
-    if step < config.training.num_steps:
+        metrics.write_heldout(step, losses, drop, other_results)
+    if step < run.config.training.num_steps:  # `finish` of loop.py prints those of the last step
         progress.note(
             f"step {step}: held-out loss {format_losses(losses)}; induction drop {drop:.2f}"
         )
-        for name, rows in by_corpus.items():
+        for name, rows in losses_by_corpus.items():
             progress.note(f"step {step}: held-out loss of {name} {format_losses(rows)}")
 
 
 def save_checkpoint(
-    start: Start, step: int, metrics: Metrics, writer: CheckpointWriter
+    run: PreparedRun, step: int, metrics: Metrics, writer: CheckpointWriter
 ) -> SaveTime:
     """Copy weights and moments into main memory, from which a thread writes them. Training goes on
     when the copy is complete. Return how long it stood still."""
-    engine = start.engine
+    engine = run.engine
     processes = engine.processes
-    count = processes.world_size
-    start.watchdog.expect(f"saving step {step}", "work_timeout_s")
-    begun = time.monotonic()
+    num_parts = processes.world_size
+    run.watchdog.expect(f"saving step {step}", "work_timeout_s")
+    save_began_s = time.monotonic()
     writer.wait()  # there is memory for one copy
-    waited_s = time.monotonic() - begun
+    waited_s = time.monotonic() - save_began_s
     with processes.raising_together():
         if processes.is_first:
             check_not_taken_over(writer.run_folder)
         metrics.flush()  # raises if a loss is not finite, as such weights must not be saved
-    tokens = step * start.tokens_per_step
-    state = TrainerState(step, tokens, start.shards.fingerprint, metrics.last_crc32)
-    if start.jump_detector:
-        state.recent = start.jump_detector.recent
-        state.num_skipped = start.jump_detector.num_skipped
-    state.skipped_batches = list(start.batches.skipped)
-    copy_began = time.monotonic()
+
+    # After the flush, which knows the CRC of this step's line.
+    state = current_state(run, step, metrics)
+    copy_began_s = time.monotonic()
     weights = engine.copy_weights()
     write_moments = engine.copy_moments()
-    copied_s = time.monotonic() - copy_began
+    copied_s = time.monotonic() - copy_began_s
     with processes.raising_together():  # no loss shows the effect of this update yet
         total = sum(float(tensor.sum(dtype=torch.float64)) for tensor in weights.values())
         check_finite(step, {"sum of the weights": total})
-
     check_replicas(engine, step)
 
     def write_part(folder: Path) -> list[Path]:
-        path = save_weights(weights, folder / part_name(processes.rank, count))
+        path = save_weights(weights, folder / part_name(processes.rank, num_parts))
         return [path, write_moments(folder / ENGINE_FOLDER)]
 
     def write_once(folder: Path) -> None:
-        (folder / "config.yaml").write_text(start.config_yaml, encoding="utf-8")
-        start.shards.tokenizer.save(str(folder / "tokenizer.json"))
-        if count > 1:
-            write_index(folder, engine.part_of, count)
+        (folder / "config.yaml").write_text(run.config_yaml, encoding="utf-8")
+        run.shards.tokenizer.save(str(folder / "tokenizer.json"))
+        if num_parts > 1:
+            write_index(folder, engine.part_of, num_parts)
 
-    writer.save(state, write_once, write_part, begun)
+    writer.save(state, write_once, write_part, save_began_s)
     return SaveTime(waited_s, copied_s)
+
+
+def current_state(run: PreparedRun, step: int, metrics: Metrics) -> TrainerState:
+    """Return what a checkpoint of a step holds besides weights and moments."""
+    state = TrainerState(
+        step=step,
+        tokens=step * run.step_work.tokens,
+        data_fingerprint=run.shards.fingerprint,
+        metrics_crc32=metrics.last_crc32,
+        skipped_batches=list(run.batches.skipped),
+    )
+    if run.jump_detector:
+        state.recent = run.jump_detector.recent
+        state.num_skipped = run.jump_detector.num_skipped
+    return state
