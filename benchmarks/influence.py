@@ -544,6 +544,7 @@ def longppl_loop(model: Any, document: np.ndarray, windows: Windows) -> np.ndarr
     """Return gap_T by longppl's loop, with each step's long window as long as ours instead of the
     whole document."""
     loss = torch.nn.CrossEntropyLoss(reduction="none")
+    assert windows.long != "all"
     losses: dict[int, list[Tensor]] = {windows.long: [], windows.short: []}
     for block in windows.blocks(document):
         ids_1L = as_ids(block.tokens)[None]
