@@ -2,12 +2,18 @@
 
     step(batch) ─> backward(micro-batch), for each ─> update: clip, optimizer, zero gradients
 
+    engine = build_engine(model, …)                 # choose_engine.py, from restore.py
+    loss, gradient_norm = engine.step(batch, 3e-4)  # steps.py, for each step
+    engine.copy_weights(), engine.copy_moments()    # steps.py, for each checkpoint
+
 `Engine` is one process. `DDPEngine` here, `ZeroEngine` (deepspeed_engine.py) and `FSDPEngine`
 (fsdp_engine.py) override how weights are placed, how gradients are summed, and where the state of a
 checkpoint is found.
 
 The loss of a step is the mean over the labels of all processes, which may have different numbers of
-labels: each process contributes the sum of its losses divided by the number of all labels.
+labels: each process contributes the sum of its losses divided by the number of all labels. With 6
+labels on one process and 2 on the other, that is (l₁ + … + l₆) / 8 and (l₇ + l₈) / 8, which add up
+to the mean.
 
 Dimension key: B batch, L length.
 """
@@ -78,6 +84,12 @@ class Engine:
         optimizer: OptimizerConfig,
         processes: Processes | None = None,
     ) -> None:
+        """Build the engine: place the model, wrap its loss, compile it, and build the optimizer.
+
+        training: The section `training`.
+        optimizer: The section `optimizer`.
+        processes: The processes that train together; None: this one alone.
+        """
         self.training = training
         self.processes = processes or Processes()
         self.device = own_device(training.device, self.processes)
@@ -120,11 +132,11 @@ class Engine:
         if num_labels is None:  # the host waits for all processes
             num_labels = self.processes.sum_integers(int((batch.labels_BL != IGNORED).sum()))
         if not self.model.training:
-            self.model.train()  # visits all modules
-        size = self.training.micro_batch_size or len(batch.tokens_BL)
+            self.model.train()  # only if needed, as it visits all modules
+        num_sequences = self.training.micro_batch_size or len(batch.tokens_BL)
         # micro_batch_size counts sequences of the longest length; more of shorter ones fit.
-        size *= self.training.length // batch.tokens_BL.shape[1]
-        parts = list(batch.split(size))
+        num_sequences *= self.training.length // batch.tokens_BL.shape[1]
+        parts = list(batch.split(num_sequences))
 
         # The labels are those of all processes, so the parts of the loss add up to its mean.
         loss = torch.zeros((), device=self.device)
@@ -133,8 +145,8 @@ class Engine:
             loss += self.backward(part.to(self.device), num_labels, is_last).detach()
         if self.processes.world_size > 1:
             dist.all_reduce(loss)
-        norm = self.update(learning_rate, partial(self.is_skipped, jump_detector, loss))
-        return StepNumbers(loss, norm)
+        gradient_norm = self.update(learning_rate, partial(self.is_skipped, jump_detector, loss))
+        return StepNumbers(loss, gradient_norm)
 
     def is_skipped(self, jump_detector: JumpDetector | None, loss: Tensor, norm: Tensor) -> bool:
         """Return whether the update of a step is skipped, with the same answer on all processes."""
@@ -148,8 +160,12 @@ class Engine:
         return True
 
     def backward(self, part: Batch, num_labels: int, is_last: bool) -> Tensor:
-        """Add the gradients of a micro-batch, and return its part of the loss. `is_last`: whether
-        it is the last one of the step, after which gradients are summed over processes."""
+        """Add the gradients of a micro-batch, and return its part of the loss.
+
+        num_labels: The number of labels of the whole step, on all processes.
+        is_last: Whether it is the last one of the step, after which gradients are summed over
+            processes.
+        """
         with self.autocast():
             loss = self.losses(part, num_labels)
         loss.backward()
@@ -159,15 +175,7 @@ class Engine:
         """Clip gradients and update the weights, unless `is_skipped(gradient norm)`. Return the
         norm before clipping."""
         if self.logs_layer_norms:
-            gradients_of_part = {
-                part: [weight.grad for weight in weights if weight.grad is not None]
-                for part, weights in parts_of(self.model).items()
-            }
-            self.layer_norms = {
-                part: self.gradient_norm(gradients)
-                for part, gradients in gradients_of_part.items()
-                if gradients
-            }
+            self.layer_norms = self._compute_layer_norms()
         limit = self.training.max_grad_norm
         norm = self.clip_gradients(float("inf") if limit is None else limit)
         for group in self.optimizer.param_groups:
@@ -176,6 +184,15 @@ class Engine:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
+
+    def _compute_layer_norms(self) -> dict[str, Tensor]:
+        """Return the gradient norm of each part of the model, such as `block_0`."""
+        norms = {}
+        for part, weights in parts_of(self.model).items():
+            gradients = [weight.grad for weight in weights if weight.grad is not None]
+            if gradients:
+                norms[part] = self.gradient_norm(gradients)
+        return norms
 
     def gradient_norm(self, gradients: list[Tensor]) -> Tensor:
         """Return the common norm of gradients. Every process must call it."""
@@ -205,10 +222,11 @@ class Engine:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield names and weights. Tied weights are yielded once, under their first name."""
-        named: dict[int, tuple[str, Tensor]] = {}
+        yielded: set[int] = set()
         for name, tensor in self.model.state_dict(keep_vars=True).items():
-            named.setdefault(id(tensor), (name, tensor))
-        yield from named.values()
+            if id(tensor) not in yielded:
+                yielded.add(id(tensor))
+                yield name, tensor
 
     def full(self, weight: Tensor) -> Tensor:
         """Return a whole weight in fp32. Every process must call it."""
@@ -225,8 +243,10 @@ class Engine:
         return {name: weight.detach() for name, weight in self.weights()}
 
     def copy_weights(self, whole: bool = False) -> dict[str, Tensor]:
-        """Copy weights into main memory, in fp32: those that this process saves, or, with `whole`,
-        all. Every process must call it."""
+        """Copy weights into main memory, in fp32. Every process must call it.
+
+        whole: Copy all weights, and not only those that this process saves.
+        """
 
         def gather_one_by_one() -> Iterator[tuple[str, Tensor]]:
             for name, weight in self.weights():
@@ -241,12 +261,15 @@ class Engine:
         folder, and returns its file."""
         rank = self.processes.rank
         # Every process has all moments, so each saves those of the weights that it saves.
-        parts = (part for part in self.moments() if self.part_of[part.parameter] == rank)
-        return copy_moments(parts, rank, self.processes.world_size)
+        saved_here = (part for part in self.moments() if self.part_of[part.parameter] == rank)
+        return copy_moments(saved_here, rank, self.processes.world_size)
 
     def load_moments(self, folder: Path, step: int) -> None:
-        """Fill the optimizer state from a checkpoint. `step`: the number of updates so far, which
-        Adam's bias correction needs."""
+        """Fill the optimizer state from a checkpoint.
+
+        folder: The folder `engine` of the checkpoint.
+        step: The number of updates so far, which Adam's bias correction needs.
+        """
         saved = SavedMoments(folder, self.processes.rank)
         for part in self.moments():
             saved.fill(part)

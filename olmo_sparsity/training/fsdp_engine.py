@@ -1,6 +1,11 @@
 """Train with PyTorch's `fully_shard`: each process holds a part of each weight, gradient and
 moment.
 
+    4 processes, a weight of 10 rows    process 0    rows 0 1 2
+                                        process 1    rows 3 4 5
+                                        process 2    rows 6 7 8
+                                        process 3    row 9
+
 The weights of a layer are gathered when it computes, forward and backward, and dropped afterwards.
 So no process ever holds the whole model. The parts are fp32. With training.precision=bf16, weights
 are gathered in bf16, layers compute in bf16, and gradients are summed in fp32.
@@ -9,6 +14,7 @@ are gathered in bf16, layers compute in bf16, and gradients are summed in fp32.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -36,7 +42,7 @@ class HeldRows(NamedTuple):
     """The rows of a weight that a process holds."""
 
     first: int
-    """The number of the first one."""
+    """The index of the first one in the whole weight."""
 
     rows: Tensor
 
@@ -56,8 +62,12 @@ class FSDPEngine(Engine):
         settings: EngineConfig,
         source: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Build the engine. `source`: the weights of a model without memory (deferred.py), of which
-        each process makes one at a time and keeps its part."""
+        """Build the engine.
+
+        settings: The section `engine`.
+        source: The weights of a model without memory (deferred.py), of which each process makes one
+            at a time and keeps its part. None: the model has memory.
+        """
         self.settings = settings
         self.source = source
         super().__init__(model, training, optimizer, processes)
@@ -89,6 +99,7 @@ class FSDPEngine(Engine):
             # Angles and biases stay in fp32, as on the other engines.
             cast_forward_inputs=False,
         )
+        # The time of the whole forward pass would include waits for weights of other processes.
         self.losses.times_layers = True
         for layer in layers_of(self.model):
             fully_shard(layer, mesh=self.mesh, mp_policy=policy)
@@ -101,6 +112,7 @@ class FSDPEngine(Engine):
         for module in self.losses.modules():
             if isinstance(module, FSDPModule):
                 # The loss of each process is divided by the labels of all, so gradients are added.
+                # By default `fully_shard` takes their mean.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
 
@@ -116,11 +128,12 @@ class FSDPEngine(Engine):
     def held_rows(self, sharded: Tensor) -> HeldRows:
         """Return the rows that this process holds of a weight."""
         # Weights are divided over the last dimension of the mesh: all processes, or those of a
-        # node.
+        # node. `fully_shard` cuts as `torch.chunk` does: equal numbers of rows, rounded up.
         shard_dimension = self.mesh.ndim - 1
         num_shards = self.mesh.size(shard_dimension)
-        rows_of_each = -(-len(sharded) // num_shards)  # the last processes may hold fewer, or none
-        first = min(len(sharded), rows_of_each * self.mesh.get_local_rank(shard_dimension))
+        # The last processes may hold fewer rows, or none.
+        rows_per_process = math.ceil(len(sharded) / num_shards)
+        first = min(len(sharded), rows_per_process * self.mesh.get_local_rank(shard_dimension))
         return HeldRows(first, cast(DTensor, sharded).to_local())
 
     # --- a step ---------------------------------------------------------------------------------
@@ -170,21 +183,21 @@ class FSDPEngine(Engine):
     def copy_moments(self) -> Callable[[Path], Path]:
         # With shard_over=node each node holds a whole copy. The copies take turns in saving.
         num_copies = self.mesh.size(0) if self.mesh.ndim == 2 else 1
-        own_copy = self.mesh.get_local_rank(0) if self.mesh.ndim == 2 else 0
-        own_turns = (
-            part for number, part in enumerate(self.moments()) if number % num_copies == own_copy
+        copy_index = self.mesh.get_local_rank(0) if self.mesh.ndim == 2 else 0
+        saved_here = (
+            part for index, part in enumerate(self.moments()) if index % num_copies == copy_index
         )
-        return copy_moments(own_turns, self.processes.rank, self.processes.world_size)
+        return copy_moments(saved_here, self.processes.rank, self.processes.world_size)
 
     def moments(self) -> Iterator[MomentSlice]:
         for name, parameter in self.model.named_parameters():
-            moments = moments_of(self.optimizer, parameter)
-            numbers_of_row = parameter[0].numel()
-            local = {
-                key: cast(DTensor, moment).to_local().view(-1) for key, moment in moments.items()
+            held_moments = {
+                key: cast(DTensor, moment).to_local().view(-1)
+                for key, moment in moments_of(self.optimizer, parameter).items()
             }
             first_row = self.held_rows(parameter).first
-            yield MomentSlice(name, first_row * numbers_of_row, local)
+            num_elements_of_row = parameter[0].numel()
+            yield MomentSlice(name, first_row * num_elements_of_row, held_moments)
 
     def describe(self) -> dict[str, Any]:
         policy = "bf16" if self.training.precision == "bf16" else "fp32"
@@ -213,15 +226,20 @@ def check_ranks(settings: EngineConfig, processes: Processes) -> None:
 
 def build_mesh(device: torch.device, settings: EngineConfig, processes: Processes) -> DeviceMesh:
     """Return the processes as a row, which shares one copy of the model, or as a table with a row
-    for each node, each of which shares one copy."""
+    for each node, each of which shares one copy. For two nodes of three processes:
+
+        engine.shard_over=all     [0, 1, 2, 3, 4, 5]
+        engine.shard_over=node    [[0, 1, 2],
+                                   [3, 4, 5]]
+    """
     ranks = torch.arange(processes.world_size)
     if settings.shard_over == "all":
         return DeviceMesh(device.type, ranks)
     ranks = ranks.view(-1, processes.local_world_size)
     # The limit of the group of all processes, so that the watchdog reports first.
-    patience = timedelta(seconds=settings.work_timeout_s + 60)
-    within_node, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout=patience)
-    between_nodes, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), timeout=patience)
+    collective_limit = timedelta(seconds=settings.work_timeout_s + 60)
+    within_node, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout=collective_limit)
+    between_nodes, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), timeout=collective_limit)
     groups = [between_nodes, within_node]
     names = ("nodes", "processes_of_a_node")
     return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=names)

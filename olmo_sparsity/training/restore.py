@@ -1,5 +1,9 @@
 """Fill a new model: from the newest intact checkpoint, else from `branch_from` or `init_from`.
 
+    a model, a checkpoint or None  ─>  restore  ─>  TrainerState(step=300, …), Engine
+
+Called by start.py, once in each start. The steps:
+
 restore ─> find_origin             the state, weights and moments to begin with
         ─> fill_model              or `source_of_weights`, for an engine that takes them one by one
         ─> build_engine
@@ -47,6 +51,8 @@ class Restored(NamedTuple):
     """A run that can begin or go on."""
 
     state: TrainerState
+    """The state of the checkpoint; that of step 0 for a run that begins."""
+
     engine: Engine
     """The engine, whose model and optimizer are filled."""
 
@@ -90,6 +96,7 @@ def restore(
         engine loads them one by one. None: the model has memory.
     data_fingerprint: The hash of the text, which a checkpoint must have been trained on.
     """
+    # Counted before the engine is built, which may shard the weights.
     num_parameters = count_parameters(model)
     with processes.raising_together():
         origin = find_origin(config, settings, latest, data_fingerprint)
@@ -106,8 +113,9 @@ def restore(
                 origin.state.step,
                 config.training.num_steps,
             )
-    sections = config.engine, config.training, config.optimizer
-    engine = build_engine(model, *sections, processes, source)
+    engine = build_engine(
+        model, config.engine, config.training, config.optimizer, processes, source
+    )
     with processes.raising_together():
         load_moments(engine, origin)
     describe_start(config, engine, origin, num_parameters, report)
@@ -203,7 +211,7 @@ def check_checkpoint(
     # RUN_FOLDER/checkpoints/step000100; that of `branch_from` is in the folder of its trunk.
     is_own = latest.parent.parent == Path(settings["run_folder"])
     state = TrainerState.read(latest)
-    if is_own:  # It may still be of another run, put there by hand.
+    if is_own:  # it may still be of another run, put there by hand
         check_same_run(latest, settings)
     else:
         check_same_branch(latest, settings)

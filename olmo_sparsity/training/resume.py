@@ -3,7 +3,12 @@
     choose_checkpoint ─> verify_newest       all processes: each hashes a share of the files
                       ─> find_checkpoint     the first process: decides, and reports damaged ones
 
-A checkpoint of 7B parameters has 87 GB, which one process hashes for a minute or more.
+    step000300  damaged, model.safetensors is cut short    skipped, with a line in the log
+    step000200  intact                                     the run goes on from it
+    step000100                                             not looked at
+
+Called by start.py; restore.py then reads the checkpoint. That of a 7B model has 87 GB,
+which one process hashes for a minute or more, so all processes share its files.
 """
 
 from __future__ import annotations
@@ -78,27 +83,28 @@ def find_damage_together(folder: Path, processes: Processes) -> str | None:
     """Return what is damaged in a folder that has a manifest, on all processes the same; None if it
     is intact. Each process hashes a share of the files."""
     # The first process reads the manifest for all.
-    own_listed = None
+    own_manifest = None
     with processes.raising_together():
         if processes.is_first:
-            own_listed = read_entries(folder)
-    listed = processes.gather(own_listed)[0]
-    assert listed is not None  # it is the first process's
-    if listed.problem is not None:
-        return listed.problem
+            own_manifest = read_entries(folder)
+    manifest = processes.gather(own_manifest)[0]
+    assert manifest is not None  # it is the first process's
+    if manifest.problem is not None:
+        return manifest.problem
 
     # About as many bytes for each process, by the same rule on all of them.
-    sizes = {name: entry.bytes for name, entry in sorted(listed.files.items())}
+    sizes = {name: entry.bytes for name, entry in sorted(manifest.files.items())}
     reader_of_file = share_out(sizes, processes.world_size)
     own_files = {
         name: entry
-        for name, entry in listed.files.items()
+        for name, entry in manifest.files.items()
         if reader_of_file[name] == processes.rank
     }
     own_problem = None
     with processes.raising_together():
         own_problem = find_damaged_file(folder, own_files)
     problems = [problem for problem in processes.gather(own_problem) if problem is not None]
+    # Any of them would do, but all processes must return the same.
     return min(problems, default=None)
 
 
@@ -106,23 +112,27 @@ def find_checkpoint(config: RunConfig, verified: Sequence[VerifiedCheckpoint]) -
     """Return the checkpoint to resume; None for a run that begins. With `start_over` a run whose
     checkpoints are damaged or gone begins, too, and what is left of them is set aside."""
     run_folder = Path(config.run_folder)
-    logged = max((row["step"] for row in read_metrics(run_folder / "metrics.jsonl")), default=0)
+    logged_steps = [row["step"] for row in read_metrics(run_folder / "metrics.jsonl")]
+    last_logged_step = max(logged_steps, default=0)
     try:
         latest = resume_point(run_folder, verified)
         # A save may be under way when a run dies. The next one begins only when it is on the disk,
         # so that after two intervals one checkpoint at least must be there.
         interval_steps = config.checkpoint.interval_steps
-        if latest is None and interval_steps and logged > 2 * interval_steps:
-            gone = f"{run_folder} has logged {logged} steps, and no checkpoint is there now"
-            raise DataError(f"{gone}; {RESTORE}")
+        if latest is None and interval_steps and last_logged_step > 2 * interval_steps:
+            raise DataError(
+                f"{run_folder} has logged {last_logged_step} steps, and no checkpoint is there "
+                f"now; {RESTORE}"
+            )
     except DataError as error:
         if not config.start_over:
             raise
         set_aside_to = set_aside(run_folder)
         say(f"{error.problem}: beginning at step 0; what is left is in {set_aside_to}")
         return None
-    if latest is None and logged:
-        say(f"{run_folder} has logged {logged} steps and saved none: beginning again at step 0")
+    if latest is None and last_logged_step:
+        logged = f"{run_folder} has logged {last_logged_step} steps and saved none"
+        say(f"{logged}: beginning again at step 0")
     return latest
 
 
@@ -150,6 +160,7 @@ def resume_point(run_folder: Path, verified: Sequence[VerifiedCheckpoint]) -> Pa
 
 
 def _remove_partial(run_folder: Path) -> None:
+    """Remove checkpoints that killed runs have not completed."""
     for leftover in (run_folder / "checkpoints").glob("*.tmp"):
         shutil.rmtree(leftover, ignore_errors=True)
 

@@ -218,6 +218,17 @@ def draw(
         yield batch.pinned() if device.type == "cuda" else batch
 
 
+def set_angles(run: PreparedRun, step: int, progress: Progress) -> None:
+    """Have the model turn by the base and the scaling of RoPE of a step's stage."""
+    config_of_stage = run.config.at(step).model
+    # A new model turns as the run's own settings say.
+    is_first = step == run.step + 1
+    config_before = run.config.model if is_first else run.config.at(step - 1).model
+    if config_of_stage != config_before:
+        run.engine.losses.model.set_angles(config_of_stage)
+        progress.note(f"step {step}: RoPE turns with {describe_angles(config_of_stage)}")
+
+
 def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
     """Seed the random numbers of a step. Dropout then depends only on (seed, step, process), so a
     resumed run repeats it."""
@@ -239,17 +250,6 @@ def count_left_out(run: PreparedRun, writer: CheckpointWriter) -> dict[str, floa
     if writer.num_failed:
         counts["failed_saves"] = float(writer.num_failed)
     return counts
-
-
-def set_angles(run: PreparedRun, step: int, progress: Progress) -> None:
-    """Have the model turn by the base and the scaling of RoPE of a step's stage."""
-    model = run.config.at(step).model
-    # A new model turns as the run's own settings say.
-    is_first = step == run.step + 1
-    previous = run.config.model if is_first else run.config.at(step - 1).model
-    if model != previous:
-        run.engine.losses.model.set_angles(model)
-        progress.note(f"step {step}: RoPE turns with {describe_angles(model)}")
 
 
 def log_step(
