@@ -53,6 +53,10 @@ TARGETS_OF_DOCUMENT = 4
 """Targets of each set in a long document. Intervals are over documents, so more of them help more
 than more targets of each; and all targets of the top 10% of 60 articles cost 100 times as much."""
 
+SELECTION_SETTINGS = ("sets", "max_targets", "share", "min_gap", "sample", "blocks")
+"""Settings by which targets are chosen. They have no effect where another option, or another
+measurement, selects the targets."""
+
 SELECTORS_OF_STATES = ("add_one_screened", "random")
 """Default selectors, for any window, where distant tokens keep states: a rule and a control. With
 `add_one` in place of the rule a target costs a row for each of its distant units, which may be
@@ -275,6 +279,12 @@ class Settings:
 
         min_distant = self.short if long_window(self.long).is_all else 1
         return Windows(self.long, self.short, self.stride, self.prefix_ids, min_distant=min_distant)
+
+    @property
+    def chooses_by_size(self) -> bool:
+        """Return whether `min_gap` has an effect: whether there are targets that must have a large
+        gap. With share=1 every token is a target, and the other sets ignore gaps."""
+        return "gap" in self.sets and self.share != 1
 
     def check(self) -> None:
         """Raise ConfigError if a value is out of range, or two options exclude each other."""

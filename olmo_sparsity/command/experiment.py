@@ -58,6 +58,9 @@ def run_experiment(options: argparse.Namespace) -> int:
         from olmo_sparsity.experiment.slurm import cancel
 
         return cancel(experiment)
+    if options.only is not None:
+        return _run_one(experiment, options.only)
+    _check_measurements(experiment)
     if options.slurm is not None:
         from olmo_sparsity.experiment.slurm import Flags, submit
 
@@ -68,8 +71,6 @@ def run_experiment(options: argparse.Namespace) -> int:
             times=options.time or (),
         )
         return submit(experiment, flags)
-    if options.only is not None:
-        return _run_one(experiment, options.only)
     from olmo_sparsity.experiment.here import run_here
 
     return run_here(experiment)
@@ -83,6 +84,22 @@ def _check_options_are_used(options: argparse.Namespace) -> None:
             raise ConfigError(f"--{flag} describes jobs of SLURM: add --slurm='FLAGS'")
     if options.gpu_hour is not None and not (options.dry_run and options.gpus):
         raise ConfigError(f"--gpu-hour={options.gpu_hour:g} is of --dry-run --gpus N: add them")
+
+
+def _check_measurements(experiment: Experiment) -> None:
+    """Raise ConfigError if options of a measurement exclude each other. Otherwise the measurement
+    would say so days later, when its model is trained."""
+    from olmo_sparsity.analysis.measurement.request import MeasureRequest
+
+    jobs = {job.name: job for job in jobs_of(experiment)}
+    for measurement in experiment.measurements:
+        options = _measure_options(measurement, jobs)
+        try:
+            MeasureRequest.of(
+                model=str(measurement.checkpoint), documents=measurement.text, **options
+            )
+        except ConfigError as error:
+            raise ConfigError(f"{experiment.path}: measure, {measurement.name}: {error}") from None
 
 
 def _run_one(experiment: Experiment, name: str) -> int:

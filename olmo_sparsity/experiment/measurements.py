@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from olmo_sparsity.analysis.interpretation import InterpretationName
-from olmo_sparsity.analysis.options import ModelOptions, Settings, TextOptions
+from olmo_sparsity.analysis.options import SELECTION_SETTINGS, ModelOptions, Settings, TextOptions
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.renamed import current_keys
 from olmo_sparsity.config.build import build
@@ -34,9 +34,6 @@ from olmo_sparsity.config.windows import Long, long_window
 from olmo_sparsity.experiment.models import Model, is_named_by, pairs_of_seeds
 from olmo_sparsity.experiment.sections import ExperimentFile, MeasureSection
 from olmo_sparsity.models.checkpoint_files import checkpoint_folder
-
-OPTIONS_OF_CHOOSING = ("sets", "max_targets", "share", "sample", "blocks")
-"""Options that choose targets, and have no effect where another measurement chose them."""
 
 _OPTION_SCHEMAS = (Settings, TextOptions, ModelOptions)
 """The schemas of what `measure` of an experiment may have besides `MeasureSection`."""
@@ -255,7 +252,7 @@ class _MeasurementMaker:
 
         left_out: set[str] = set()
         if targets_of is not None or choices_of is not None:
-            left_out.update(OPTIONS_OF_CHOOSING)
+            left_out.update(SELECTION_SETTINGS)
         if choices_of is not None:  # its settings are those of the choices
             left_out.update(schema_fields(Settings))
         options = {key: value for key, value in self.keys.options.items() if key not in left_out}

@@ -168,6 +168,22 @@ def test_only_the_measurement_that_chooses_targets_has_the_options_of_choosing(
     for measurement in read_experiment(path).measurements:
         is_chooser = measurement.targets_of is None and measurement.choices_of is None
         assert ("max_targets" in measurement.options) == is_chooser
+        assert ("min_gap" in measurement.options) == is_chooser
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt_field": "question"}, "max_targets, min_gap cannot be combined with prompt_field"),
+        ({"share": "all"}, "min_gap=0 has no effect"),
+    ],
+)
+def test_options_of_measure_that_exclude_each_other_are_refused_before_a_model_is_trained(
+    make_grid: MakeGrid, tmp_path: Path, capsys: pytest.CaptureFixture, options: dict, message: str
+) -> None:
+    assert main(["experiment", make_grid(measure=MEASURE | options)]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_with_own_targets_no_measurement_waits_for_another(make_grid: MakeGrid) -> None:

@@ -19,6 +19,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,6 +33,7 @@ from olmo_sparsity.analysis.measurement.stored_part import (
     write_part,
 )
 from olmo_sparsity.analysis.measurement.unfinished import UnfinishedDocument
+from olmo_sparsity.analysis.options import MIN_GAP
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.results import FILES
 from olmo_sparsity.analysis.results.tables import (
@@ -54,6 +56,23 @@ from olmo_sparsity.base.work_folder import WorkFolder
 def results_folder(out: str | Path) -> WorkFolder:
     """Return the folder of a measurement. Its file identity.json tells it from other folders."""
     return WorkFolder(Path(out), "out", "identity.json", own_key="data")
+
+
+def without_idle_min_gap(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of an identity with the default of `min_gap`, where it has no effect."""
+    return {**settings, "min_gap": MIN_GAP}
+
+
+def _complete_identity(stored: dict[str, Any]) -> dict[str, Any]:
+    """Return the identity that an earlier version stored, as today's version would write it."""
+    identity = with_current_names(stored)
+    settings = identity.get("settings")
+    if isinstance(settings, dict) and "min_gap" in settings:
+        # Earlier versions accepted `min_gap` also where it chooses nothing.
+        chooses_by_size = "gap" in settings.get("sets", ()) and settings.get("share") != 1
+        if identity.get("targets") is not None or not chooses_by_size:
+            identity["settings"] = without_idle_min_gap(settings)
+    return identity
 
 
 UNFINISHED = "unfinished"
@@ -91,7 +110,7 @@ class Parts:
         work = results_folder(folder)
         work.create(*(f"parts/{name}" for name in (*PHASES, UNFINISHED)))
         self._identity = work.identify(
-            to_json_value(identity), complete=with_current_names, versions=versions_of_numbers()
+            to_json_value(identity), complete=_complete_identity, versions=versions_of_numbers()
         )
         self._buffer: dict[str, dict[int, dict[str, pa.Table]]] = {phase: {} for phase in PHASES}
         self._known: dict[str, dict[Path, PartContents | None]] = {phase: {} for phase in PHASES}

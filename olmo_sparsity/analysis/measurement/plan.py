@@ -19,7 +19,7 @@ import pandas as pd
 
 from olmo_sparsity.analysis.measurement.at import At
 from olmo_sparsity.analysis.measurement.fitting import fraction_of_blocks
-from olmo_sparsity.analysis.measurement.parts import Parts
+from olmo_sparsity.analysis.measurement.parts import Parts, without_idle_min_gap
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.measurement.reuse import losses_of, with_blocks_of
 from olmo_sparsity.analysis.measurement.settled import FixedTargets, ReusedLosses
@@ -320,12 +320,15 @@ class Plan:
         """Return everything that processes must share to measure into one folder."""
         fixed = self.fixed
         choices = None if fixed is None else fixed.choices
+        settings = asdict(self.settings)
+        if fixed is not None or not self.settings.chooses_by_size:
+            settings = without_idle_min_gap(settings)
         identity: dict[str, Any] = {
             **identity_of(self.model),
             "data": self.documents.fingerprint,
             "num_documents": len(self.documents),
             "random_streams": VERSION,
-            "settings": asdict(self.settings),
+            "settings": settings,
         }
         # Earlier versions did not write these keys. They are left out where they say nothing, so
         # that folders of earlier versions can be resumed.

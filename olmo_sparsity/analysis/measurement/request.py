@@ -16,6 +16,7 @@ from olmo_sparsity.analysis.measurement.at import At
 from olmo_sparsity.analysis.options import (
     ALL_DOCUMENTS,
     QUICK,
+    SELECTION_SETTINGS,
     ModelOptions,
     Request,
     Settings,
@@ -31,10 +32,6 @@ from olmo_sparsity.text.windows import Windows
 
 OtherMeasurement = Results | str | Path | None
 """Another measurement, or its folder."""
-
-SELECTION_SETTINGS = {"sets", "max_targets", "share", "sample", "blocks"}
-"""Settings by which targets are chosen here. They have no effect where another option selects the
-targets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,10 +121,17 @@ class MeasureRequest(Request):
         the targets. A setting that was typed with its default counts, too."""
         options = [name for name in ("at", "choices", "targets") if getattr(self, name) is not None]
         selections = [*options, *self._targets_of_text()]
-        without_effect = sorted(self.passed_settings & SELECTION_SETTINGS)
+        without_effect = sorted(self.passed_settings.intersection(SELECTION_SETTINGS))
         if selections and without_effect:
             names = ", ".join(without_effect)
             raise ConfigError(f"{names} cannot be combined with {selections[0]}; omit it")
+        if "min_gap" in without_effect and not self.settings.chooses_by_size:
+            sets = ",".join(self.settings.sets)
+            reason = "share=all takes any gap" if "gap" in self.settings.sets else f"sets={sets}"
+            raise ConfigError(
+                f"min_gap={self.settings.min_gap:g} has no effect ({reason}); omit it, or pass a "
+                "share below all with sets=gap"
+            )
 
     @property
     def passed_settings(self) -> set[str]:

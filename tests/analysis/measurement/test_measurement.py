@@ -299,7 +299,7 @@ def test_a_long_document_is_measured_in_parts_and_both_are_counted(tmp_path: Pat
         lines = [f"In {1900 + i} the {name} of number {i * 7} came home.\n\n" for i in range(110)]
         (tmp_path / f"{name}.txt").write_text("".join(lines))
     options: dict[str, Any] = {"short": 32, "stride": 16, "blocks": 1, "max_targets": 1}
-    options |= {"ks": (1,), "selectors": ("random",), "share": "all", "min_gap": 0.0}
+    options |= {"ks": (1,), "selectors": ("random",), "share": "all"}
     results = measure("demo", str(tmp_path), split_long=True, out=tmp_path / "out", **options)
     parts = results.meta.data["parts"]
     assert list(parts) == [str(tmp_path / f"{name}.txt") for name in sorted(boats)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -30,6 +31,7 @@ from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.results.target_rows import KEYS
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.json_text import with_crc, without_crc
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document, Documents
@@ -162,6 +164,9 @@ def test_choices_of_a_control_alone_are_refused(documents: Documents) -> None:
         ({"at": "w"}, {"share": 0.1}),
         ({"at": "w"}, {"sample": 1.0}),
         ({"prompt_field": "p"}, {"sets": ("gap",)}),
+        ({"at": "w"}, {"min_gap": 0.1}),
+        ({"targets": "results/a"}, {"min_gap": 0.1}),
+        ({"prompt_field": "p"}, {"min_gap": 0.1}),
     ],
 )
 def test_a_default_that_is_typed_without_effect_is_refused(
@@ -171,6 +176,48 @@ def test_a_default_that_is_typed_without_effect_is_refused(
     options = given | typed | {"typed": (*given, *typed)}
     with pytest.raises(ConfigError, match=f"{name} cannot be combined with {next(iter(given))}"):
         MeasureRequest.of(model="demo", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"share": "all"}, "share=all takes any gap"),
+        ({"sets": ("bigram", "every")}, "sets=bigram,every"),
+    ],
+)
+def test_a_smallest_gap_that_chooses_nothing_is_refused(
+    options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"min_gap=0.5 has no effect .{reason}"):
+        MeasureRequest.of(model="demo", min_gap=0.5, **options)
+
+
+@pytest.mark.parametrize("options", [{"share": 1.0}, {"targets": True}])
+def test_a_measurement_of_an_earlier_version_with_an_idle_smallest_gap_resumes(
+    documents: Documents, found: dict[int, Results], tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """Earlier versions accepted `min_gap` there, and stored it."""
+    given = AT | OPTIONS | {"sets": ("gap",), "selectors": "nearest", "units": "tokens"} | options
+    del given["min_gap"]
+    if "targets" in given:
+        given |= {"targets": found[0]}
+        del given["share"], given["sets"]
+    first = measure(model_of(1), documents, out=tmp_path / "now", **given)
+    stored = without_crc(json.loads((tmp_path / "now" / "identity.json").read_text()))
+    stored["settings"]["min_gap"] = 0.25
+    (tmp_path / "earlier").mkdir()
+    (tmp_path / "earlier" / "identity.json").write_text(json.dumps(with_crc(stored)))
+    second = measure(model_of(1), documents, out=tmp_path / "earlier", **given)
+    pd.testing.assert_frame_equal(first.summary, second.summary)
+
+
+def test_a_smallest_gap_that_chooses_targets_is_another_measurement(
+    documents: Documents, tmp_path: Path
+) -> None:
+    given = AT | OPTIONS | {"selectors": "nearest", "units": "tokens"}
+    measure(model_of(1), documents, out=tmp_path, **given)
+    with pytest.raises(ConfigError, match="min_gap"):
+        measure(model_of(1), documents, out=tmp_path, **given | {"min_gap": 0.01})
 
 
 def test_a_default_that_is_typed_does_not_yield_to_choices(
