@@ -1,4 +1,14 @@
-"""Decide after which steps a checkpoint is saved (`checkpoint.interval_steps`)."""
+"""Decide after which steps a checkpoint is saved (`checkpoint.interval_steps`).
+
+    saves = SaveSteps(config.checkpoint, step=0, num_steps=5000)
+    saves.due(10)                            # True: with `auto`, step 10 is the first
+    saves.after_save(10, SaveTime(waited_s=0, copied_s=18), processes)
+    saves.next_step                          # 610: at 1.5 s a step, 15 minutes later
+
+With a number of steps, `due` is a plain interval. With `auto`, steps and copies are timed, so that
+a crash loses about ten minutes, and copies take at most 2% of the time. steps.py calls `due` after
+each step, and `after_save` after each save.
+"""
 
 from __future__ import annotations
 
@@ -33,30 +43,46 @@ class SaveSteps:
     FIRST = 10
     """Number of steps before the first save, which shows how long steps and saves take."""
 
-    PAUSE_S = 600.0
+    USUAL_INTERVAL_S = 600.0
     """Seconds of work that a crash may lose."""
 
-    LONGEST_PAUSE_S = 1800.0
+    LONGEST_INTERVAL_S = 1800.0
     """The same, where saves take long."""
 
-    SHARE = 0.02
+    LARGEST_COPY_SHARE = 0.02
     """Share of the time that training may stand still for copies."""
 
     @staticmethod
     def seconds_between_saves(copied_s: float, written_s: float = 0.0) -> float:
-        """Return the seconds from one save to the next. `copied_s`: how long a copy takes;
-        `written_s`: how long the last checkpoint took to be written, if training waited for it."""
-        seconds = max(SaveSteps.PAUSE_S, copied_s / SaveSteps.SHARE, written_s)
-        return min(seconds, SaveSteps.LONGEST_PAUSE_S)
+        """Return the seconds from one save to the next.
+
+        copied_s: How long a copy takes, in which training stands still.
+        written_s: How long the last checkpoint took to be written, if training waited for it.
+        """
+        seconds = max(
+            SaveSteps.USUAL_INTERVAL_S, copied_s / SaveSteps.LARGEST_COPY_SHARE, written_s
+        )
+        return min(seconds, SaveSteps.LONGEST_INTERVAL_S)
 
     def __init__(self, settings: CheckpointConfig, step: int, num_steps: int) -> None:
+        """Begin with the step from which a start resumes.
+
+        settings: The section `checkpoint`.
+        step: The last step that is done.
+        num_steps: The number of steps of the whole run.
+        """
         self.settings = settings
+        self.is_auto = settings.interval_steps == 0
         self.num_steps = num_steps
         self.first_step = step + 1
-        self.next = step + self.FIRST
+        self.next_step = step + self.FIRST
+        """With `auto`, the step after which to save."""
+
         self.timed_from_step = step
         self.timed_from_s = time.perf_counter()
         self.reported_steps = 0
+        """The number of steps between saves that the log has said last."""
+
         self.shortest_copy_s = float("inf")
         """Seconds of the fastest copy so far: a single slow one says nothing about the next."""
 
@@ -67,40 +93,58 @@ class SaveSteps:
             self._restart_timing(step)
         if self.settings.stays(step):
             return True
-        if self.settings.interval_steps == 0:
-            return step >= self.next or step == self.num_steps
+        if self.is_auto:
+            return step >= self.next_step or step == self.num_steps
         return is_due(step, self.settings.interval_steps, self.num_steps)
 
     def after_save(self, step: int, save_time: SaveTime, processes: Processes) -> str:
         """Decide when to save next. Return a line that says so, or nothing if the last line is
-        still about right and a crash costs about `PAUSE_S` at most."""
-        if self.settings.interval_steps != 0:  # not `auto`
+        still about right and a crash costs about `USUAL_INTERVAL_S` at most. Every process must
+        call it."""
+        if not self.is_auto:
             return ""
         num_timed = step - self.timed_from_step
-        if num_timed == 0:
-            self.next = step + self.FIRST
+        if num_timed == 0:  # the first step of a start is saved: nothing is timed yet
+            self.next_step = step + self.FIRST
             return ""
+
         since_last_s = time.perf_counter() - self.timed_from_s
         training_s = since_last_s - save_time.waited_s - save_time.copied_s
         step_s = max(training_s / num_timed, 1e-6)
-        self.shortest_copy_s = min(self.shortest_copy_s, save_time.copied_s)
-        # Training waits for a checkpoint if it takes longer to write than the time between saves.
-        written_s = since_last_s - save_time.copied_s if save_time.waited_s > 1 else 0.0
-        pause_s = self.seconds_between_saves(self.shortest_copy_s, written_s)
+        interval_s = self._seconds_to_next_save(save_time, since_last_s)
         # The first process decides for all: their clocks differ, and they must save together.
-        num_steps = processes.gather(max(1, round(pause_s / step_s)))[0]
-        self.next = min(step + num_steps, self.num_steps)
+        interval_steps = processes.gather(max(1, round(interval_s / step_s)))[0]
+        self.next_step = min(step + interval_steps, self.num_steps)
         self._restart_timing(step)
+        return self._describe_next(step, interval_steps, step_s)
 
-        lost_s = (self.next - step) * step_s
-        is_news = not self.reported_steps / 2 < num_steps < 2 * self.reported_steps
-        is_far = lost_s > 2 * self.PAUSE_S
-        if not is_far and (not is_news or self.next == self.num_steps):
+    def _seconds_to_next_save(self, save_time: SaveTime, since_last_s: float) -> float:
+        """Return the seconds until the next save.
+
+        save_time: The time of the save that has just begun.
+        since_last_s: The seconds from the save before to this one.
+        """
+        self.shortest_copy_s = min(self.shortest_copy_s, save_time.copied_s)
+        written_s = 0.0
+        # Training waits for a checkpoint if it takes longer to write than the time between saves.
+        # The one before was then being written all the time since it was begun. A wait of a second
+        # is no sign of that.
+        if save_time.waited_s > 1:
+            written_s = since_last_s - save_time.copied_s
+        return self.seconds_between_saves(self.shortest_copy_s, written_s)
+
+    def _describe_next(self, step: int, interval_steps: int, step_s: float) -> str:
+        """Return a line about the next save if it is news, or far away; otherwise nothing."""
+        lost_s = (self.next_step - step) * step_s  # what a crash just before the next save costs
+        is_news = not self.reported_steps / 2 < interval_steps < 2 * self.reported_steps
+        is_far = lost_s > 2 * self.USUAL_INTERVAL_S
+        is_last = self.next_step == self.num_steps
+        if not is_far and (is_last or not is_news):
             return ""
-        self.reported_steps = num_steps
+        self.reported_steps = interval_steps
         return (
-            f"the next checkpoint is in {self.next - step:,} steps, about {lost_s / 60:,.0f} min "
-            "of training (interval_steps=auto)"
+            f"the next checkpoint is in {self.next_step - step:,} steps, about "
+            f"{lost_s / 60:,.0f} min of training (interval_steps=auto)"
         )
 
     def _restart_timing(self, step: int) -> None:

@@ -8,6 +8,15 @@ it has begun. Two kinds of processes keep the others waiting:
     fewest begun    its thread still runs, but its work hangs before the collective in which the
                     others wait: in a read, a sleep, a computation
 
+    stacks/20260301-120000/process00000.txt    "step 7, …, collectives begun: 41"
+                           process00001.txt    "step 7, …, collectives begun: 40"    the late one
+
+The loop says what it does, and each says for how long it may:
+
+    watchdog.expect("the evaluation of step 100", "work_timeout_s")   # engine.work_timeout_s
+    watchdog.expect_step(101)                                         # engine.step_timeout_s
+    with watchdog.disk_work("reading the batch of step 102"): ...     # does not count for the step
+
 A process that waits for its disk has more time than one that computes (`disk_work`). The others,
 which wait for it in a step, learn it from the store at which all have met.
 
@@ -41,46 +50,15 @@ DISK_PATIENCE_S = 30.0
 """Seconds after which a process ends whether its stacks are written or not: a network disk that
 hangs may be what the run waits for, and blocks whoever writes to it."""
 
-
 TIMES_LONGEST_STEP = 5
 """How many times as long as the longest step so far a step may take."""
 
 DISK_WORK = "number of processes that wait for a disk"
 """The key of the store under which they are counted."""
 
-
 STORE_PATIENCE_S = 5.0
 """Seconds in which the store must answer. It lives in the first process, so a question never ends
 if that process is what hangs."""
-
-
-def _add_to_store(key: str, number: int) -> int | None:
-    """Add a number to a counter of the store at which the processes of the run have met, and return
-    the sum. Return None if the store does not answer, or is gone with the first process."""
-    import torch.distributed as dist
-
-    store = dist.distributed_c10d._get_default_store()
-    sums: list[int] = []
-
-    def add() -> None:
-        with contextlib.suppress(RuntimeError):  # the store is gone
-            sums.append(store.add(key, number))
-
-    # A question cannot be interrupted, so a thread of its own waits for the answer.
-    asking = threading.Thread(target=add, daemon=True)
-    asking.start()
-    asking.join(STORE_PATIENCE_S)
-    return sums[0] if sums else None
-
-
-class LateProcesses(NamedTuple):
-    """The processes for which the others waited."""
-
-    ranks: list[int]
-    """Empty if no process is behind the others."""
-
-    description: str
-    """Names them, and says whose stacks there are."""
 
 
 class Task(NamedTuple):
@@ -109,8 +87,10 @@ class Watchdog:
         processes: Processes,
         release: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin to watch. `release` is called before this process is ended: it unlocks the run
-        folder."""
+        """Begin to watch. Every process must call it.
+
+        release: Is called before this process is ended: it unlocks the run folder.
+        """
         self.limits = limits
         self.processes = processes
         self.release = release
@@ -120,8 +100,10 @@ class Watchdog:
         self.longest_step_s = 0.0
         """Seconds of the longest step after the first."""
 
-        self.step_began = 0.0
-        self.in_step = False
+        self.step_began_s = 0.0
+        """When the current step began, by `time.monotonic`, later by its waits for a disk."""
+
+        self.is_in_step = False
         self.nodes = [node_name()]
         """The name of the node of each process."""
 
@@ -156,8 +138,8 @@ class Watchdog:
         if learnt_s > timeout_s:
             limit = f"{learnt_s:.0f} s, {TIMES_LONGEST_STEP} times the longest step, and {limit}"
         self._begin(f"step {step}", limit, max(timeout_s, learnt_s))
-        self.step_began = time.monotonic()
-        self.in_step = True
+        self.step_began_s = time.monotonic()
+        self.is_in_step = True
 
     def _begin(self, task: str, limit: str, limit_s: float) -> None:
         """Begin a task."""
@@ -166,24 +148,24 @@ class Watchdog:
 
     def _end_step(self) -> None:
         """Remember how long the step took that ends here, if there is one."""
-        if self.in_step:
-            self.in_step = False
-            self.longest_step_s = max(self.longest_step_s, time.monotonic() - self.step_began)
+        if self.is_in_step:
+            self.is_in_step = False
+            self.longest_step_s = max(self.longest_step_s, time.monotonic() - self.step_began_s)
 
     @contextlib.contextmanager
     def disk_work(self, task: str) -> Iterator[None]:
         """Inside, this process waits for a disk, which may take `engine.work_timeout_s`. This does
         not count as time of the task that it interrupts."""
         interrupted = self.task
-        began = time.monotonic()
+        wait_began_s = time.monotonic()
         limit_s = self.limits.work_timeout_s
         limit = f"engine.work_timeout_s={limit_s}"
-        self.task = Task(task, limit, limit_s, began + limit_s, is_disk_work=True)
+        self.task = Task(task, limit, limit_s, wait_began_s + limit_s, is_disk_work=True)
         try:
             yield
         finally:
-            waited_s = time.monotonic() - began
-            self.step_began += waited_s
+            waited_s = time.monotonic() - wait_began_s
+            self.step_began_s += waited_s
             self.task = interrupted._replace(deadline=interrupted.deadline + waited_s)
 
     def stop(self) -> None:
@@ -193,19 +175,22 @@ class Watchdog:
 
     def _watch(self) -> None:
         """End the process if its task takes too long. Runs in a thread."""
+        # The task that got more time, as another process waits for its disk.
         extended_task: Task | None = None
         deadline = float("inf")
-        while self.task.deadline < float("inf"):
+        while self.task.deadline < float("inf"):  # until `stop`
             # If this thread is blocked, too, one without Python prints stacks and ends the process.
+            # Each call replaces the one before.
             faulthandler.dump_traceback_later(self.limits.work_timeout_s + 60, exit=True)
             time.sleep(min(1.0, self.limits.step_timeout_s / 4))
-            task = self.task
+            task = self.task  # read once, as the main thread may go on to another
             self._announce(task.is_disk_work)
             now = time.monotonic()
             if task is not extended_task:
                 deadline = task.deadline
             if now > deadline and not task.is_disk_work and self._someone_waits_for_a_disk():
-                # When the disk is back, the step has its whole time again.
+                # When the disk is back, the step has its whole time again; but not for ever, as a
+                # process that died in its disk work stays counted.
                 extended_task = task
                 longest_deadline = task.deadline - task.limit_s + self.limits.work_timeout_s
                 deadline = min(now + task.limit_s, longest_deadline)
@@ -227,28 +212,35 @@ class Watchdog:
 
     def _end(self, task: Task) -> None:
         """Report that a task took too long, and end this process."""
-        late = f"olmo-sparsity: {task.name} took more than {task.limit}"
+        time_out = f"olmo-sparsity: {task.name} took more than {task.limit}"
         try:
-            reporting = threading.Thread(target=self._report, args=(task.name, late), daemon=True)
-            reporting.start()
-            reporting.join(DISK_PATIENCE_S)
-            if reporting.is_alive() and self.processes.is_first:
-                say(f"{late}: the disk of {self.folder} takes no stacks; the same command goes on")
+            reporter = threading.Thread(
+                target=self._report, args=(task.name, time_out), daemon=True
+            )
+            reporter.start()
+            reporter.join(DISK_PATIENCE_S)
+            if reporter.is_alive() and self.processes.is_first:
+                no_stacks = f"the disk of {self.folder} takes no stacks"
+                say(f"{time_out}: {no_stacks}; the same command goes on")
         finally:
             # Other threads wait in collectives that cannot be interrupted.
             os._exit(EXIT_LOST_PROCESS)
 
-    def _report(self, task: str, late: str) -> None:
+    def _report(self, task: str, time_out: str) -> None:
         """Write the stacks, let one process say which ones are missing or behind, and unlock the
-        run folder. `late`: which task took too long, in words."""
+        run folder.
+
+        task: The name of the task.
+        time_out: Says that it took too long.
+        """
         rank = self.processes.rank
         self._write_stacks(task)
-        present = self._wait_for_stacks()
+        reporting_ranks = self._wait_for_stacks()
         # The first process may be the one that hangs.
-        if rank == min(present, default=rank):
-            late_processes = self._find_late(present)
+        if rank == min(reporting_ranks, default=rank):
+            late_processes = self._find_late(reporting_ranks)
             stacks = f"{late_processes.description} are in {self.folder}"
-            say(f"{late}: {stacks}; the same command goes on")
+            say(f"{time_out}: {stacks}; the same command goes on")
             nodes = {self.nodes[late_rank] for late_rank in late_processes.ranks}
             if len(nodes) == 1:
                 suspect(nodes.pop())
@@ -258,20 +250,23 @@ class Watchdog:
             time.sleep(REPORT_S)
         self.release()
 
-    def _find_late(self, present: list[int]) -> LateProcesses:
-        """Return the processes for which the others waited. `present`: the ranks of those that
-        wrote their stacks."""
-        missing = [rank for rank in range(self.processes.world_size) if rank not in present]
+    def _find_late(self, reporting_ranks: list[int]) -> LateProcesses:
+        """Return the processes for which the others waited.
+
+        reporting_ranks: The ranks of the processes that wrote their stacks.
+        """
+        ranks = range(self.processes.world_size)
+        missing = [rank for rank in ranks if rank not in reporting_ranks]
         if missing:
             names = self._name(missing)
             return LateProcesses(missing, f"{names} did not come, stacks of the others")
-        num_begun = {}
-        for rank in present:
+        num_begun_of_rank = {}
+        for rank in reporting_ranks:
             with contextlib.suppress(OSError, ValueError):  # cannot be read now
-                num_begun[rank] = self._read_num_begun(rank)
-        fewest = min(num_begun.values(), default=0)
-        behind = [rank for rank, number in num_begun.items() if number == fewest]
-        if len(behind) == len(num_begun):
+                num_begun_of_rank[rank] = self._read_num_begun(rank)
+        fewest = min(num_begun_of_rank.values(), default=0)
+        behind = [rank for rank, num_begun in num_begun_of_rank.items() if num_begun == fewest]
+        if len(behind) == len(num_begun_of_rank):
             return LateProcesses([], "all processes wait in the same collective, all stacks")
         # A process that shares weights with a late one waits for it, so it may be behind the rest,
         # too. But it has begun one collective more than the late one: the one in which it waits.
@@ -282,7 +277,7 @@ class Watchdog:
         """Return the names of processes and their nodes."""
         return ", ".join(f"process {rank} on {self.nodes[rank]}" for rank in ranks)
 
-    def _num_begun(self) -> int:
+    def _count_begun(self) -> int:
         """Return how many collectives this process has begun, in all of its groups: messages, sums
         of gradients, and weights that the processes of a node share."""
         import torch.distributed as dist
@@ -313,7 +308,7 @@ class Watchdog:
         with partial.open("w") as file:
             process = f"process {os.getpid()} on {node_name()}"
             # Flushed, as faulthandler writes to the descriptor itself.
-            begun = f"collectives begun: {self._num_begun()}"
+            begun = f"collectives begun: {self._count_begun()}"
             print(f"{task}, {process}, {begun}", file=file, flush=True)
             faulthandler.dump_traceback(file, all_threads=True)
         partial.rename(path)
@@ -334,3 +329,32 @@ class Watchdog:
         while time.monotonic() < deadline and not all(self._path(r).exists() for r in ranks):
             time.sleep(0.1)
         return [rank for rank in ranks if self._path(rank).exists()]
+
+
+class LateProcesses(NamedTuple):
+    """The processes for which the others waited."""
+
+    ranks: list[int]
+    """Empty if no process is behind the others."""
+
+    description: str
+    """Names them, and says whose stacks there are."""
+
+
+def _add_to_store(key: str, number: int) -> int | None:
+    """Add a number to a counter of the store at which the processes of the run have met, and return
+    the sum. Return None if the store does not answer, or is gone with the first process."""
+    import torch.distributed as dist
+
+    store = dist.distributed_c10d._get_default_store()
+    sums: list[int] = []
+
+    def add() -> None:
+        with contextlib.suppress(RuntimeError):  # the store is gone
+            sums.append(store.add(key, number))
+
+    # A question cannot be interrupted, so a thread of its own waits for the answer.
+    asking = threading.Thread(target=add, daemon=True)
+    asking.start()
+    asking.join(STORE_PATIENCE_S)
+    return sums[0] if sums else None

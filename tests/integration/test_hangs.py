@@ -16,11 +16,12 @@ import pytest
 
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
+from olmo_sparsity.training.appended_file import AppendedFile
 from olmo_sparsity.training.checkpoint import CheckpointWriter
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.evaluate import Evaluation
 from olmo_sparsity.training.losses import Losses
-from olmo_sparsity.training.metrics import Metrics, read_metrics
+from olmo_sparsity.training.metrics import read_metrics
 from tests.conftest import data_section, small_run, until
 from tests.support import children
 
@@ -112,7 +113,7 @@ def wait_for_the_disk(owner: Any, name: str, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "place"), [(1, (TrainingBatches, "of_step", 6)), (0, (Metrics, "_append", 3))]
+    ("rank", "place"), [(1, (TrainingBatches, "of_step", 6)), (0, (AppendedFile, "append", 3))]
 )
 def test_a_disk_that_is_away_for_longer_than_a_step_may_take_ends_no_process(
     data_folder: Path, tmp_path: Path, rank: int, place: tuple

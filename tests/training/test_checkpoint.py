@@ -604,10 +604,10 @@ def test_auto_saves_every_ten_minutes_or_less_often_where_copies_cost_more_than_
     saves = auto_saves()
     assert [step for step in range(1, 50) if saves.due(step)][:2] == [3, 10]
     said = save_after(saves, watch, 10, step_s=1.5, waited_s=0, copied_s=18)
-    assert saves.next == 10 + 600, "every 15 minutes"
+    assert saves.next_step == 10 + 600, "every 15 minutes"
     assert "in 600 steps, about 15 min" in said
     assert save_after(saves, watch, 610, step_s=1.6, waited_s=0, copied_s=18) == "", "no news"
-    assert saves.next == 610 + 562
+    assert saves.next_step == 610 + 562
     assert saves.due(5000)
 
 
@@ -615,9 +615,9 @@ def test_a_single_slow_copy_postpones_no_later_save(watch: Watch) -> None:
     saves = auto_saves()
     saves.due(1)
     save_after(saves, watch, 10, step_s=1.0, waited_s=0, copied_s=2)
-    assert saves.next == 610
+    assert saves.next_step == 610
     save_after(saves, watch, 610, step_s=1.0, waited_s=0, copied_s=120)
-    assert saves.next == 1210, "after 10 minutes, not 100"
+    assert saves.next_step == 1210, "after 10 minutes, not 100"
 
 
 def test_a_wait_for_the_last_checkpoint_postpones_the_next_one_by_no_more_than_it_took(
@@ -627,9 +627,9 @@ def test_a_wait_for_the_last_checkpoint_postpones_the_next_one_by_no_more_than_i
     saves.due(1)
     save_after(saves, watch, 10, step_s=1.0, waited_s=0, copied_s=2)
     save_after(saves, watch, 610, step_s=1.0, waited_s=42, copied_s=2)
-    assert saves.next == 610 + 642
+    assert saves.next_step == 610 + 642
     save_after(saves, watch, 1252, step_s=1.0, waited_s=0, copied_s=2)
-    assert saves.next == 1252 + 600
+    assert saves.next_step == 1252 + 600
 
 
 def test_auto_never_waits_more_than_half_an_hour_and_says_each_time_that_it_is_long(
@@ -639,13 +639,13 @@ def test_auto_never_waits_more_than_half_an_hour_and_says_each_time_that_it_is_l
     saves.due(1)
     for step in (10, 1810):
         said = save_after(saves, watch, step, step_s=1.0, waited_s=0, copied_s=300)
-        assert saves.next == step + 1800
+        assert saves.next_step == step + 1800
         assert "the next checkpoint is in 1,800 steps, about 30 min" in said
 
 
 def test_auto_is_a_setting(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SaveSteps, "PAUSE_S", 0.0)
-    monkeypatch.setattr(SaveSteps, "SHARE", 1e9)
+    monkeypatch.setattr(SaveSteps, "USUAL_INTERVAL_S", 0.0)
+    monkeypatch.setattr(SaveSteps, "LARGEST_COPY_SHARE", 1e9)
     config = make_config(checkpoint__interval_steps="auto", training__num_steps=12)
     train(config)
     assert [step_of(path) for path in list_checkpoints(config.run_folder)] == [12, 11]
