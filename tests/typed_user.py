@@ -14,7 +14,7 @@ from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.models.loaded import LoadedModel
-from olmo_sparsity.sources.statements import Attribution
+from olmo_sparsity.sources.attribution import Attribution
 
 
 def use(module: nn.Module, tokenizer: object) -> None:

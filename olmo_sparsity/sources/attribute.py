@@ -2,7 +2,7 @@
 
 Place in the flow: on top of the package `sources`, as analysis/api.py is on top of `analysis`. This
 module has the signature and its explanation, which `--help` shows, too. `entry_point` turns a call
-into an `AttributeRequest` (request.py), which attributing.py answers. Importing this module imports
+into an `AttributeRequest` (request.py), which run_request.py answers. Importing this module imports
 no torch.
 """
 
@@ -16,19 +16,19 @@ from olmo_sparsity.analysis.options import Dtype
 
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.api import Model, Text, Tokenizer
+    from olmo_sparsity.sources.attribution import Attribution
     from olmo_sparsity.sources.reading.answer_pieces import Answer
     from olmo_sparsity.sources.reading.chat_log import Messages
     from olmo_sparsity.sources.reading.read_sources import Sources
-    from olmo_sparsity.sources.statements import Attribution
 
 
 def _attribute() -> EntryPoint:
     """Return what answers a call, and what counts its cost. Imported when it is called."""
-    from olmo_sparsity.sources.attributing import attribute
     from olmo_sparsity.sources.cost import count_cost
     from olmo_sparsity.sources.request import AttributeRequest
+    from olmo_sparsity.sources.run_request import run_request
 
-    return EntryPoint(AttributeRequest, attribute, count_cost)
+    return EntryPoint(AttributeRequest, run_request, count_cost)
 
 
 @entry_point(_attribute)

@@ -1,6 +1,6 @@
 """Count what requests cost, without a model's forward: what `attribute --dry-run` prints.
 
-Place in the flow: request → layouts (attributing.py) → **`count_cost`** → a `Cost` (`cost_of` for
+Place in the flow: request → layouts (run_request.py) → **`count_cost`** → a `Cost` (`cost_of` for
 several questions). How many trials verdicts need depends on the losses, so two numbers are counted:
 
     at most       all decoys of all sources, shown and replaced
@@ -20,10 +20,10 @@ import torch
 
 from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.analysis.scoring.logprobs import CountingLogprobs
-from olmo_sparsity.sources.attributing import Attributing, load_model_of
 from olmo_sparsity.sources.prompt.layout import Layout
 from olmo_sparsity.sources.prompt.pieces import SourcePrompt
 from olmo_sparsity.sources.request import AttributeRequest
+from olmo_sparsity.sources.run_request import LoadedRequest, load_model_of
 from olmo_sparsity.sources.verdicts.evidence import decoy_rounds
 from olmo_sparsity.sources.verdicts.trials import Trial, Trials, first_round, next_round
 
@@ -46,10 +46,10 @@ NOTHING = TrialCount(0, 0)
 
 def count_cost(request: AttributeRequest) -> Cost:
     """Return what a request costs, without computing it."""
-    return cost_of([Attributing(load_model_of(request, only_counts=True), request)])
+    return cost_of([LoadedRequest(load_model_of(request, only_counts=True), request)])
 
 
-def cost_of(questions: Sequence[Attributing]) -> Cost:
+def cost_of(questions: Sequence[LoadedRequest]) -> Cost:
     """Return what these questions cost together. With reasoning, each of its sentences is counted
     as if the answer relied on it."""
     at_most = NOTHING

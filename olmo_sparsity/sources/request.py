@@ -1,7 +1,7 @@
 """Hold a call of `attribute`: what a user passes, checked once where it enters.
 
 Place in the flow: Python call, command line or a line of a questions file → an
-**`AttributeRequest`**, which `checked` completes → attributing.py. A request of a log becomes one
+**`AttributeRequest`**, which `checked` completes → run_request.py. A request of a log becomes one
 of sources there:
 
     messages, message, passages   →   sources, answer, reasoning

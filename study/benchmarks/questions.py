@@ -67,12 +67,12 @@ from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.models.find import find_folder
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.models.prompts import Prompt
+from olmo_sparsity.sources.attribution import Attribution
 from olmo_sparsity.sources.prompt.answer_tokens import encode_answer
 from olmo_sparsity.sources.prompt.encode import encode_prompt
 from olmo_sparsity.sources.prompt.layout import Layout
 from olmo_sparsity.sources.reading.answer_pieces import Answer
 from olmo_sparsity.sources.request import AttributeRequest
-from olmo_sparsity.sources.statements import Attribution
 from olmo_sparsity.sources.verdicts.verdict import judge
 
 WORDS, DECOYS = 50, 12

@@ -32,7 +32,7 @@ import numpy as np
 
 from olmo_sparsity import attribute, load_model
 from olmo_sparsity.base.files import write_atomically
-from olmo_sparsity.sources.statements import Attribution
+from olmo_sparsity.sources.attribution import Attribution
 
 KINDS, EACH, DECOYS = ("chain", "two", "twice", "invented", "direct"), 4, 14
 

@@ -27,7 +27,7 @@ import torch
 from olmo_sparsity import attribute, load_model
 from olmo_sparsity.analysis.options import MIN_GAP
 from olmo_sparsity.models.loaded import LoadedModel
-from olmo_sparsity.sources.statements import Attribution
+from olmo_sparsity.sources.attribution import Attribution
 from study.benchmarks.laboratory import (
     NONE,
     ONE,

@@ -15,8 +15,8 @@ from olmo_sparsity import Answer, Segment, attribute, explain
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.models.load import wrap_model
 from olmo_sparsity.models.loaded import LoadedModel
+from olmo_sparsity.sources.attribution import Attribution
 from olmo_sparsity.sources.prompt.layout import Layout
-from olmo_sparsity.sources.statements import Attribution
 from olmo_sparsity.sources.verdicts.decoys import draw_decoys, read_decoys
 from tests.support.explanations import make_tokenizer
 from tests.support.families import SUPPORTED, build, find

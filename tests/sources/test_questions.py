@@ -118,7 +118,7 @@ def test_it_resumes_and_processes_share_it(
     assert {name: (out / "questions" / name).read_text() for name in finished} == finished
     whole = measured(model, path, tmp_path / "whole")
     pd.testing.assert_frame_equal(shared, whole)
-    monkeypatch.setattr("olmo_sparsity.sources.gate.questions.Attributing", None)
+    monkeypatch.setattr("olmo_sparsity.sources.gate.questions.LoadedRequest", None)
     pd.testing.assert_frame_equal(measured(model, path, out), whole)
 
 

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from olmo_sparsity import Answer, Segment, attribute
 from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.sources.attribution import Attribution
 from olmo_sparsity.sources.reading.reasoning import num_reasoning_tokens, sentence_spans
-from olmo_sparsity.sources.statements import Attribution
 from tests.support.explanations import WORDS
 from tests.support.sources import GIVEN, SOURCES, made_up, model_of
 

@@ -1,4 +1,4 @@
-"""`Attribution.relies_on`, the assertion of one answer (statements.py)."""
+"""`Attribution.relies_on`, the assertion of one answer (attribution.py)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from olmo_sparsity import attribute
-from olmo_sparsity.sources.statements import Attribution
+from olmo_sparsity.sources.attribution import Attribution
 from olmo_sparsity.sources.verdicts.losses import StatementLosses
 from tests.support.explanations import WORDS, make_tokenizer
 from tests.support.families import SUPPORTED, build, find

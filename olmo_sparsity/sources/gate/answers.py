@@ -28,7 +28,7 @@ from olmo_sparsity.base.conform import conform
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import read_json, sha256_of
 from olmo_sparsity.base.json_text import with_crc
-from olmo_sparsity.sources.statements import Attribution
+from olmo_sparsity.sources.attribution import Attribution
 
 VERSION = 3
 """Version of stored answers. It grows when a verdict may become another one, or a key changes."""

@@ -3,7 +3,7 @@
 Place in the flow: **`measure_questions`** calls
 
     questions_file.py   reads the file: a request for each line
-    attributing.py      answers each question
+    run_request.py      answers each question
     answers.py          stores the answer: one file for each question
     index_page.py       lists the pages, if they are wanted
 
@@ -30,7 +30,6 @@ from olmo_sparsity.base.share import Share
 from olmo_sparsity.base.streams import VERSION as STREAMS
 from olmo_sparsity.base.work_folder import WorkFolder
 from olmo_sparsity.models.loaded import LoadedModel, identity_of, using
-from olmo_sparsity.sources.attributing import Attributing
 from olmo_sparsity.sources.cost import cost_of
 from olmo_sparsity.sources.gate.answers import (
     IDENTITY,
@@ -47,6 +46,7 @@ from olmo_sparsity.sources.prompt.answer_tokens import statement_texts
 from olmo_sparsity.sources.reading.prompt_parts import parts_of
 from olmo_sparsity.sources.reading.read_sources import list_sources, read_turns
 from olmo_sparsity.sources.request import AttributeRequest
+from olmo_sparsity.sources.run_request import LoadedRequest
 from olmo_sparsity.text.inputs import open_documents
 
 
@@ -157,7 +157,7 @@ def _answer_question(
         # A prompt builder that finds nothing must not end the suite.
         return _answer_without_sources(model, request, number, id, pages)
     began = time.monotonic()
-    attribution = Attributing(model, request, quiet=True).run()
+    attribution = LoadedRequest(model, request, quiet=True).run()
     seconds = time.monotonic() - began
     if pages is not None:
         attribution.to_html(page_file(pages, number))
@@ -208,14 +208,14 @@ def count_questions(common: AttributeRequest, questions: str | Path) -> Cost:
     """Count what `measure_questions` costs in all, and print which sources each log has: they were
     marked and not named, so the user sees whether they are the right ones."""
     requests = read_questions(common, questions)
-    counted: list[Attributing] = []
+    counted: list[LoadedRequest] = []
     for line, request in zip(read_lines(questions), requests, strict=True):
         if "messages" in line.record:
             for source_line in list_sources(request.sources, title=f"{line.location}: "):
                 say(source_line)
         if read_turns(request.sources):
             with naming(line.location):
-                question = Attributing(common.model, request, quiet=True)
+                question = LoadedRequest(common.model, request, quiet=True)
                 _ = question.layouts  # kept; an error here names the line of the question
                 counted.append(question)
     if not counted:

@@ -201,29 +201,48 @@ def _as_answer(answer: Any, raw: bytes) -> str | list[str] | Answer | None:
 
 
 def _as_sources(sources: Any) -> Any:
-    """Return sources from JSON as `attribute` takes them:
+    """Return sources from JSON as `attribute` takes them. Anything of another form is returned as
+    it is, and `attribute` says what is wrong with it.
 
     {"faq.md": "…"}                      the same
     ["…", "…"]                           texts named source 1, source 2, …
-    {"name": …, "text": …, "id": …}      a Segment, also in a list and within messages
-    {"page_content": …, "metadata": …}   an object like a document of LangChain or LlamaIndex
+    [{"name": …, "text": …, "id": …}]    a list, with a `Segment` for this object
+    [{"page_content": …, "metadata": …}] a list, with an object like a document of LangChain
+    [{"role": …, "content": […]}]        a list of messages, with such objects in their contents
     """
     if isinstance(sources, list):
         if all(isinstance(item, str) for item in sources):
-            return {f"source {i}": text for i, text in enumerate(sources, start=1)}
-        return [_as_sources(item) for item in sources]
-    if isinstance(sources, Mapping) and set(sources) - {"id"} == {"name", "text"}:
-        ids = conform(sources.get("id", []), str | list[str], "id of a source")
-        return Segment(
-            sources["name"], sources["text"], tuple([ids] if isinstance(ids, str) else ids)
-        )
-    if isinstance(sources, Mapping) and isinstance(sources.get("metadata"), Mapping):
-        text = sources.get("page_content", sources.get("text"))
-        return SimpleNamespace(text=text, metadata=sources["metadata"])
-    if isinstance(sources, Mapping) and isinstance(sources.get("content"), list):
-        content = [_as_sources(part) for part in sources["content"]]
-        return {**sources, "content": content}
-    return sources
+            return {f"source {number}": text for number, text in enumerate(sources, start=1)}
+        return [_as_source(item) for item in sources]
+    # A mapping of names to texts. An object that lacks its list is not mistaken for one, whose
+    # sources would be called "name" and "text": `attribute` refuses it.
+    return _as_source(sources)
+
+
+def _as_source(item: Any) -> Any:
+    """Return one item of a list of sources as `attribute` takes it."""
+    if isinstance(item, list):
+        return _as_sources(item)
+    if not isinstance(item, Mapping):
+        return item
+    if set(item) - {"id"} == {"name", "text"}:
+        return _as_segment(item)
+    if isinstance(item.get("metadata"), Mapping):
+        # LangChain's key for the text is `page_content`, LlamaIndex's is `text`. Both are known by
+        # their attributes (library_documents.py), which a mapping does not have.
+        text = item.get("page_content", item.get("text"))
+        return SimpleNamespace(text=text, metadata=item["metadata"])
+    if isinstance(item.get("content"), list):
+        return {**item, "content": [_as_source(part) for part in item["content"]]}
+    return item
+
+
+def _as_segment(item: Mapping[str, Any]) -> Segment:
+    """Return a source with its name. `id` is one id of its document, or a list of several."""
+    ids = conform(item.get("id", []), str | list[str], "id of a source")
+    if isinstance(ids, str):
+        ids = [ids]
+    return Segment(item["name"], item["text"], tuple(ids))
 
 
 def names_by_id(line: QuestionLine) -> dict[str, set[str]]:

@@ -1,7 +1,7 @@
 """Find what a model wrote before its answer, and split it into sentences.
 
 Place in the flow: tokens of a text → **`num_reasoning_tokens`**, which answer_tokens.py cuts off →
-**`sentence_spans`** → attributing.py. Each sentence is a source of the answer, and is attributed
+**`sentence_spans`** → run_request.py. Each sentence is a source of the answer, and is attributed
 itself to what precedes it. For example, with one token a word:
 
     <think> One note says that Weiss opened it. </think>  Katharina Weiss opened it.

@@ -1,6 +1,6 @@
 """Write an answer with citations of the sources that its statements rely on.
 
-Place in the flow: `Attribution.text` (statements.py) → **`cite`**:
+Place in the flow: `Attribution.text` (attribution.py) → **`cite`**:
 
     It was opened in June 1921. [1] Katharina Weiss opened it. [2/3] The sun rises in the east.
 

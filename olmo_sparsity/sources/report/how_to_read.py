@@ -1,6 +1,6 @@
 """Say above printed verdicts what their words mean, and how often such verdicts are right.
 
-Place in the flow: `Attribution.describe` (statements.py) prints **`how_to_read`** first.
+Place in the flow: `Attribution.describe` (attribution.py) prints **`how_to_read`** first.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Write an answer as an HTML page, each statement in the colour of its source.
 
-Place in the flow: `Attribution.to_html` (statements.py) fills an `AnswerPage`, whose **`write`**
+Place in the flow: `Attribution.to_html` (attribution.py) fills an `AnswerPage`, whose **`write`**
 fills the slots of the template statements_page.html. The page shows, from top to bottom:
 
     title, subtitle, error rate

@@ -1,6 +1,6 @@
 """Make the table of statements of an `Attribution`: one row for each statement, with its verdict.
 
-Place in the flow: verdicts/verdict.py, tables.py → **`StatementRows`** → statements.py, which adds
+Place in the flow: verdicts/verdict.py, tables.py → **`StatementRows`** → attribution.py, which adds
 what needs the attributions of reasoning. docs/sources.md explains the columns. A row, for
 example:
 

@@ -1,6 +1,6 @@
 """Put the verdict on a statement into words.
 
-Place in the flow: verdicts/verdict.py → statements.py, which has the numbers →
+Place in the flow: verdicts/verdict.py → attribution.py, which has the numbers →
 **`verdict_in_words`**. One sentence for each kind of verdict:
 
     one         rests on faq.md (gives 3.1 nats; beats 8 of 8 decoys)

@@ -1,6 +1,6 @@
 """Decide from losses and evidence which sources a statement relies on.
 
-Place in the flow: losses.py, evidence.py → **`judge`** → statements.py, which shows the verdicts.
+Place in the flow: losses.py, evidence.py → **`judge`** → attribution.py, which shows the verdicts.
 trials.py calls `needs_more_decoys` before, to evaluate as few decoys as verdicts need. The module
 needs NumPy only, not PyTorch.
 

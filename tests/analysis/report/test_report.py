@@ -29,7 +29,7 @@ from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.results.view import DIRECTIONS, format_interval, format_number, sentence
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.sources.statements import Attribution
+from olmo_sparsity.sources.attribution import Attribution
 from tests.support.explanations import TEXT
 from tests.support.fake_results import DOCUMENTS, KS, META, UNITS, WIDTHS, fake_words
 from tests.support.hostile import (

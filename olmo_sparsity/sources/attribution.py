@@ -1,6 +1,6 @@
 """Hold an attribution: which source each statement of an answer relies on.
 
-Place in the flow: attributing.py evaluates losses and makes an **`Attribution`**, the result that a
+Place in the flow: run_request.py evaluates losses and makes an **`Attribution`**, the result that a
 user gets. It has verdicts/verdict.py turn the losses into verdicts, once, and shows these as
 
     e.statements, e.matrix, e.sources   tables (statement_rows.py, report/tables.py)
@@ -37,10 +37,10 @@ from olmo_sparsity.base.path_options import path_of
 from olmo_sparsity.sources.options import SourceSettings
 from olmo_sparsity.sources.prompt.layout import AnswerText, Layout
 from olmo_sparsity.sources.prompt.pieces import Piece, SourcePrompt
-from olmo_sparsity.sources.reliance import Reliance, describe_reliance
 from olmo_sparsity.sources.report.citations import cite
 from olmo_sparsity.sources.report.how_to_read import how_to_read
 from olmo_sparsity.sources.report.page import AnswerPage, PromptText, ReasoningStep
+from olmo_sparsity.sources.report.reliance import Reliance, describe_reliance
 from olmo_sparsity.sources.report.statement_rows import StatementRows
 from olmo_sparsity.sources.report.tables import matrix_of, sources_table
 from olmo_sparsity.sources.verdicts.losses import StatementLosses

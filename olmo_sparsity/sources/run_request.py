@@ -1,12 +1,13 @@
-"""Answer a request of `attribute`.
+"""Answer a request of `attribute`: load its model, evaluate losses, and return the attribution.
 
-Place in the flow: request (request.py) → **`attribute`** → an `Attribution` (statements.py):
+Place in the flow: request (request.py) → **`run_request`** → an `Attribution` (attribution.py):
 
     request ─ prompt/encode.py ─ answer_tokens.py ─ layout.py ─┐
-              decoys.py ───────────────────────────────────────┴─ trials.py ─ statements.py
+              decoys.py ───────────────────────────────────────┴─ trials.py ─ attribution.py
 
-`Attributing` lays out the prompt, draws decoys, and has losses evaluated. The `Attribution` that it
-returns turns them into verdicts.
+A `LoadedRequest` lays out the prompt, draws decoys, and has losses evaluated. The `Attribution`
+that it returns turns them into verdicts. questions.py and cost.py make a `LoadedRequest` of each
+question, since all questions share one model.
 
 If the model reasons before it answers, the answer may rest on sentences of the reasoning. Each
 sentence that a verdict names is then attributed in turn, as an answer of its own, and so on:
@@ -32,6 +33,7 @@ from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.models.identity.use import in_use
 from olmo_sparsity.models.loaded import LoadedModel, using
+from olmo_sparsity.sources.attribution import Attribution
 from olmo_sparsity.sources.prompt.answer_tokens import AnswerIds, encode_answer
 from olmo_sparsity.sources.prompt.encode import encode_prompt
 from olmo_sparsity.sources.prompt.layout import Layout, lay_out
@@ -39,7 +41,6 @@ from olmo_sparsity.sources.prompt.pieces import SourcePrompt
 from olmo_sparsity.sources.reading.answer_pieces import Answer
 from olmo_sparsity.sources.reading.reasoning import sentence_spans
 from olmo_sparsity.sources.request import AttributeRequest
-from olmo_sparsity.sources.statements import Attribution
 from olmo_sparsity.sources.verdicts.decoys import draw_decoys, read_decoys
 from olmo_sparsity.sources.verdicts.evidence import decoy_rounds
 from olmo_sparsity.sources.verdicts.trials import Trials
@@ -51,10 +52,10 @@ DEFAULT_DECOYS = "builtin:embedded"
 """Prose that this package brings."""
 
 
-def attribute(request: AttributeRequest) -> Attribution:
+def run_request(request: AttributeRequest) -> Attribution:
     """Answer a request: load its model, and return the attribution of its answer."""
     with in_use(request.model):
-        return Attributing(load_model_of(request), request).run()
+        return LoadedRequest(load_model_of(request), request).run()
 
 
 def load_model_of(request: AttributeRequest, *, only_counts: bool = False) -> LoadedModel:
@@ -89,8 +90,8 @@ class LaidOutLink(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Attributing:
-    """A request together with its model, to run (`run`) or to count (`layouts`)."""
+class LoadedRequest:
+    """A request whose model is loaded. `run` answers it, `layouts` shows what to count."""
 
     model: LoadedModel
     request: AttributeRequest
@@ -102,8 +103,7 @@ class Attributing:
         request = self.request
         prompt = self._prompt
         with using(self.model):
-            # For errors only: they are raised before an answer is generated, which may take
-            # minutes.
+            # Called for its errors only, before minutes are spent on generating an answer.
             self._decoy_texts(prompt)
             ids = encode_answer(
                 prompt,
@@ -115,6 +115,8 @@ class Attributing:
             answer_link, *sentence_links = self._links(ids)
             answer = self._attribute_link("explaining", answer_link)
             steps = self._attribute_reasoning(answer, sentence_links)
+
+        # What the user pays is the answer and all its steps.
         forwards_of_steps = sum(step.token_forwards for step in steps.values())
         token_forwards = answer.token_forwards + forwards_of_steps
         return replace(answer, steps=steps, token_forwards=token_forwards)

@@ -1,6 +1,6 @@
 """Say whether an answer relies on a source, for `assert attribution.relies_on("faq.md")`.
 
-Place in the flow: `Attribution.relies_on` (statements.py) → **a `Reliance`**, which is true or
+Place in the flow: `Attribution.relies_on` (attribution.py) → **a `Reliance`**, which is true or
 false, and which pytest prints if the assertion fails:
 
     expected: faq.md; found: statement 0, 'It opened in 1921.', relies on report.pdf (4.1 nats)
