@@ -5,6 +5,19 @@ Place in the flow: server.py sends what a dialect writes, and checks what it rea
 
     token IDs → **`score_requests`** → JSON → the server → JSON → **`read_scores`** → a `Reply`
 
+For example, `Echo` asks for the prompt [464, 7696, 9721] from index 1 on with the first line, and
+is answered with the second, shortened to its two lists:
+
+    {"prompt": [464, 7696, 9721], "max_tokens": 1, "logprobs": 1, "echo": true, …}
+    "tokens": ["The", " bridge", " opened", " in"]    "token_logprobs": [null, -7.2, -3.1, -0.9]
+
+    Reply(first_index=0, tokens=["The", " bridge", " opened"], log_p=[None, -7.2, -3.1],
+          generated=Scored(" in", -0.9))
+
+All log-probabilities are natural logarithms (base e, nats), of probabilities at temperature 1. All
+four kinds of servers write them so. A server with another base, such as 2, is refused by
+them, so a dialect has to convert what its server writes otherwise.
+
 To support another server, write one subclass of `Dialect` here and add it to `DIALECTS` at the end
 of this file; docs/extend.md has an example of ten lines.
 """
@@ -18,7 +31,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 FORCING_BIAS = 1e6
-"""A token whose logit has this bias is the most probable, whatever the model computes."""
+"""Added to the logit of a token, it makes the token the most probable one, whatever the model
+computes: logits are below a hundred."""
 
 
 class Scored(NamedTuple):
@@ -28,6 +42,7 @@ class Scored(NamedTuple):
     """The token's ID, or its text."""
 
     log_p: Any
+    """The natural logarithm of its probability."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +57,7 @@ class Reply:
     """Tokens of the prompt, each an ID or a text: those from `first_index` to the last."""
 
     log_p: Sequence[Any]
-    """The log-probability of each of these tokens."""
+    """The log-probability of each of these tokens, a natural logarithm."""
 
     generated: Scored | None
     """The generated token. None: the reply does not have it."""
@@ -106,19 +121,6 @@ class Dialect(ABC):
         return []
 
 
-def _token_of(written: Any) -> Any:
-    """Return the ID of a token that is written as `token_id:ID`. Return anything else as it is."""
-    if not isinstance(written, str):
-        return written
-    token_id = re.fullmatch(r"token_id:(\d{1,9})", written)
-    return int(token_id[1]) if token_id else written
-
-
-def _scored(row: Any) -> Scored:
-    """Read a row of SGLang's: log-probability, token, and perhaps its text."""
-    return Scored(token=_token_of(row[1]), log_p=row[0])
-
-
 class Echo(Dialect):
     """OpenAI's completions with `echo`, which return the prompt before the generated token."""
 
@@ -134,8 +136,9 @@ class Echo(Dialect):
 
     def read_scores(self, replies: list[Any], ids: list[int], first_index: int) -> Reply:
         logprobs = replies[0]["choices"][0]["logprobs"]
-        tokens = [_token_of(written) for written in logprobs["tokens"]]
+        tokens = [_read_token(written) for written in logprobs["tokens"]]
         log_p = logprobs["token_logprobs"]
+
         # Some servers do not return the generated token, or return none at the end of a text.
         if len(tokens) != len(ids) + 1:
             return Reply(first_index=0, tokens=tokens, log_p=log_p, generated=None)
@@ -169,23 +172,27 @@ class Vllm(Echo):
         return [self._completion(ids) | own_fields]
 
     def read_scores(self, replies: list[Any], ids: list[int], first_index: int) -> Reply:
-        # vLLM returns `prompt_logprobs` and the generated token's `logprobs` side by side.
+        # vLLM returns `prompt_logprobs` and the generated token's `logprobs` side by side:
+        #     "prompt_logprobs": [null, {"7696": {"logprob": -7.2, …}}, {"9721": {…}}]
+        #     "logprobs": {"tokens": ["token_id:287"], "token_logprobs": [-0.9]}
+        # The first token has no number. The dictionary of another one may also hold the token that
+        # is the most probable there.
         choice = replies[0]["choices"][0]
-        tokens: list[Any] = []
-        log_p: list[Any] = []
-        # The first token has no number. Each of the others has a dictionary {ID: …}, which may hold
-        # the most probable token, too.
         candidates_of_tokens = choice["prompt_logprobs"][1:]
         if len(candidates_of_tokens) != len(ids) - 1:
             raise ValueError(f"{len(candidates_of_tokens) + 1} tokens where {len(ids)} were sent")
+
+        tokens: list[Any] = []
+        log_p: list[Any] = []
         for sent, candidates in zip(map(str, ids[1:]), candidates_of_tokens, strict=True):
             # Where the sent token is missing, another one is returned, so that the comparison with
             # the sent tokens names both.
             written = sent if sent in candidates else next(iter(candidates), None)
-            tokens.append(_token_of(f"token_id:{written}"))
+            tokens.append(_read_token(f"token_id:{written}"))
             log_p.append(candidates[written]["logprob"])
+
         generated = choice["logprobs"]
-        token = _token_of(generated["tokens"][0])
+        token = _read_token(generated["tokens"][0])
         return Reply(
             first_index=1,
             tokens=tokens,
@@ -213,12 +220,15 @@ class Sglang(Dialect):
         num_tokens = answer["prompt_tokens"]
         if num_tokens != len(ids):
             raise ValueError(f"{num_tokens!r:.20} tokens where {len(ids)} were sent")
-        scored = [_scored(row) for row in answer["input_token_logprobs"][first_index - len(ids) :]]
+
+        # The last rows, without the one more that was asked for.
+        num_scored = len(ids) - first_index
+        scored = [_read_row(row) for row in answer["input_token_logprobs"][-num_scored:]]
         return Reply(
             first_index=first_index,
             tokens=[token for token, _ in scored],
             log_p=[log_p for _, log_p in scored],
-            generated=_scored(answer["output_token_logprobs"][0]),
+            generated=_read_row(answer["output_token_logprobs"][0]),
             request_name=answer.get("id"),
         )
 
@@ -226,7 +236,7 @@ class Sglang(Dialect):
         return self._generate(ids) | {"top_logprobs_num": self.num_candidates}
 
     def read_candidates(self, reply: Any) -> list[Any]:
-        return [_scored(row).log_p for row in reply["meta_info"]["output_top_logprobs"][0]]
+        return [_read_row(row).log_p for row in reply["meta_info"]["output_top_logprobs"][0]]
 
     def _generate(self, ids: list[int]) -> dict[str, Any]:
         return {
@@ -236,9 +246,19 @@ class Sglang(Dialect):
         }
 
 
+def _read_row(row: Any) -> Scored:
+    """Read a row as SGLang writes it: [log-probability, token ID, text or null]."""
+    return Scored(token=_read_token(row[1]), log_p=row[0])
+
+
 class LlamaServer(Dialect):
     """llama.cpp's own server, which scores only what it generates. A bias makes it generate each
-    token of the prompt in turn, and the log-probability that it returns leaves the bias out."""
+    token of the prompt in turn, and the log-probability that it returns leaves the bias out:
+
+        prompt to score         [464, 7696, 9721], from index 1 on
+        requests                [464] with a bias on 7696, and [464, 7696] with one on 9721
+        and as first_index = 1  [464, 7696, 9721] without a bias: what it generates by itself
+    """
 
     owner = "llamacpp"
     path = "/completion"
@@ -252,7 +272,9 @@ class LlamaServer(Dialect):
             self._completion(ids[:end]) | {"logit_bias": [[ids[end], FORCING_BIAS]]}
             for end in range(first_index, len(ids))
         ]
-        if first_index == 1:  # the token that it generates by itself
+        # Only then is the generated token needed (`Dialect.score_requests`), and each request costs
+        # a forward.
+        if first_index == 1:
             requests.append(self._completion(ids) | {"logit_bias": []})
         return requests
 
@@ -261,8 +283,10 @@ class LlamaServer(Dialect):
             raise ValueError(
                 f"a prompt of {len(ids)} tokens was truncated; start the server with a larger -c"
             )
+
+        # Replies are in the order of the requests: the forced tokens, then the other one, if any.
         generated = [reply["completion_probabilities"][0] for reply in replies]
-        tokens = [_token_of(item["id"]) for item in generated]
+        tokens = [_read_token(item["id"]) for item in generated]
         log_p = [item["logprob"] for item in generated]
         num_forced = len(ids) - first_index
         unforced = None
@@ -284,6 +308,15 @@ class LlamaServer(Dialect):
 
     def _completion(self, ids: list[int]) -> dict[str, Any]:
         return {"n_predict": 1, "n_probs": 1, "temperature": 0, "prompt": ids}
+
+
+def _read_token(written: Any) -> Any:
+    """Return the ID of a token that is written as `token_id:ID`, as vLLM does on request. Return
+    anything else as it is."""
+    if not isinstance(written, str):
+        return written
+    token_id = re.fullmatch(r"token_id:(\d{1,9})", written)
+    return int(token_id[1]) if token_id else written
 
 
 ECHO = Echo()
