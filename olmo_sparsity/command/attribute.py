@@ -120,9 +120,10 @@ def _was_given(options: argparse.Namespace, name: str) -> bool:
 
 def _attribute_one(options: argparse.Namespace) -> int:
     """Attribute one answer, and print it."""
-    from olmo_sparsity.sources import attributing, cost
+    from olmo_sparsity.sources.cost import count_cost
     from olmo_sparsity.sources.reading.read_sources import list_sources
     from olmo_sparsity.sources.request import AttributeRequest
+    from olmo_sparsity.sources.run_request import run_request
 
     if options.html is not None:
         check_suffix("--html", options.html, ".html")
@@ -135,9 +136,9 @@ def _attribute_one(options: argparse.Namespace) -> int:
         for line in list_sources(request.sources):
             say(line)
     if options.dry_run:
-        print(cost.count_cost(request))
+        print(count_cost(request))
         return 0
-    _print_attribution(attributing.attribute(request), options)
+    _print_attribution(run_request(request), options)
     return 0
 
 

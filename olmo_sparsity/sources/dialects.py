@@ -15,8 +15,8 @@ is answered with the second, shortened to its two lists:
           generated=Scored(" in", -0.9))
 
 All log-probabilities are natural logarithms (base e, nats), of probabilities at temperature 1. All
-four kinds of servers write them so. A server with another base, such as 2, is refused by
-them, so a dialect has to convert what its server writes otherwise.
+four kinds of servers write them so. servers/checks.py looks for numbers of another base, such as 2,
+and refuses them, so a dialect has to convert what its server writes otherwise.
 
 To support another server, write one subclass of `Dialect` here and add it to `DIALECTS` at the end
 of this file; docs/extend.md has an example of ten lines.

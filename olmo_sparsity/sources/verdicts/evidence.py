@@ -3,33 +3,38 @@
 Place in the flow: losses.py (filled by trials.py) → effect_tests.py → **`collect_evidence`** →
 verdicts/verdict.py. The module needs NumPy only, not PyTorch.
 
-effect_tests.py gives each effect of a source a p-value, once for each number of decoys. The way
-from these p-values to a decision on each statement and source:
+A *p-value* is the probability that chance alone would show as large an effect. effect_tests.py
+computes one for each effect of a source: for what it *gives*, and for what is *lost* without it. A
+*round* tests all effects with the same number of decoys.
 
-    p-values after 2, 4, 8, … decoys, of what a source gives and what is lost without it
-      │  divide the p-values of a round by the fraction of the error rate that the round may spend
-      │  take the smallest one over the rounds
-      │  double the smaller one of both effects (Bonferroni)
-      │  compare all statements and sources (Benjamini–Hochberg)
-      ▼
+**An example.** One statement, sources A and B, `rate` 0.05. With two decoys of each there is one
+round. The docstring of effect_tests.py derives the p-values.
+
+                            A          B
+    p-value of lost       0.0006     0.26
+    doubled               0.0012     0.52      Bonferroni: the smaller p-value of two effects
+    must be at most       0.025      0.05      Benjamini–Hochberg: the smaller of two, the larger
+    decision              named      neither   B loses 0.3 nats, and an open source at least 1.5
+
+**Several rounds.** Who tests again until something is named would be wrong more often than `rate`.
+So each round may spend a fraction of the rate, and its p-values are divided by this fraction:
+
+    decoys                     2         4         8
+    fraction of the rate      0.1       0.1       0.8
+    p-value of one effect     0.04      0.002     0.001
+    divided                   0.4       0.02      0.00125      the smallest counts: 0.00125
+
+**The decision.** Each source is, for each statement,
+
     named        the effect is beyond chance; of the named sources, `rate` are expected to be wrong
     open         not named, but the effect is too large to say that there is none
     neither      the source may be taken for one that does not matter to this statement
 
-**An example.** One statement, sources A and B, two decoys of each, `rate` 0.05. The docstring of
-effect_tests.py derives the p-values.
-
-                            A          B
-    p-value of lost       0.0006     0.26      one round, which has the whole error rate
-    doubled               0.0012     0.52
-    must be at most       0.025      0.05      Benjamini–Hochberg: the smaller of two, the larger
-    decision              named      neither   B loses 0.3 nats, and an open source at least 1.5
-
 **Where the constants come from.** Like the constants of effect_tests.py, they were fixed before the
 error rates of docs/sources.md were measured.
 
-Dimension key: T statements, S sources, D decoys of a source, E the two effects in the order of
-`EFFECTS`.
+Dimension key: T statements, S sources, D decoys of a source, R rounds, E the two effects in the
+order of `EFFECTS`. A suffix 1 is a dimension of size 1.
 """
 
 from __future__ import annotations
@@ -52,7 +57,8 @@ from olmo_sparsity.sources.verdicts.losses import StatementLosses, mean_over_dec
 
 EARLY_ROUND_FRACTION = 0.1
 """Fraction of the error rate that each round but the last may spend; the last has what remains. All
-fractions add up to 1, so testing again does not raise the error rate."""
+fractions add up to 1, so testing again does not raise the error rate. Most are spent last, as most
+decoys show most."""
 
 # --- what a source must do, as a fraction of the nats that all sources give -----------------------
 
@@ -82,7 +88,8 @@ class Evidence:
     """What the tests say of each statement and source."""
 
     p_ETS: np.ndarray
-    """Probability that one more decoy in place of the source would have as large an effect."""
+    """Probability that one more decoy in place of the source would have as large an effect, over
+    all rounds."""
 
     is_named_TS: np.ndarray
     """Whether the effect of the source is beyond chance, at the error rate."""
@@ -99,23 +106,6 @@ class Evidence:
     """Whether the source is not named, but has too large an effect to be excluded."""
 
 
-class _Round(NamedTuple):
-    """The tests after some number of decoys."""
-
-    tests: EffectTests
-    rate_fraction: float
-    """Fraction of the error rate that this round may spend."""
-
-
-def decoy_rounds(max_decoys: int) -> list[int]:
-    """Return after how many decoys sources are tested: 2, 4, 8, … and at last `max_decoys`. Most
-    sources are clear after two."""
-    nums_decoys = [2]
-    while nums_decoys[-1] < max_decoys:
-        nums_decoys.append(min(2 * nums_decoys[-1], max_decoys))
-    return nums_decoys
-
-
 def collect_evidence(losses: StatementLosses, rate: float) -> Evidence:
     """Decide for each statement and source whether the source is named, is open, or neither.
 
@@ -124,6 +114,7 @@ def collect_evidence(losses: StatementLosses, rate: float) -> Evidence:
     rate: The fraction of the named sources that is expected to be named by chance.
     """
     rounds = _run_rounds(losses)
+    # Dividing p by the fraction is comparing p with that fraction of the error rate.
     p_by_round = [(tests.p_ETS / fraction).clip(max=1.0) for tests, fraction in rounds]
     p_ETS = np.min(p_by_round, axis=0)
 
@@ -142,17 +133,42 @@ def collect_evidence(losses: StatementLosses, rate: float) -> Evidence:
     )
 
 
+# --- one test a round -----------------------------------------------------------------------------
+
+
+class _Round(NamedTuple):
+    """The tests after some number of decoys."""
+
+    tests: EffectTests
+    rate_fraction: float
+    """Fraction of the error rate that this round may spend."""
+
+
 def _run_rounds(losses: StatementLosses) -> list[_Round]:
-    """Test all effects after 2, 4, 8, … decoys."""
+    """Test all effects after 2, 4, 8, … decoys. Results of an earlier round do not change with the
+    decoys that follow, so all rounds are computed again here rather than kept."""
     nums_decoys = decoy_rounds(losses.decoys_TD.shape[-1])
     num_early_rounds = len(nums_decoys) - 1
     last_fraction = 1 - EARLY_ROUND_FRACTION * num_early_rounds
     rate_fractions = [EARLY_ROUND_FRACTION] * num_early_rounds + [last_fraction]
+
     max_degrees = MAX_DEGREES if num_early_rounds > 0 else MAX_DEGREES_WITH_TWO_DECOYS
     return [
         _Round(run_tests(losses.of_first_decoys(num_decoys), max_degrees), fraction)
         for num_decoys, fraction in zip(nums_decoys, rate_fractions, strict=True)
     ]
+
+
+def decoy_rounds(max_decoys: int) -> list[int]:
+    """Return after how many decoys sources are tested: 2, 4, 8, … and at last `max_decoys`. Most
+    sources are clear after two."""
+    nums_decoys = [2]
+    while nums_decoys[-1] < max_decoys:
+        nums_decoys.append(min(2 * nums_decoys[-1], max_decoys))
+    return nums_decoys
+
+
+# --- which sources are named ----------------------------------------------------------------------
 
 
 def named_sources(p_ETS: np.ndarray, rate: float) -> np.ndarray:
@@ -164,25 +180,23 @@ def named_sources(p_ETS: np.ndarray, rate: float) -> np.ndarray:
 
 def benjamini_hochberg(p: np.ndarray, rate: float) -> np.ndarray:
     """Return which of these p-values are selected, so that at most a fraction `rate` of the
-    selected ones is expected to be chance (Benjamini and Hochberg, 1995)."""
+    selected ones is expected to be chance (Benjamini and Hochberg, 1995). With rate 0.05:
+
+        p-values, in order    0.010    0.030    0.036    0.200
+        rate × i / n          0.0125   0.025    0.0375   0.050
+        passes                yes      no       yes      no
+        selected              yes      yes      yes      no
+    """
     ordered = np.sort(p.ravel())
-    # The i-th smallest of n p-values may be as large as rate × i / n. All that are no larger than
-    # the last one that passes are selected, even if they do not pass by themselves.
+    # The i-th smallest of n p-values passes if it is at most rate × i / n. All that are no larger
+    # than the last one that passes are selected, even if they do not pass by themselves.
     passing = ordered[ordered <= rate * np.arange(1, p.size + 1) / p.size]
     if len(passing) == 0:
         return np.zeros(p.shape, dtype=bool)
     return p <= passing[-1]
 
 
-def _nats_above_threshold(rounds: Sequence[_Round], rate: float) -> np.ndarray:
-    """Return nats_above_TS: by how many nats the larger effect of a source exceeds the smallest
-    effect that would be named, in the round in which it does so most."""
-    # The p-value from which Benjamini–Hochberg selects a source if it selects no other.
-    p_of_only_name = rate / (len(EFFECTS) * rounds[0].tests.spread_TS.size)
-    nats_above_by_round = [
-        tests.nats_above(p_of_only_name * fraction) for tests, fraction in rounds
-    ]
-    return np.nan_to_num(np.array(nats_above_by_round), nan=-np.inf).max((0, 1))
+# --- how near the others come ---------------------------------------------------------------------
 
 
 def _best_spread(rounds: Sequence[_Round]) -> np.ndarray:
@@ -192,6 +206,19 @@ def _best_spread(rounds: Sequence[_Round]) -> np.ndarray:
     return tested[-1].spread_TS if tested else rounds[0].tests.spread_TS
 
 
+def _nats_above_threshold(rounds: Sequence[_Round], rate: float) -> np.ndarray:
+    """Return nats_above_TS: by how many nats the larger effect of a source exceeds the smallest
+    effect that would be named, in the round in which it does so most."""
+    # The p-value from which Benjamini–Hochberg selects a source if it selects no other: i is 1, and
+    # n is the number of statements times sources.
+    p_of_only_name = rate / (len(EFFECTS) * rounds[0].tests.spread_TS.size)
+    nats_above_by_round = [
+        tests.nats_above(p_of_only_name * fraction) for tests, fraction in rounds
+    ]
+    nats_above_RETS = np.nan_to_num(np.array(nats_above_by_round), nan=-np.inf)
+    return nats_above_RETS.max((0, 1))
+
+
 def _has_large_effect(losses: StatementLosses, spread_TS: np.ndarray) -> np.ndarray:
     """Return whether a source has an effect that is too large to be excluded, and that would decide
     the verdict if it were not chance: the source would suffice, or would be needed."""
@@ -199,6 +226,7 @@ def _has_large_effect(losses: StatementLosses, spread_TS: np.ndarray) -> np.ndar
     # What a source gives may not have been evaluated. Then it is not large.
     gives_TS = np.nan_to_num(mean_over_decoys(losses.gives_TSD), nan=-np.inf)
     lost_TS = mean_over_decoys(losses.lost_TSD)
+
     min_nats_TS = np.clip(OPEN_SPREADS * spread_TS, OPEN_NATS, SEVERAL_NATS)
     may_suffice_TS = gives_TS >= np.maximum(min_nats_TS, SUFFICIENT_FRACTION * gap_T1)
     may_be_needed_TS = lost_TS >= np.maximum(min_nats_TS, NEEDED_FRACTION * gap_T1)
