@@ -24,14 +24,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-OWN_ATTENTION = "olmo_sparsity"
-"""The name of our attention function in the registry of transformers."""
-
-USUAL = {OWN_ATTENTION: "sdpa", "olmo_sparsity_eager": "eager"}
-"""Our names in the registry of transformers, and the usual attention that we run in its place. No
-other attention, such as flash attention, is replaced."""
-
-
 # The kernel of scaled_dot_product_attention on CPU, called directly because it also returns the
 # log-sum-exp of each query's scores.
 CPU_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -72,27 +64,35 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    bias: Tensor | None,
-    is_causal: bool,
+    bias: Tensor | None = None,
     dropout_p: float = 0.0,
-    grouped: bool = False,
 ) -> Tensor:
-    """Return attention of rows, in the shape of q, by the fastest kernel.
+    """Return attention of rows, in the shape of q, by the fastest kernel. k and v may have fewer
+    heads than q (grouped heads).
+
+    What each query sees:
+
+        bias      queries, keys
+        given     any               what the bias leaves visible; it must hide later tokens, too
+        None      as many           the keys up to its own (causal)
+        None      1, any number     all keys: it is the last token
+
+    Several queries with more keys must come with a bias.
 
     On CPU the fused kernel's backward is slower than that of plain matmuls below about 192 tokens
     (by a third of a training step at 128). Forward only, the fused kernel is always faster, and by
     another third with blocks of queries and a mask instead of `is_causal`.
 
-    bias        (B or 1, H or 1, L, K), added to the scores. None for causal attention, or for a
-                single query that sees all keys.
-    is_causal   whether each query sees only the keys up to its own; False where `bias` hides keys
-    grouped     whether k and v have fewer heads than q
+    bias: (B or 1, H or 1, L, K), added to the scores.
     """
     length = q.shape[-2]
+    num_keys = k.shape[-2]
+    is_causal = bias is None and length == num_keys
+    grouped = q.shape[1] != k.shape[1]
     trains = torch.is_grad_enabled()
     if trains and _matmul_is_faster(q.device, length, grouped):
         if bias is None:
-            bias = causal_bias(k.shape[2], q.device, length).to(q.dtype)
+            bias = causal_bias(num_keys, q.device, length).to(q.dtype)
         return _attend_by_matmul(q, k, v, bias, dropout_p)
     if q.device.type == "cpu" and not trains and is_causal and length >= 96:
         return _attend_by_blocks(q, k, v, dropout_p, grouped)

@@ -4,34 +4,41 @@
     0 0 0 1 1            0 3 5 10
     0 0 0 0 0            documents of 3, 2 and 5 tokens
 
-`find_documents` finds the starts once for a batch, and `attend_within` computes the attention of a
-layer. Both are functions of tensors, which know no model.
+The first token of a row sees itself alone; the first token of its second document, too. Training
+finds the starts once for a batch (`find_documents`), and each layer calls `attend_within`, which
+takes one of three ways. No kernel sees two documents, so time and memory are those of the single
+documents, without a mask of L·L numbers:
+
+    GPU, fp16 or bf16              flash attention, which takes packed documents
+    CPU                            a loop inside one operation (cpu_document_attention.py)
+    all else: fp32 on a GPU,       a call of `attend` for each document
+    ALiBi, windows, dropout
 
 Dimension key: B batch, L length (in a document its own), H heads, G heads of keys and values, K
-width of a head, D documents of a batch, N = B·L tokens.
+width of a head, D documents of a batch, N = B·L tokens. A suffix D1 has D + 1 numbers.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from olmo_sparsity.models.attention import CPU_KERNEL, CPU_KERNEL_BACKWARD, attend
+from olmo_sparsity.models.attention import attend
+from olmo_sparsity.models.cpu_document_attention import attend_by_document, indices_of_documents
 
 
 class Documents(NamedTuple):
-    """Where the documents of a batch begin, if the tokens of its rows are counted on from row to
-    row, and at the end the number of all tokens (see the module)."""
+    """Where the documents of a batch begin, counted from row to row, and at the end the number of
+    all tokens: 0 3 5 10 in the module's example. The same numbers are held twice."""
 
     starts_on_host: Tensor
-    """int32, (D + 1,). Loops over documents and splits need the numbers on the host."""
+    """int32, (D + 1,), for loops over documents: reading a number from a GPU would wait for it."""
 
     starts: Tensor
-    """The same numbers on the device of the model, for kernels that take packed documents."""
+    """The same on the device of the model, for kernels that take packed documents."""
 
 
 def find_documents(documents_BL: Tensor, device: torch.device) -> Documents:
@@ -46,7 +53,9 @@ def find_documents(documents_BL: Tensor, device: torch.device) -> Documents:
     starts_D = begins_BL.flatten().nonzero()[:, 0]
     starts_D1 = F.pad(starts_D, (0, 1), value=documents_BL.numel()).int()
     documents = Documents(starts_D1, starts_D1.to(device, non_blocking=True))
-    for starts in documents:  # so that a compiled model has one graph for any number of documents
+
+    # A compiled model then has one graph for any number of documents.
+    for starts in documents:
         torch._dynamo.maybe_mark_dynamic(starts, 0)
     return documents
 
@@ -71,22 +80,20 @@ def attend_within(
 ) -> Tensor:
     """Return causal attention of each document to itself, in the shape of q.
 
-    bias: Added to scores, with ALiBi or windows. It must hide later tokens already. None: causal.
-
-    No kernel sees two documents, so time and memory are those of the single documents, without a
-    mask of L·L numbers. There are three ways: flash attention takes packed documents on a GPU; on
-    CPU one operation loops over documents; and a loop over calls of `attend` computes what the two
-    do not take."""
-    starts_on_host = documents.starts_on_host
+    q: (B, H, L, K). k, v: (B, G, L, K).
+    bias: (B or 1, H or 1, L, L), added to scores, for ALiBi or windows. It must hide later tokens
+        already. None: causal.
+    """
+    # Under autocast, layers of transformers multiply queries and keys of 16 bits by cosines in
+    # fp32, so they come in fp32. Kernels take one dtype.
     q = q.to(v.dtype)
     k = k.to(v.dtype)
     if bias is None and dropout_p == 0:
         if packs(q.device, q.dtype, q.shape[-1]):
             return _attend_packed(q, k, v, documents.starts)
         if q.device.type == "cpu":
-            mixed, _ = _attend_by_document(q, k, v, starts_on_host)
-            return mixed
-    return _attend_one_by_one(q, k, v, starts_on_host, bias, dropout_p)
+            return attend_by_document(q, k, v, documents.starts_on_host)
+    return _attend_one_by_one(q, k, v, documents.starts_on_host, bias, dropout_p)
 
 
 # --- on a GPU: packed documents -------------------------------------------------------------------
@@ -129,7 +136,8 @@ def _attend_packed(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
 
 
 def _tokens_of_rows(x_BHLK: Tensor) -> Tensor:
-    """Return x_NHK: the tokens of all rows, one row after another."""
+    """Return x_NHK: the tokens of all rows, one row after another. (N, heads, width) is the layout
+    of packed documents, in which one document is one slice."""
     return x_BHLK.transpose(1, 2).flatten(0, 1)
 
 
@@ -139,15 +147,14 @@ def _tokens_of_rows(x_BHLK: Tensor) -> Tensor:
 def _attend_one_by_one(
     q: Tensor, k: Tensor, v: Tensor, starts: Tensor, bias: Tensor | None, dropout_p: float
 ) -> Tensor:
-    """Return attention of each document by a call of `attend`. The other two ways do not take fp32
-    on a GPU, ALiBi, windows and dropout."""
+    """Return attention of each document by a call of `attend`, for all cases."""
     num_rows, _, length, _ = q.shape
     sizes = starts.diff().tolist()
     # Split once, as the gradient of a slice is as large as the whole.
     documents_q = _tokens_of_rows(q).split(sizes)
     documents_k = _tokens_of_rows(k).split(sizes)
     documents_v = _tokens_of_rows(v).split(sizes)
-    indices = _indices_of_documents(starts, length)
+    indices = indices_of_documents(starts, length)
 
     mixed = []
     for index, q_LHK, k_LGK, v_LGK in zip(
@@ -163,9 +170,7 @@ def _attend_one_by_one(
             _as_batch_of_one(k_LGK),
             _as_batch_of_one(v_LGK),
             bias_of_document,
-            is_causal=bias_of_document is None,
-            dropout_p=dropout_p,
-            grouped=q.shape[1] != k.shape[1],
+            dropout_p,
         )
         mixed.append(mixed_1HLK[0].transpose(0, 1))
     return torch.cat(mixed).unflatten(0, (num_rows, length)).transpose(1, 2)
@@ -182,115 +187,3 @@ def keep_out_of_graphs() -> None:
     half of the time that the tool takes to start.)"""
     global _attend_one_by_one
     _attend_one_by_one = torch.compiler.disable(_attend_one_by_one)
-
-
-class _DocumentIndex(NamedTuple):
-    """The index of a document in a tensor (B, H, L, …): `x[index]` are its tokens."""
-
-    row: slice
-    heads: slice
-    tokens: slice
-
-
-def _indices_of_documents(starts: Tensor, length: int) -> list[_DocumentIndex]:
-    """Return the index of each document. No document crosses two rows."""
-    indices = []
-    for start, end in pairwise(starts.tolist()):
-        row, first = divmod(start, length)
-        tokens = slice(first, first + end - start)
-        indices.append(_DocumentIndex(slice(row, row + 1), slice(None), tokens))
-    return indices
-
-
-# --- on CPU: one operation that loops over documents ----------------------------------------------
-
-
-def _repeat_heads(x: Tensor, num_heads: int) -> Tensor:
-    """Return keys or values repeated for each head of the queries, as the kernel of older versions
-    of PyTorch takes no grouped heads."""
-    if x.shape[1] == num_heads:
-        return x
-    return x.repeat_interleave(num_heads // x.shape[1], dim=1)
-
-
-# A custom operation: the compiler calls it as it is, and compiles no graph for each set of lengths.
-@torch.library.custom_op(
-    "olmo_sparsity::attend_by_document",
-    mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, Tensor starts) -> (Tensor, Tensor)",
-)
-def _attend_by_document(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return attention of each document to itself on CPU, and the log-sum-exp of each query's
-    scores, which the backward pass needs."""
-    mixed, sums_BHL = _empty_of_documents(q, k, v, starts)
-    num_heads = q.shape[1]
-    for index in _indices_of_documents(starts, q.shape[2]):
-        document_k = _repeat_heads(k[index], num_heads)
-        document_v = _repeat_heads(v[index], num_heads)
-        mixed[index], sums_BHL[index] = CPU_KERNEL(
-            q[index], document_k, document_v, dropout_p=0.0, is_causal=True
-        )
-    return mixed, sums_BHL
-
-
-@_attend_by_document.register_fake
-def _empty_of_documents(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-    sums_BHL = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float))
-    return torch.empty_like(q), sums_BHL
-
-
-@torch.library.custom_op(
-    "olmo_sparsity::attend_by_document_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor mixed, Tensor sums, Tensor starts)"
-    " -> (Tensor, Tensor, Tensor)",
-)
-def _backward_by_document(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mixed: Tensor, sums_BHL: Tensor, starts: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values.
-
-    sums_BHL: The log-sum-exp of each query's scores in the forward pass.
-    """
-    grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    num_heads = q.shape[1]
-    # The kernel takes coordinates for neighbours in memory, and does not check it.
-    if grad.stride(-1) != 1:
-        grad = grad.contiguous()
-    for index in _indices_of_documents(starts, q.shape[2]):
-        document_grads = CPU_KERNEL_BACKWARD(
-            grad[index],
-            q[index],
-            _repeat_heads(k[index], num_heads),
-            _repeat_heads(v[index], num_heads),
-            mixed[index],
-            sums_BHL[index],
-            dropout_p=0.0,
-            is_causal=True,
-        )
-        for grad_of_all, grad_of_document in zip(grads, document_grads, strict=True):
-            num_sharing = grad_of_document.shape[1] // grad_of_all.shape[1]
-            # Query heads that read the same keys and values each give them a gradient.
-            if num_sharing > 1:
-                grad_of_document = grad_of_document.unflatten(1, (-1, num_sharing)).sum(2)
-            grad_of_all[index] = grad_of_document
-    return grads
-
-
-@_backward_by_document.register_fake
-def _empty_gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Any:
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-
-
-def _keep_for_backward(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, starts = inputs
-    mixed, sums_BHL = output
-    ctx.save_for_backward(q, k, v, mixed, sums_BHL, starts)
-    ctx.mark_non_differentiable(sums_BHL)
-
-
-def _gradients(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    return *_backward_by_document(grad, *ctx.saved_tensors), None
-
-
-_attend_by_document.register_autograd(_gradients, setup_context=_keep_for_backward)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from olmo_sparsity.models import attention, document_attention
+from olmo_sparsity.models import attention, cpu_document_attention, document_attention
 from olmo_sparsity.models.attention import attend
 
 
@@ -26,7 +26,7 @@ def test_long_rows_attend_by_blocks_as_they_do_at_once(
         for heads in (4, key_heads, key_heads)
     )
     with torch.no_grad():
-        found = attend(q, k, v, None, is_causal=True, grouped=key_heads < 4)
+        found = attend(q, k, v)
     whole = F.scaled_dot_product_attention(
         q.float(), k.float(), v.float(), is_causal=True, enable_gqa=True
     )
@@ -78,9 +78,8 @@ def case(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Packed:
     for name, first in (("CPU_KERNEL", 0), ("CPU_KERNEL_BACKWARD", 1)):
-        monkeypatch.setattr(
-            document_attention, name, of_equal_heads(getattr(document_attention, name), first)
-        )
+        kernel = getattr(cpu_document_attention, name)
+        monkeypatch.setattr(cpu_document_attention, name, of_equal_heads(kernel, first))
     return packed_case(request.param, key_heads, rows_of_bias)
 
 
@@ -180,19 +179,19 @@ def packed(q: Tensor, k: Tensor, v: Tensor, *starts_and_lengths: Any, **how: Any
 
 
 @pytest.mark.parametrize(
-    ("grad", "length", "is_causal", "grouped", "kernel"),
+    ("grad", "length", "has_bias", "grouped", "kernel"),
     [
-        (True, 192, True, False, "_attend_by_matmul"),
         (True, 192, False, False, "_attend_by_matmul"),
-        (True, 193, True, False, "scaled_dot_product_attention"),
-        (True, 100, True, True, "scaled_dot_product_attention"),
-        (False, 96, True, True, "_attend_by_blocks"),
-        (False, 96, False, False, "scaled_dot_product_attention"),
-        (False, 95, True, False, "scaled_dot_product_attention"),
+        (True, 192, True, False, "_attend_by_matmul"),
+        (True, 193, False, False, "scaled_dot_product_attention"),
+        (True, 100, False, True, "scaled_dot_product_attention"),
+        (False, 96, False, True, "_attend_by_blocks"),
+        (False, 96, True, False, "scaled_dot_product_attention"),
+        (False, 95, False, False, "scaled_dot_product_attention"),
     ],
 )
 def test_the_kernel_is_the_fastest_one(
-    grad: bool, length: int, is_causal: bool, grouped: bool, kernel: str,
+    grad: bool, length: int, has_bias: bool, grouped: bool, kernel: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """As measured on CPUs."""
@@ -202,8 +201,21 @@ def test_the_kernel_is_the_fastest_one(
     ):
         monkeypatch.setattr(where, name, lambda *_, name=name, **__: name)
     q = torch.zeros(1, 2, length, 4)
+    k = torch.zeros(1, 1 if grouped else 2, length, 4)
+    bias = torch.zeros(1, 1, length, length) if has_bias else None
     with torch.set_grad_enabled(grad):
-        assert attend(q, q, q, None, is_causal, grouped=grouped) == kernel
+        assert attend(q, k, k, bias) == kernel
+
+
+@pytest.mark.parametrize("num_queries", [1, 100])
+@pytest.mark.parametrize("grad", [False, True])
+def test_the_last_query_sees_all_keys_without_a_bias(num_queries: int, grad: bool) -> None:
+    q = torch.zeros(1, 2, num_queries, 4)
+    k = torch.zeros(1, 2, 100, 4)
+    v = torch.randn(1, 2, 100, 4, generator=torch.Generator().manual_seed(0))
+    with torch.set_grad_enabled(grad):
+        found = attend(q, k, v)
+    torch.testing.assert_close(found[:, :, -1], v.mean(2))
 
 
 def test_windows_and_chunks_hide_what_they_say() -> None:

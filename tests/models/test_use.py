@@ -24,8 +24,8 @@ from torch.overrides import TorchFunctionMode
 
 from olmo_sparsity import attribute, explain, load_model, measure
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.models.attention import OWN_ATTENTION
 from olmo_sparsity.models.huggingface import model as huggingface
+from olmo_sparsity.models.huggingface.attention_names import OWN_SDPA
 from olmo_sparsity.models.identity import checksums, replaced_code, use
 from olmo_sparsity.models.identity.model_identity import read_identity
 from olmo_sparsity.models.load import wrap_model
@@ -311,7 +311,7 @@ def test_after_any_call_everything_is_as_before(model: Any, call: str, tmp_path:
                 CALLS[call](model, tmp_path)
         after = about(model)
         assert not [name for name in before if not same(before[name], after[name])], step
-    assert OWN_ATTENTION in transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
+    assert OWN_SDPA in transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
 
 
 def test_no_answer_holds_weights(model: Any) -> None:

@@ -24,8 +24,8 @@ from olmo_sparsity.models.attention import fast_kernels
 from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.identity.use import in_use
 from olmo_sparsity.models.loaded import LoadedModel
+from olmo_sparsity.models.prefix_tree import Node, PrefixTree
 from olmo_sparsity.models.prompts import LogprobModel, Prompt
-from olmo_sparsity.models.shared_prefixes import Node, PrefixTree
 
 
 def count_forwards(prompts: Sequence[Prompt], known: np.ndarray | None = None) -> int:

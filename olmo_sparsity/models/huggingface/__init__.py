@@ -1,0 +1,25 @@
+"""Use causal LMs of transformers: wrapped for position IDs with gaps, read from folders, exchanged.
+
+Run a model (called through `LanguageModel`, by measurements, `attribute` and training):
+
+    model.py               `HuggingFaceLM`, the wrapper
+      compatibility.py     the trial that a model must pass first
+      position_limits.py   how many positions its config supports, and its attention windows
+      masks.py             attention masks by position IDs
+      caches.py            kept states of distant tokens, as caches of transformers
+      own_attention.py     our attention function, which its layers call (attention_names.py)
+    whole_prompts.py       models without position IDs, which only score whole prompts
+
+Read a folder (called by models/load.py):
+
+    folder.py              the model and its adapter
+    weight_files.py        checks of the files, before transformers reads them
+
+Translate between our config and a family's (called by training, by its estimate and by `export`):
+
+    families.py            the table of families; our config → theirs
+    config_of_weights.py   their config → ours
+    family_weights.py      the names of weights, in both directions
+    exchange.py            `export` and `init_from`
+    computation.py         do two configs compute the same?
+"""

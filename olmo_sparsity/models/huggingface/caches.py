@@ -6,7 +6,7 @@ many calls, so two caches here keep nothing of what a layer adds:
                       a layer gets back from `update`
     growing_cache     states so far + its own, which are kept for the next call
     DistantCache      distant states + its own, joined anew for each row
-    SharedCache       its own alone; our attention adds the distant ones (shared_states.py)
+    SharedCache       its own alone; our attention adds the distant ones (own_attention.py)
 
 transformers has (B, heads, tokens, width), `DistantStates` have (B, tokens, heads, width).
 """

@@ -41,7 +41,8 @@ from olmo_sparsity.base.errors import (
     is_out_of_memory,
     one_line,
 )
-from olmo_sparsity.models.attention import USUAL, causal_bias
+from olmo_sparsity.models.attention import causal_bias
+from olmo_sparsity.models.huggingface.attention_names import REPLACEABLE
 from olmo_sparsity.models.huggingface.position_limits import windows_of
 
 Wrapped = Any
@@ -189,7 +190,7 @@ def _check_kind(wrapped: Wrapped, original: nn.Module) -> None:
     if getattr(adapter, "is_prompt_learning", False):
         raise _unfit(wrapped, f"its adapter ({type(adapter).__name__}) puts places before the text")
     kernel = getattr(text, "_attn_implementation", None)
-    if kernel not in (None, *USUAL, *USUAL.values()):
+    if kernel is not None and kernel not in REPLACEABLE:
         remedy = 'first model.set_attn_implementation("sdpa")'
         raise _unfit(wrapped, f"its attention ({kernel}) takes gaps for other texts; {remedy}")
 

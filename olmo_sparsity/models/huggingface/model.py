@@ -16,7 +16,7 @@ Three habits of transformers would give wrong numbers here, and `hidden` works a
   hides what is before it. So each call passes a mask (huggingface/masks.py).
 - Its attention windows count tokens. Here they go by position IDs, as the masks do.
 - A cache of keys and values grows with each call. Kept states must stay as they are, so they are
-  passed as a cache that keeps nothing (caches.py), or by our own attention (shared_states.py).
+  passed as a cache that keeps nothing (caches.py), or by our own attention (own_attention.py).
 
 Dimension key: B rows, L tokens of a row, K keys that they may attend to, F distant tokens, C tokens
 of a chunk, D width, H heads (in `last_attention` of all layers), V vocabulary. A suffix 1 is a
@@ -38,10 +38,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.models.attention import OWN_ATTENTION, USUAL, causal_bias, keeps_much
+from olmo_sparsity.models.attention import causal_bias, keeps_much
 from olmo_sparsity.models.distant_attention import can_share_distant
 from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.document_attention import Documents
+from olmo_sparsity.models.huggingface.attention_names import FUSED, OWN_SDPA, REPLACEABLE
 from olmo_sparsity.models.huggingface.compatibility import Fit, try_model
 from olmo_sparsity.models.huggingface.masks import Masks, build_masks, window_hides_some
 from olmo_sparsity.models.huggingface.position_limits import (
@@ -57,7 +58,7 @@ if TYPE_CHECKING:  # importing transformers takes two seconds, so only its model
     from torch.utils.hooks import RemovableHandle
     from transformers import Cache, PreTrainedModel
 
-    from olmo_sparsity.models.huggingface.shared_states import LayerView
+    from olmo_sparsity.models.huggingface.own_attention import LayerView
 
 
 MAX_MASK_ENTRIES = 2**27
@@ -82,10 +83,6 @@ class _Trial:
 _trials: WeakKeyDictionary[nn.Module, _Trial] = WeakKeyDictionary()
 """The last trial of each model. A model in memory is wrapped anew in each public call; with this it
 is tried in the first one only."""
-
-_SDPA_KERNELS = ("sdpa", OWN_ATTENTION)
-"""Names of attention in a config that compute with PyTorch's fused kernels: causal by itself
-without a mask, and without scores that are kept for a backward pass. Ours is the second."""
 
 
 class HuggingFaceLM(nn.Module):
@@ -116,11 +113,11 @@ class HuggingFaceLM(nn.Module):
     def keep_own_attention(self) -> None:
         """Set our attention permanently. Training needs it, because compiled code cannot enter the
         context that sets it for one forward pass."""
-        from olmo_sparsity.models.huggingface import shared_states  # noqa: F401 (which registers it)
+        from olmo_sparsity.models.huggingface import own_attention  # noqa: F401 (which registers it)
 
         self.has_own_attention = True
         for config in self._usual_configs:
-            config._attn_implementation_internal = OWN_ATTENTION
+            config._attn_implementation_internal = OWN_SDPA
 
     def fit(self) -> None:
         """Try the model as it is now, unless another wrapper of it has done so, and compute from
@@ -160,11 +157,10 @@ class HuggingFaceLM(nn.Module):
     def _usual_configs(self) -> list[Any]:
         """Return the configurations of layers in which our attention may replace theirs: those
         whose attention is a usual kernel, or ours already."""
-        replaceable = {*USUAL, *USUAL.values()}
         return [
             config
             for config in self._configs
-            if getattr(config, "_attn_implementation", None) in replaceable
+            if getattr(config, "_attn_implementation", None) in REPLACEABLE
         ]
 
     @property
@@ -305,7 +301,7 @@ class HuggingFaceLM(nn.Module):
                 # Only our attention keeps documents apart, and takes them by this argument.
                 arguments["documents"] = documents
                 if not self.has_own_attention:
-                    from olmo_sparsity.models.huggingface.shared_states import own_attention
+                    from olmo_sparsity.models.huggingface.own_attention import own_attention
 
                     stack.enter_context(own_attention(self._usual_configs))
             if added_BLD is not None:
@@ -345,7 +341,7 @@ class HuggingFaceLM(nn.Module):
             keys_BK,
             bias,
             dtype=self.model.dtype,
-            is_fused=self.text_config._attn_implementation in _SDPA_KERNELS,
+            is_fused=self.text_config._attn_implementation in FUSED,
         )
 
     def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
@@ -361,7 +357,7 @@ class HuggingFaceLM(nn.Module):
         """Return whether rows share distant states, and get no copies of them."""
         if not self.can_share_distant:
             return False
-        if self.text_config._attn_implementation not in _SDPA_KERNELS:
+        if self.text_config._attn_implementation not in FUSED:
             return False
         # Kernels of this device and dtype are asked for any usual width. Whether they take that of
         # the model was seen when the model was tried.
@@ -379,7 +375,7 @@ class HuggingFaceLM(nn.Module):
         """Return what `hidden` returns for rows that share distant states. Only models that
         `can_share_distant` compute right numbers here."""
         from olmo_sparsity.models.huggingface.caches import SharedCache
-        from olmo_sparsity.models.huggingface.shared_states import attending_to
+        from olmo_sparsity.models.huggingface.own_attention import attending_to
 
         # Masks cover the row's own tokens only; the view of each layer adds the distant ones.
         causal = causal_bias(tokens_BL.shape[1], self.device)
@@ -390,7 +386,7 @@ class HuggingFaceLM(nn.Module):
 
     def _views(self, masks: Masks, positions_BL: Tensor, distant: DistantStates) -> list[LayerView]:
         """Return what each layer sees of the row and of distant tokens."""
-        from olmo_sparsity.models.huggingface.shared_states import LayerView
+        from olmo_sparsity.models.huggingface.own_attention import LayerView
 
         # As in `windows_of`, the kind of layers that are all alike is "". Layers of any kinds are
         # alike here if their windows hide nothing.
@@ -479,7 +475,7 @@ class HuggingFaceLM(nn.Module):
         row, in all heads of all layers."""
         assert distant.bias_BF is None
         from olmo_sparsity.models.huggingface.caches import growing_cache
-        from olmo_sparsity.models.huggingface.shared_states import reading_weights
+        from olmo_sparsity.models.huggingface.own_attention import reading_weights
 
         # Only the last token runs through the attention that returns weights, which is slow.
         seen_states = distant

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.models.identity.model_identity import check_weights_exist
+from olmo_sparsity.models.prefix_tree import Node, PrefixTree
 from olmo_sparsity.models.prompts import Prompt, PromptModel
-from olmo_sparsity.models.shared_prefixes import Node, PrefixTree
 
 BATCH_TOKENS = 4096
 """The largest number of tokens in a batch, unless a single row has more."""

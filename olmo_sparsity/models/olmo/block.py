@@ -166,10 +166,8 @@ class PositionedBlock(OLMoSequentialBlock):
             q = self.scale_queries(q, count_keys(q.shape[2], k.shape[2], q.device))
         if self.attention_record is not None:
             self.attention_record.append(LastAttention(q[:, :, -1], k, bias))
-        # A single query that comes after all keys may attend to all of them.
-        is_causal = bias is None and q.shape[2] == k.shape[2]
         # The kernel shares grouped-query heads; upstream copies them first.
-        return attend(q, k, v, bias, is_causal, dropout_p, q.shape[1] != k.shape[1])
+        return attend(q, k, v, bias, dropout_p)
 
     def scale_queries(self, q_BHLK: Tensor, counts_BL: Tensor) -> Tensor:
         """Return the queries, multiplied by their factors (`query_factors`).

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs, count_forwards
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.models.huggingface.model import HuggingFaceLM
+from olmo_sparsity.models.prefix_tree import MIN_SHARED_TOKENS
 from olmo_sparsity.models.prompts import Prompt
-from olmo_sparsity.models.shared_prefixes import MIN_SHARED_TOKENS
 from tests.support.models import tiny_olmo
 from tests.support.sources import FAMILIES, model_of
 

@@ -34,18 +34,19 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from olmo_sparsity.models.attention import USUAL, AttentionWindow
+from olmo_sparsity.models.attention import AttentionWindow
 from olmo_sparsity.models.distant_attention import attend_to_distant
 from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.document_attention import attend_within
+from olmo_sparsity.models.huggingface.attention_names import (
+    OWN_IN_PLACE_OF,
+    REPLACED_BY_OWN,
+)
 
 _HARMLESS_OPTIONS = frozenset(
     {"dropout", "is_causal", "sliding_window", "position_ids", "use_cache"}
 )
 """Options of a layer that change nothing here, because its mask says what it sees of its row."""
-
-_OWN = {usual: own for own, usual in USUAL.items()}
-"""Our name for each usual kernel."""
 
 
 @dataclass(frozen=True)
@@ -172,13 +173,13 @@ def own_attention(configs: Sequence[Any]) -> Iterator[None]:
         replaced = [
             config
             for config in configs
-            if config._attn_implementation in _OWN or id(config) in _users
+            if config._attn_implementation in OWN_IN_PLACE_OF or id(config) in _users
         ]
         for config in replaced:
             _users[id(config)] = _users.get(id(config), 0) + 1
             name = config._attn_implementation
             # It has our name already if another thread runs the model.
-            config._attn_implementation_internal = _OWN.get(name, name)
+            config._attn_implementation_internal = OWN_IN_PLACE_OF.get(name, name)
     try:
         yield
     finally:
@@ -187,7 +188,8 @@ def own_attention(configs: Sequence[Any]) -> Iterator[None]:
                 _users[id(config)] -= 1
                 if not _users[id(config)]:
                     del _users[id(config)]
-                    config._attn_implementation_internal = USUAL[config._attn_implementation]
+                    own_name = config._attn_implementation
+                    config._attn_implementation_internal = REPLACED_BY_OWN[own_name]
 
 
 # --- the attention function -----------------------------------------------------------------------
@@ -236,7 +238,7 @@ def _attend(
 
     # Another thread has set our attention, and this one runs the model as usual.
     own_name = module.config._attn_implementation
-    usual_name = USUAL.get(own_name, own_name)
+    usual_name = REPLACED_BY_OWN.get(own_name, own_name)
     if usual_name == "eager":  # which each family defines for itself
         usual = _eager_attention_of(module)
     else:
@@ -317,6 +319,7 @@ def _is_same_mask(passed: Tensor | None, mask: Tensor | None) -> bool:
     return passed.dtype == mask.dtype and torch.equal(passed.to(mask.device), mask)
 
 
-for _name, _usual in USUAL.items():
-    AttentionInterface.register(_name, _attend)
-    AttentionMaskInterface.register(_name, ALL_MASK_ATTENTION_FUNCTIONS[_usual])
+# transformers builds masks by the same name, so ours takes those of the function that it replaces.
+for _own_name, _replaced_name in REPLACED_BY_OWN.items():
+    AttentionInterface.register(_own_name, _attend)
+    AttentionMaskInterface.register(_own_name, ALL_MASK_ATTENTION_FUNCTIONS[_replaced_name])
