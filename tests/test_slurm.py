@@ -65,6 +65,15 @@ def test_processes_find_each_other(tmp_path: Path) -> None:
     assert job.variables["MASTER_PORT"] == "20345"
 
 
+def test_a_job_that_starts_again_meets_at_another_port(tmp_path: Path) -> None:
+    """Another job on the node may have the first one."""
+    ports = set()
+    for count in range(6):
+        ports.add(train(tmp_path, SLURM_RESTART_COUNT=str(count)).variables["MASTER_PORT"])
+    assert len(ports) == 6
+    assert all(20_000 <= int(port) < 32_000 for port in ports)
+
+
 @pytest.mark.parametrize(
     ("variables", "cores"),
     [
@@ -156,12 +165,13 @@ SRUN_THAT_ENDS = """#!/bin/bash
 {command}
 """
 SCONTROL = """#!/bin/sh
-case "$1 $2" in
-  "show job")
+case "$1 $2 $3" in
+  "show job "*)
     excluded=$(cat "$REQUEUES.excluded" 2>/dev/null || echo "(null)")
     echo "JobId=12345 Reason=$REASON Dependency=(null) ExcNodeList=$excluded NodeList=n[1-2]" ;;
-  "show hostnames") echo "$3" | tr , '\\n' ;;
+  "show hostnames "*) echo "$3" | tr , '\\n' ;;
   requeue*) echo "$2" >>"$REQUEUES" ;;
+  update*StartTime=*) echo "${3#StartTime=}" >>"$REQUEUES.pauses" ;;
   update*) echo "${3#ExcNodeList=}" >"$REQUEUES.excluded" ;;
 esac
 exit 0
@@ -221,6 +231,12 @@ class Queue:
         return len(self.requeues.read_text().splitlines()) if self.requeues.exists() else 0
 
     @property
+    def pauses(self) -> list[str]:
+        """When the next starts may begin, of those that do not begin at once."""
+        path = self.requeues.with_name("requeues.pauses")
+        return path.read_text().splitlines() if path.exists() else []
+
+    @property
     def excluded(self) -> str:
         """The nodes that SLURM does not give to the next start."""
         path = self.requeues.with_name("requeues.excluded")
@@ -237,6 +253,20 @@ def test_deaths_are_counted_however_long_the_start_ran(tmp_path: Path) -> None:
     log = run_starts(queue, 3, SECONDS="1850", OLMO_SPARSITY_MAX_RESTARTS="2")
     assert queue.num_requeues == 2
     assert "exit code 76: not requeued after 2 restarts without getting on" in log
+
+
+def test_a_job_whose_disk_is_away_starts_again_after_a_pause(tmp_path: Path) -> None:
+    queue = Queue(tmp_path, "exit 74")
+    log = run_starts(queue, 6)
+    assert queue.pauses == ["now+12minutes"] * 5, "an hour in all, before the job stays"
+    assert "exit code 74: not requeued after 5 restarts" in log
+
+
+def test_a_job_that_died_otherwise_starts_again_at_once(tmp_path: Path) -> None:
+    queue = Queue(tmp_path, "exit 76")
+    run_starts(queue, 1)
+    assert queue.num_requeues == 1
+    assert queue.pauses == []
 
 
 def test_a_job_that_gets_on_may_die_more_often(tmp_path: Path) -> None:
@@ -292,8 +322,12 @@ def test_a_time_limit_that_comes_during_a_save_requeues_and_scancel_does_not(
             ],
             "n4",
         ),
+        # It does not reach the first process, which waits for it.
+        (["n4: task 1: Exited with exit code 69", "n3: task 0: Exited with exit code 76"], "n4"),
         # Its GPU has no memory left.
         (["n4: task 1: Exited with exit code 2", "n3: task 0: Exited with exit code 76"], "n4"),
+        # Nobody reaches the first process.
+        (["n[3-4]: tasks 1-2: Exited with exit code 69", "n2: task 0: Killed"], ""),
         # A mistake of the program, or of its input.
         (["n[3-4]: tasks 0-1: Exited with exit code 2"], ""),
         (["n3: task 0: Aborted", "n4: task 1: Aborted"], ""),

@@ -27,6 +27,11 @@ EXIT_STOPPED = 75
 EXIT_LOST_PROCESS = 76
 """The exit code after another process of the run died or did not come. The same command resumes."""
 
+EXIT_UNREACHED = 69
+"""The exit code of a process that could not reach the first one at the start. The same command
+resumes. `EX_UNAVAILABLE` of sysexits.h. It differs from EXIT_LOST_PROCESS, so that slurm/job.sh can
+tell a node that reached nobody from those that waited for it."""
+
 DEATHS_FILE = "OLMO_SPARSITY_DEATHS"
 """The environment variable by which slurm/job.sh names the file in which it counts how often a job
 has died."""

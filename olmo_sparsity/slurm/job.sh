@@ -5,6 +5,7 @@
 #   exit code of the command            what happens
 #   0  finished                         nothing
 #   2  something you can mend           nothing; the log says what
+#   74 a disk of the network is away    requeued, to start after 12 minutes
 #   75 saved and left when asked        requeued: the same command goes on where it stopped
 #   anything else: crash, lost task     requeued, without the node at which it failed if that is known
 #
@@ -78,7 +79,11 @@ run() {
   elif [[ $status == 75 || $status == 140 ]]; then # 140: USR2 came before anything could be saved
     requeue_unless stopped $((4 * max_restarts)) "stopped when asked"
   else
-    requeue_unless dead "$max_restarts" "exit code $status" && exclude_failed_node
+    if requeue_unless dead "$max_restarts" "exit code $status"; then
+      trap '' TERM # SLURM sends it to this shell and its commands, as the job is requeued
+      [[ $status == 74 ]] && pause_for_disk
+      exclude_failed_node
+    fi
   fi
   return "$status"
 }
@@ -89,7 +94,8 @@ environment() {
   export OLMO_SPARSITY_SUSPECT="$PWD/slurm/logs/.suspect-$SLURM_JOB_ID"
   # This shell runs on the job's first node, and so does rank 0. The rest of what a process must know
   # (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE) it takes from srun's variables: launch.py.
-  export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
+  # Another job on this node may have the port, so each start takes another one.
+  export MASTER_ADDR MASTER_PORT=$((20000 + (SLURM_JOB_ID + 997 * ${SLURM_RESTART_COUNT:-0}) % 12000))
   MASTER_ADDR=$(hostname)
   # srun takes --cpus-per-task over from sbatch only so, and without it gives a task one core.
   local cores=${SLURM_CPUS_PER_TASK:-$(cores_per_task)}
@@ -125,6 +131,13 @@ requeue() {
   scontrol requeue "$SLURM_JOB_ID" || log "… but not here: submit the same command again to go on"
 }
 
+# SLURM starts a requeued job again within minutes, so that all restarts would fail while a disk of
+# the network is away. Five pauses are an hour, in which the job holds no nodes.
+pause_for_disk() {
+  scontrol update JobId="$SLURM_JOB_ID" StartTime=now+12minutes &&
+    log "starts again in 12 minutes at the earliest: the disk may be back then"
+}
+
 # --- nodes that failed ----------------------------------------------------------------------------
 
 max_excluded=${OLMO_SPARSITY_MAX_EXCLUDED:-2}
@@ -136,7 +149,6 @@ log_file=/proc/$$/fd/2
 # Lets the next starts of this job leave out the node at which it failed, if it is known. Called when
 # the job is requeued, as SLURM does not change the nodes of a job that runs.
 exclude_failed_node() {
-  trap '' TERM # SLURM sends it to this shell and its commands, as the job is requeued
   local node number job earlier='' excluded_file=slurm/logs/.excluded-$SLURM_JOB_ID
   node=$(failed_node)
   [[ -n $node ]] || return 0

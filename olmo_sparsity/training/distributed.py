@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 
 from olmo_sparsity.base.errors import ConfigError, ReportedElsewhere, UserError, one_line
-from olmo_sparsity.base.launch import Launch, read_launch
+from olmo_sparsity.base.launch import EXIT_UNREACHED, Launch, read_launch
 from olmo_sparsity.config.sections import EngineConfig
 from olmo_sparsity.training.interface import choose_interface
 
@@ -80,6 +80,9 @@ class Processes(Launch):
             error.errno = caught.errno
 
         own_report = None if error is None else ErrorReport(str(error), error.diverged_at)
+        # Without an error processes exchange one number alone, so that this can be done each step.
+        if not self.sum_integers(own_report is not None):
+            return
         reports: list[ErrorReport | None] = self.gather(own_report)
         report_of_rank = {rank: report for rank, report in enumerate(reports) if report is not None}
         if report_of_rank:
@@ -188,11 +191,15 @@ def _init_process_group(launch: Launch, meeting_limit_s: int, collective_limit: 
         )
     except (dist.DistError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0][:200]
-        raise UserError(
+        unreached = UserError(
             f"process {launch.rank} of {launch.world_size} did not reach the others at "
             f"MASTER_ADDR={address} (of the first process), MASTER_PORT={port} (a free one): "
             f"{reason}"
-        ) from None
+        )
+        # The address may be right: the first process may be late or dead, the network away, or
+        # the port taken. So a job tries again.
+        unreached.exit_code = EXIT_UNREACHED
+        raise unreached from None
 
 
 def _meeting_point() -> tuple[str, str]:

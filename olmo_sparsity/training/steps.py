@@ -96,7 +96,10 @@ class Steps:
         drawn = draw(self.run.batches, self.first_step, self.num_steps, self.engine.device)
         with contextlib.closing(in_background(drawn, depth=1)) as batches:
             for step in range(self.first_step, self.num_steps + 1):
+                # If one process cannot read its text, all end at once. Otherwise the others would
+                # wait for it in the step, and leave as if its node had failed.
                 with (
+                    self.processes.raising_together(),
                     self.clock.measuring("data_wait_s"),
                     self.run.watchdog.disk_work(f"reading the batch of step {step}"),
                 ):

@@ -21,7 +21,9 @@ import torch
 from safetensors.torch import load_file
 
 from olmo_sparsity.base import retry
+from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.config.run import config_from_dict
+from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.models.checkpoint_files import StoredWeights, list_checkpoints, step_of
 from olmo_sparsity.models.huggingface.exchange import export
 from olmo_sparsity.training.loop import train
@@ -431,6 +433,29 @@ def test_a_full_disk_stops_all_and_is_said_once(settings: dict, engine: str) -> 
     assert "Traceback" not in job.texts()[0]
     assert len(curve(given["run_folder"])) <= 16, "at the save after the third at the latest"
     assert not any((Path(given["run_folder"]) / "checkpoints").iterdir())
+
+
+def damage_the_text() -> None:
+    """In a child: the batch of step 7 cannot be read."""
+    of_step = TrainingBatches.of_step
+
+    def read(self: TrainingBatches, step: int) -> Batch:
+        if step == 7:
+            raise DataError("train-00000.bin changed after this run started")
+        return of_step(self, step)
+
+    TrainingBatches.of_step = read  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_text_that_one_process_cannot_read_ends_all_at_once(settings: dict, rank: int) -> None:
+    """The others do not leave with 76, as if its node had failed: the job would start again."""
+    given = on(settings, f"damaged-{rank}", "ddp")
+    job = children.start(given, disturb={rank: damage_the_text})
+    assert job.wait() == [2, 2], "\n".join(job.texts())
+    assert "changed after this run started" in job.texts()[rank]
+    assert "gone" not in job.texts()[1 - rank]
+    assert len(curve(given["run_folder"])) <= 6
 
 
 def test_the_gpu_hours_of_both_processes_count_and_end_the_run_on_both(settings: dict) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
 
 from olmo_sparsity.base.errors import ConfigError, DataError, ReportedElsewhere, UserError
+from olmo_sparsity.base.launch import EXIT_UNREACHED
 from olmo_sparsity.config.sections import EngineConfig
 from olmo_sparsity.training import distributed
 from olmo_sparsity.training.distributed import ErrorReport, LostProcess, Processes, connect
@@ -25,6 +27,10 @@ def agreeing(rank: int, texts: list[str | None]) -> Processes:
             reports = [text and ErrorReport(text, None) for text in texts]
             assert value == reports[rank]
             return reports
+
+        def sum_integers(self, number: int) -> int:
+            assert number == (texts[self.rank] is not None)
+            return len(texts) - texts.count(None)
 
     return Scripted(rank=rank, world_size=len(texts))
 
@@ -59,3 +65,27 @@ def test_who_does_not_come_to_the_meeting_is_named(monkeypatch: pytest.MonkeyPat
     named = r"process 1, process 2 of 3 did not come .*meeting_timeout_s=1"
     with pytest.raises(LostProcess, match=named), connect(EngineConfig(meeting_timeout_s=1)):
         pass
+
+
+@pytest.mark.usefixtures("no_launcher")
+@pytest.mark.parametrize(("rank", "port_is_taken"), [("1", False), ("0", True)])
+def test_a_process_that_reaches_nobody_may_be_started_again(
+    monkeypatch: pytest.MonkeyPatch, rank: str, port_is_taken: bool
+) -> None:
+    """As where the first process is late or dead, or another job on its node has the port."""
+    with socket.socket() as other_job:
+        port = free_port()
+        if port_is_taken:
+            other_job.bind(("", port))
+            other_job.listen()
+        monkeypatch.setenv("MASTER_ADDR", "localhost")
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        variables = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with (
+            pytest.raises(UserError, match=f"MASTER_PORT={port}") as caught,
+            connect(EngineConfig(meeting_timeout_s=1)),
+        ):
+            pass
+    assert caught.value.exit_code == EXIT_UNREACHED

@@ -46,6 +46,9 @@ class ThreadAsProcess(Processes):
     def gather(self, value: Any) -> list[Any]:
         return self.exchange.gather(self.rank, value)
 
+    def sum_integers(self, number: int) -> int:
+        return sum(self.gather(number))
+
 
 def on_all(count: int, work: Callable[[Processes], T]) -> list[T | UserError]:
     """Return what each of so many processes returns or raises."""
