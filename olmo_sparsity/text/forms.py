@@ -102,6 +102,11 @@ def _parse_rows(rows: Rows, name: str, corpus: CorpusConfig) -> Iterator[Record]
     for number, row in enumerate(rows, start=1):
         if isinstance(row, bytes | bytearray):
             raise ConfigError(f"{name}:{number}: {bytes(row[:40])!r} {_IS_BYTES}")
+        if isinstance(row, os.PathLike):
+            raise ConfigError(
+                f"{name}:{number}: {os.fspath(row)!r} is a path, and each item is the text itself; "
+                "pass what path.read_text() returns, or one folder or glob of files"
+            )
         fields_of_row = {corpus.field: row} if isinstance(row, str) else row
         yield parse_row(fields_of_row, f"{name}:{number}", corpus)
 

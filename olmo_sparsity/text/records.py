@@ -43,6 +43,15 @@ class TextRecord:
     target: int | None = dataclass_field(default=None, compare=False)
     """The index of the target's first character, in a record with a prompt and a target."""
 
+    @property
+    def content_hash(self) -> bytes:
+        """Return a hash of the text, in which white space does not count, and of where its target
+        begins."""
+        prompt = self.text[: self.target or 0].encode().translate(None, _WHITE_SPACE)
+        content = self.text.encode().translate(None, _WHITE_SPACE)
+        has_target = b"" if self.target is None else str(len(prompt)).encode()
+        return hashlib.blake2b(has_target + b":" + content, digest_size=16).digest()
+
     @cached_property
     def group_hash(self) -> int:
         """Return a hash of the group of 64 bits, in which case and white space do not count."""

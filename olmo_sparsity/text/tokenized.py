@@ -76,7 +76,7 @@ def tokenize(
         )
     limit = selection.limit
     documents: list[Document] = []
-    distinct = _Distinct(name)
+    distinct = _Distinct(name, " but for white space")
     num_tokens = 0
     num_read = 0
     # Without a smallest length each text is a document: read no more of a stream than are needed.
@@ -89,7 +89,8 @@ def tokenize(
                 if encoded.num_tokens < selection.min_tokens:
                     continue
                 document = encoded.document(model.tokenizer, number=len(documents))
-                if distinct.add(document.tokens, encoded.record.target):
+                # A tokenizer may also drop other differences than those in white space.
+                if distinct.add(_hash_of(document), encoded.record.content_hash):
                     documents.append(document)
                     num_tokens += len(document.tokens)
             check_fits_in_memory(num_tokens, name)
@@ -163,31 +164,42 @@ def _batches(texts: Iterator[TextRecord]) -> Iterator[list[TextRecord]]:
         yield batch
 
 
+def _hash_of(document: Document) -> bytes:
+    """Return a hash of a document's tokens, and of where its target begins."""
+    content = str(document.target).encode() + b":" + document.tokens.astype("<u4").tobytes()
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
 class _Distinct:
     """The contents of all documents so far, by which copies are left out. With copies, intervals
     would come out too short, as they take documents as independent."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, but_for: str = "") -> None:
+        """Remember nothing yet.
+
+        name: The name of the input, for messages.
+        but_for: What the hashes leave out, for messages.
+        """
         self.name = name
+        self.but_for = but_for
         self.num_equal = 0
         self._hashes: set[bytes] = set()
 
-    def add(self, tokens: np.ndarray, target: int | None = None) -> bool:
-        """Remember a document, and return whether no earlier one had the same tokens with a target
-        that begins at the same token."""
-        content = str(target).encode() + b":" + np.asarray(tokens, dtype="<u4").tobytes()
-        digest = hashlib.blake2b(content, digest_size=16).digest()
-        if digest in self._hashes:
+    def add(self, *hashes: bytes) -> bool:
+        """Remember a document by hashes of its content, and return whether no earlier one had one
+        of them."""
+        if not self._hashes.isdisjoint(hashes):
             self.num_equal += 1
             return False
-        self._hashes.add(digest)
+        self._hashes.update(hashes)
         return True
 
     def report(self, note: Callable[[str], None]) -> None:
         """Print with `note` how many documents were left out, if any."""
         if self.num_equal:
             note(
-                f"{self.name}: {self.num_equal:,} documents equal an earlier one; each is read once"
+                f"{self.name}: {self.num_equal:,} documents equal an earlier one{self.but_for}; "
+                "each is read once"
             )
 
 
@@ -220,17 +232,15 @@ def read_prepared(
     documents: list[Document] = []
     distinct = _Distinct(name)
     for stored_number in spread_evenly(long_enough, selection.limit or len(long_enough)):
-        tokens = prepared.document(stored_number)
-        if not distinct.add(tokens):
-            continue
         document = Document(
-            tokens=tokens,
+            tokens=prepared.document(stored_number),
             number=len(documents),
             group=prepared.group(stored_number),
             tokenizer=model.tokenizer,
             name=f"{name}:{stored_number}",
         )
-        documents.append(document)
+        if distinct.add(_hash_of(document)):
+            documents.append(document)
     if is_first:
         distinct.report(say)
     _check_vocabulary(documents, model, name)

@@ -453,7 +453,25 @@ def test_equal_documents_are_read_once_and_counted(
     documents = open_documents(texts_with_copies, model)
     assert read(documents) == TEXTS
     assert [document.number for document in documents] == list(range(len(TEXTS)))
-    assert "list: 5 documents equal an earlier one; each is read once" in capsys.readouterr().err
+    expected = "list: 5 documents equal an earlier one but for white space; each is read once"
+    assert expected in capsys.readouterr().err
+
+
+def test_copies_that_differ_in_white_space_are_read_once(model: LoadedModel) -> None:
+    """A last line break, or line ends of another system, makes no independent document; and one
+    would be the unrelated text of the other."""
+    copies = ["one two", "one two\n", "one\r\ntwo", "one two three"]
+    assert read(open_documents(copies, model)) == ["one two", "one two three"]
+    rows = [{"q": "one", "a": "two"}, {"q": "one ", "a": "two"}, {"q": "on", "a": "etwo"}]
+    documents = open_documents(rows, model, prompt_field="q", target_field="a")
+    assert len(documents) == 2
+
+
+def test_a_list_of_paths_is_no_list_of_texts(model: LoadedModel, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"list:1: '.*a.txt' is a path, and each item is the text"
+    ):
+        open_documents([tmp_path / "a.txt"], model)
 
 
 @pytest.mark.parametrize("text", ["texts/mistyped", "other/file.txt"])
