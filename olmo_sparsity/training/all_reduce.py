@@ -1,6 +1,7 @@
 """Measure how fast the processes of a job sum numbers, and fail if they are slower than expected.
 
     srun … python -m olmo_sparsity.training.all_reduce [--least GB/s]
+    16 processes, 21.40 GB/s each (InfiniBand or RoCE; at least 12.5)
 
 slurm/accept.sbatch runs it within a node and between nodes.
 """
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -45,22 +47,22 @@ def main(words: Sequence[str]) -> int:
     options = parser.parse_args(words)
     with connect() as processes:
         device = own_device("auto", processes)
-        speed = measure(device, processes)
+        speed = measure_speed(device, processes)
         if not processes.is_first:
             return 0
-        link, min_speed = least_speed(device, processes)
-        if options.least is not None:
-            min_speed = options.least
+        link = find_link(device, processes)
+        min_speed = link.min_gigabytes_per_s if options.least is None else options.least
         print(
-            f"{processes.world_size} processes, {speed:.2f} GB/s each ({link}; at least "
+            f"{processes.world_size} processes, {speed:.2f} GB/s each ({link.name}; at least "
             f"{min_speed:g})",
             flush=True,
         )
         return int(speed < min_speed)
 
 
-def measure(device: torch.device, processes: Processes) -> float:
+def measure_speed(device: torch.device, processes: Processes) -> float:
     """Return the GB/s that each process sends, as in a ring: the median of some repetitions."""
+    # 256 MiB on a GPU, more than the gradients of a DDP bucket, so that latency hardly counts.
     numbers = torch.ones(2**26 if device.type == "cuda" else 2**20, device=device)
     seconds = []
     for _ in range(1 + NUM_REPETITIONS):
@@ -69,24 +71,33 @@ def measure(device: torch.device, processes: Processes) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
-    count = processes.world_size
-    sent = 2 * (count - 1) / count * numbers.nbytes
+    # A ring of N processes sends (N − 1)/N of the numbers twice: to add them up, to hand them on.
+    world_size = processes.world_size
+    sent_bytes = 2 * (world_size - 1) / world_size * numbers.nbytes
     after_connecting = seconds[1:]  # the first one also opens connections
-    return sent / statistics.median(after_connecting) / 1e9
+    return sent_bytes / statistics.median(after_connecting) / 1e9
 
 
-def least_speed(device: torch.device, processes: Processes) -> tuple[str, float]:
-    """Return the kind of link between the processes, and the smallest GB/s that it should have."""
+class Link(NamedTuple):
+    """The connection between the processes."""
+
+    name: str
+    min_gigabytes_per_s: float
+    """The smallest speed that it should have."""
+
+
+def find_link(device: torch.device, processes: Processes) -> Link:
+    """Return the connection between the processes, of which the slowest part counts."""
     if device.type != "cuda":
-        return "gloo", MIN_ON_CPU
+        return Link("gloo", MIN_ON_CPU)
     if processes.world_size == processes.local_world_size:
         gpu = find_gpu(device_name(device))
         speed = gpu.gigabytes_per_s if gpu else PCIE_GIGABYTES_PER_S
-        link = "NVLink" if speed > PCIE_GIGABYTES_PER_S else "PCIe"
-        return link, MIN_SHARE * speed
+        name = "NVLink" if speed > PCIE_GIGABYTES_PER_S else "PCIe"
+        return Link(name, MIN_SHARE * speed)
     if has_infiniband():
-        return "InfiniBand or RoCE", MIN_SHARE * INFINIBAND_GIGABYTES_PER_S
-    return "TCP", MIN_OVER_TCP
+        return Link("InfiniBand or RoCE", MIN_SHARE * INFINIBAND_GIGABYTES_PER_S)
+    return Link("TCP", MIN_OVER_TCP)
 
 
 def has_infiniband() -> bool:

@@ -1,4 +1,17 @@
-"""Say by which weights several corpora are mixed in each stretch of batches."""
+"""Say by which weights several corpora are mixed in each stretch of batches.
+
+    a run with stages        weights_of(config)
+      until step 1000        Weights({"web": 0.9, "code": 0.1}, until=1000)
+      to the end             Weights({"web": 0.5, "code": 0.5}, until=None)
+
+    a branch of it at step 600, with weights of its own
+      training.earlier_weights (`earlier_weights`)    web 0.9, code 0.1, until batch 600
+      weights_of(config)                              these, then the branch's own
+
+A branch must know what its trunk has read, as it goes on in each corpus where the trunk has stopped
+reading. resolve.py stores `earlier_weights` in the config; start.py and epochs.py ask
+`weights_of` for the batches.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +28,15 @@ from olmo_sparsity.training.trainer_state import TrainerState
 
 
 def weights_of(config: RunConfig) -> list[Weights]:
-    """Return the weights of several corpora in each stage; empty for a single corpus. They change
-    by number of batch, which is the step where no batch is left out."""
+    """Return the weights of several corpora in each stage; empty for a single corpus. A stage ends
+    at a number of batches, which is the step where no batch is left out."""
     if not config.data.corpora:
         return []
     stretches = []
     num_before_branch = 0
-    for earlier in config.training.earlier_weights:
-        stretches.append(Weights(earlier.weights, earlier.until))
-        num_before_branch = earlier.until
+    for trunk_weights in config.training.earlier_weights:
+        stretches.append(Weights(trunk_weights.weights, trunk_weights.until))
+        num_before_branch = trunk_weights.until
     # The trunk has read what its own weights said, whatever the stages of the branch say of these
     # batches.
     for stage in config.training.lengths or [StageConfig()]:
@@ -55,11 +68,11 @@ def earlier_weights(config: RunConfig) -> list[EarlierWeights]:
     # Batches count from 0, so the number of the next step's batch is the number of those before it,
     # read or left out.
     state = TrainerState.read(origin)
-    num_passed = batch_of_step(state.step + 1, state.skipped_batches)
-    earlier = []
+    num_batches = batch_of_step(state.step + 1, state.skipped_batches)
+    weights_until_branch = []
     for stretch in weights_of(trunk):
-        until = num_passed if stretch.until is None else min(stretch.until, num_passed)
-        earlier.append(EarlierWeights(until, dict(stretch.by_corpus)))
-        if until == num_passed:
+        until = num_batches if stretch.until is None else min(stretch.until, num_batches)
+        weights_until_branch.append(EarlierWeights(until, dict(stretch.by_corpus)))
+        if until == num_batches:  # later stretches are of the trunk alone
             break
-    return earlier
+    return weights_until_branch

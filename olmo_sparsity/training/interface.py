@@ -1,7 +1,13 @@
 """Choose the network interface by which a node reaches the other nodes of a run.
 
+    node1 (eth0 10.0.0.1) and node2 (ib0 10.0.0.2) meet at node1
+    on node1    GLOO_SOCKET_IFNAME=eth0    its interface towards node2
+    on node2    GLOO_SOCKET_IFNAME=ib0     its interface towards node1
+
 gloo otherwise takes the address of the node's own name, which may be one of loopback. Interfaces
-may be named differently on each node, so that no node can choose for another one."""
+may be named differently on each node, so that no node can choose for another one. distributed.py
+calls `choose_interface` before the process group is made.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +69,7 @@ class _Node(NamedTuple):
 def address_towards(host: str) -> str | None:
     """Return the IPv4 address of this node's interface towards a host; None if there is no
     route."""
-    any_port = 9
+    any_port = 9  # of the service "discard"
     with (
         contextlib.suppress(OSError),
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
@@ -79,6 +85,8 @@ def interface_of(address: str) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # an interface without an address
+                # `struct ifreq` of netdevice(7): 16 bytes of the name, then a socket address, whose
+                # IPv4 address follows after 2 bytes of the family and 2 of the port.
                 request = struct.pack("256s", name.encode())
                 reply = fcntl.ioctl(probe, get_address, request)
                 if socket.inet_ntoa(reply[20:24]) == address:

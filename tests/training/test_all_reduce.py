@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from olmo_sparsity.training import all_reduce
-from olmo_sparsity.training.all_reduce import least_speed, main
+from olmo_sparsity.training.all_reduce import find_link, main
 from olmo_sparsity.training.distributed import Processes
 from tests.support import children
 
@@ -46,5 +46,5 @@ def test_the_least_speed_goes_by_the_kind_of_link(
     monkeypatch.setattr(all_reduce, "device_name", lambda _: device)
     monkeypatch.setattr(all_reduce, "has_infiniband", lambda: has_card)
     processes = Processes(0, 8, 0, 8 // num_nodes)
-    assert least_speed(torch.device("cuda"), processes) == expected
-    assert least_speed(torch.device("cpu"), processes)[0] == "gloo"
+    assert find_link(torch.device("cuda"), processes) == expected
+    assert find_link(torch.device("cpu"), processes)[0] == "gloo"

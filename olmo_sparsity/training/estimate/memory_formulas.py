@@ -1,5 +1,9 @@
 """Compute the memory of a process that trains by formulas: activations, and what its engine holds.
 
+    state_bytes("bf16", 10**9, "ddp")                     # 18e9: 16 bytes, and 2 of a cast copy
+    state_bytes("bf16", 10**9, "zero1", num_shards=64)    # fewer, as the optimizer is divided
+    activation_bytes(config.model, config.training, 8)    # for 8 sequences at a time
+
 device_memory.py applies them to a run. `python -m benchmarks.memory` compares them with measured
 peaks; docs/train.md has both.
 """
@@ -20,7 +24,7 @@ from olmo_sparsity.models.huggingface.folder import count_parameters
 from olmo_sparsity.models.huggingface.model import HuggingFaceLM
 from olmo_sparsity.models.language_model import LanguageModel
 from olmo_sparsity.models.losses import rows_per_chunk
-from olmo_sparsity.training.activations import Fields, kept_bytes
+from olmo_sparsity.training.activations import HashableConfig, kept_bytes
 
 RESIDUAL_BYTES = 4
 """Bytes of a number of the residual stream, which is in fp32 with each precision."""
@@ -35,9 +39,15 @@ def activation_bytes(
 ) -> float:
     """Return the bytes of activations at the peak of a step: those that are kept for the backward
     pass, and those that the loss needs for a chunk of logits. The peak is either in the loss, or
-    later, in a layer that is computed again."""
+    later, in a layer that is computed again.
+
+    sizes: The section `model`.
+    training: The section `training`.
+    micro_batch_size: Sequences in a micro-batch, each of `training.length` tokens.
+    device: The type of the device, on which the size of a chunk of logits depends.
+    """
     num_tokens = micro_batch_size * training.length
-    number_bytes = 2 if training.precision == "bf16" else 4
+    number_bytes = 2 if training.precision == "bf16" else 4  # of an activation
 
     # What each part keeps, in bytes. Before the first layer and after the last one are embedding,
     # last norm, and their gradients.
@@ -50,7 +60,8 @@ def activation_bytes(
     vocab_size = sizes.embedding_size or sizes.vocab_size
     chunk = rows_per_chunk(vocab_size, torch.device(device), training.compile)
     num_logits = min(num_tokens, chunk) * vocab_size
-    loss_bytes = num_logits * (2 * number_bytes if training.compile else 4 * 4)
+    bytes_of_logit = 2 * number_bytes if training.compile else 4 * 4
+    loss_bytes = num_logits * bytes_of_logit
 
     budget = training.activation_memory_budget
     if budget is not None and budget < 1.0:
@@ -137,7 +148,7 @@ def start_bytes(
 
     largest_weight: With `zero3`, the numbers of the largest weight, which is whole for a while.
     """
-    size = 2 if precision == "bf16" else 4
+    size = 2 if precision == "bf16" else 4  # bytes of a weight, as it is computed with
     part = num_parameters / num_shards
     # DeepSpeed makes Adam's moments in the first step.
     if engine == "zero1" and precision == "bf16":  # by another optimizer, with all gradients
@@ -161,22 +172,28 @@ def start_bytes(
 def gathered_at_once(model: nn.Module, sizes: ModelConfig) -> int:
     """Return how many weights `fsdp` holds whole at a time: those outside of layers, and those of
     two layers, the one that computes and the next one."""
-    tables = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
+    # By identity, as a tied unembedding is the embedding itself.
+    weights_outside = {
+        id(module.weight): module.weight
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+    }
     unembedding, _ = cast(LanguageModel, model).unembedding
-    tables[id(unembedding)] = unembedding
-    outside = sum(weight.numel() for weight in tables.values())
-    layer = (count_parameters(model) - outside) // sizes.n_layers
-    return outside + min(2, sizes.n_layers) * layer
+    weights_outside[id(unembedding)] = unembedding
+    num_outside = sum(weight.numel() for weight in weights_outside.values())
+    num_of_layer = (count_parameters(model) - num_outside) // sizes.n_layers
+    return num_outside + min(2, sizes.n_layers) * num_of_layer
 
 
 def without_memory(sizes: ModelConfig) -> nn.Module:
     """Return a model on the `meta` device, which has shapes and no numbers. It is built once."""
-    return _built(Fields(sizes))
+    return _build_once(HashableConfig(sizes))
 
 
 @cache
-def _built(fields: Fields) -> nn.Module:
-    sizes = fields.sizes
+def _build_once(config: HashableConfig) -> nn.Module:
+    """Return a model on the `meta` device, the same one for equal configs."""
+    sizes = config.sizes
     with torch.device("meta"):
         if sizes.architecture != "olmo":
             return HuggingFaceLM(build_transformers_model(sizes), is_tried=False)
