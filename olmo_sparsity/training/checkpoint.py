@@ -6,7 +6,7 @@
         writer.wait()                                 # True if step 300 is on the disk
         writer.save(…)                                # begins step 600
 
-    checkpoints/    step000300/  step000600.tmp/      step 600 is being written
+    checkpoints/    step000300/  step000600.1f4c09ae.tmp/      step 600 is being written
 
 checkpoint_save.py writes one checkpoint; resume.py finds the newest one whose files have the
 SHA-256 of its manifest. steps.py decides when to save, and copies what is saved.

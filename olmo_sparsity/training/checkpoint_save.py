@@ -1,6 +1,6 @@
 """Write one checkpoint to the disk, in a thread of each process.
 
-    create_folder     the first process creates step000300.tmp/, all wait for it
+    create_folder     the first process creates step000300.1f4c09ae.tmp/, all wait for it
     write_own_part    each process writes its weights and moments into it, then 2.written, which
                       lists them with their SHA-256 (2 is the rank of the process)
     complete          the first process writes the files that all have in common, waits for
@@ -29,7 +29,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from olmo_sparsity.base.errors import UserError
-from olmo_sparsity.base.files import naming_written_file, publish, read_json, sync, write_json
+from olmo_sparsity.base.files import (
+    naming_written_file,
+    partial_name,
+    publish,
+    read_json,
+    sync,
+    write_json,
+)
 from olmo_sparsity.base.locks import check_not_taken_over
 from olmo_sparsity.base.manifest import FileEntry, make_entry, write_manifest
 from olmo_sparsity.base.progress import say
@@ -102,8 +109,11 @@ class Save:
         self.expendable = expendable
         self.is_ending = is_ending
         self.final = checkpoint_folder(run_folder, content.state.step)
-        self.partial = self.final.with_suffix(".tmp")
-        """The folder that is written, until it is renamed to `final`."""
+        # No other start has this name. A process of a start that was given up may go on to write
+        # its part of the same step, as when the node comes back that it is on.
+        self.partial = partial_name(self.final)
+        """The folder that is written, until it is renamed to `final`. All processes take the name
+        of the first one."""
 
         self.own_part: Future[None] | None = None
         """The thread that writes this process's part; None before it begins."""
@@ -124,7 +134,8 @@ class Save:
             try:
                 # Training waits for the folder, as all processes must know its name before they
                 # write. The wait also keeps the tries of the last save apart.
-                created = self._retry(lambda: _new_folder(self.final))
+                self._retry(self._make_folder)
+                created = self.partial
             except (OSError, UserError) as error:
                 created = SaveFailure.of(error, self.processes)
         created_by_first: Path | SaveFailure = self.processes.gather(created)[0]
@@ -132,6 +143,9 @@ class Save:
             return created_by_first
         self.partial = created_by_first
         return None
+
+    def _make_folder(self) -> None:
+        (self.partial / ENGINE_FOLDER).mkdir(parents=True, exist_ok=True)
 
     def write_own_part(self) -> None:
         """Write the files of this process. Runs in a thread."""
@@ -245,25 +259,11 @@ class Save:
                 say(f"{error}: deleted {expendable} to make room")
 
 
-def _new_folder(final: Path) -> Path:
-    """Create the folder in which a checkpoint is written, and return it."""
-    # A start that was killed may have left a part of the same step. On NFS a file of it that some
-    # process still has open cannot be removed: then another name is taken.
-    partial = final.with_suffix(".tmp")
-    shutil.rmtree(partial, ignore_errors=True)
-    number = 1
-    while partial.exists():
-        partial = final.with_name(f"{final.name}.{number}.tmp")
-        number += 1
-    (partial / ENGINE_FOLDER).mkdir(parents=True)
-    return partial
-
-
 def delete_checkpoints(checkpoints: list[Path]) -> None:
     """Delete checkpoint folders."""
     for checkpoint in checkpoints:
         # Renamed first, as a half-deleted folder would look like a damaged checkpoint.
-        renamed = checkpoint.with_suffix(".tmp")
+        renamed = partial_name(checkpoint)
         checkpoint.rename(renamed)
         # On NFS an open file leaves another one behind, until the next start.
         shutil.rmtree(renamed, ignore_errors=True)

@@ -30,6 +30,7 @@ from olmo_sparsity.models.checkpoint_files import list_checkpoints, step_of
 from olmo_sparsity.models.load import load_model
 from olmo_sparsity.training import checkpoint, checkpoint_save, moments
 from olmo_sparsity.training.checkpoint import CheckpointWriter
+from olmo_sparsity.training.checkpoint_save import Content, Save, delete_checkpoints
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.loop import train
@@ -438,18 +439,18 @@ def test_a_folder_that_cannot_be_created_for_a_moment_costs_no_save(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """Nor the run: its last save would fail three times in a row at once."""
-    new_folder = checkpoint_save._new_folder
+    make_folder = Save._make_folder
     num_tries = 0
 
-    def fail_twice(final: Path) -> Path:
+    def fail_twice(save: Save) -> None:
         nonlocal num_tries
-        if step_of(final) == 6:
+        if step_of(save.final) == 6:
             num_tries += 1
             if num_tries < TRIES:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return new_folder(final)
+        make_folder(save)
 
-    monkeypatch.setattr(checkpoint_save, "_new_folder", fail_twice)
+    monkeypatch.setattr(Save, "_make_folder", fail_twice)
     config = make_config()
     assert train(config) is Outcome.FINISHED
     assert num_tries == TRIES
@@ -550,6 +551,39 @@ def test_what_cannot_be_removed_of_a_killed_save_does_not_spoil_the_next(
     (saved,) = list_checkpoints(config.run_folder)
     assert find_damage(saved) is None
     assert not (saved / "0.written").exists()
+
+
+def test_a_process_of_an_earlier_start_writes_into_no_later_save(tmp_path: Path) -> None:
+    """As one on a node that SLURM has given up, and that comes back."""
+
+    def save_of(start: str) -> Save:
+        def write_part(folder: Path) -> list[Path]:
+            path = folder / "weights"
+            path.write_text(start)
+            return [path]
+
+        content = Content(TrainerState(2, 0, ""), lambda _: None, write_part)
+        return Save(tmp_path, content, Processes(), None, threading.Event())
+
+    earlier = save_of("earlier")
+    later = save_of("later")
+    earlier.create_folder()
+    later.create_folder()
+    later.write_own_part()
+    earlier.write_own_part()
+    later.complete()
+    (saved,) = list_checkpoints(tmp_path)
+    assert (saved / "weights").read_text() == "later"
+
+
+def test_a_checkpoint_is_deleted_though_an_earlier_one_of_its_step_is_stuck(tmp_path: Path) -> None:
+    """On NFS, a file that a process still has open stays."""
+    checkpoint = tmp_path / "step000002"
+    for folder in (checkpoint, checkpoint.with_suffix(".tmp")):
+        folder.mkdir()
+        (folder / "weights").touch()
+    delete_checkpoints([checkpoint])
+    assert not checkpoint.exists()
 
 
 def test_another_error_waits_for_the_writer_and_hides_nothing(
