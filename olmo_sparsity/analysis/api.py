@@ -70,13 +70,13 @@ def _measure() -> EntryPoint:
     """Return what answers a call of `measure`."""
     from olmo_sparsity.analysis.measurement.estimate import estimate
     from olmo_sparsity.analysis.measurement.measurement import measure, wait_for_results
-    from olmo_sparsity.analysis.measurement.planning import plan
+    from olmo_sparsity.analysis.measurement.planning import make_plan
     from olmo_sparsity.analysis.measurement.request import MeasureRequest
 
     return EntryPoint(
         MeasureRequest,
         answer=lambda request: measure(request) or wait_for_results(request.out or ""),
-        count_cost=lambda request: estimate(plan(request)),
+        count_cost=lambda request: estimate(make_plan(request)),
     )
 
 

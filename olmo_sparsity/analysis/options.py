@@ -66,7 +66,7 @@ thousands."""
 class Shard(NamedTuple):
     """The part of the documents that one of several processes measures, as `--shard` says it."""
 
-    number: int = 0
+    shard_index: int = 0
     """Which of the shards this is, from 0."""
 
     num_shards: int = 1
@@ -75,11 +75,14 @@ class Shard(NamedTuple):
         """Return the numbers of those documents that belong to this shard."""
         # Thresholds are fitted on documents with an even number and used on those with an odd one,
         # so documents are dealt in pairs, and each shard has some of both.
-        return [number for number in numbers if number // 2 % self.num_shards == self.number]
+        return [number for number in numbers if number // 2 % self.num_shards == self.shard_index]
 
-    def part(self, number: int, num_parts: int) -> Shard:
+    def part(self, part_index: int, num_parts: int) -> Shard:
         """Return one of `num_parts` parts of this shard, for one of the processes that share it."""
-        return Shard(self.number + self.num_shards * number, self.num_shards * num_parts)
+        # The pairs 1, 4, 7, 10, … of shard 1/3 are the pairs 1, 7, … and 4, 10, … of its two parts,
+        # which are the shards 1/6 and 4/6 of all documents.
+        index = self.shard_index + self.num_shards * part_index
+        return Shard(index, self.num_shards * num_parts)
 
 
 ALL_DOCUMENTS = Shard()

@@ -155,7 +155,7 @@ def _measure(job: MeasurementJob, jobs: Mapping[str, Job]) -> int:
 
     measurement = job.measurement
     shard = parse_shard(None, by_launch=False)
-    with job.recording_process(f"{shard.number}-{read_launch().rank}"):
+    with job.recording_process(f"{shard.shard_index}-{read_launch().rank}"):
         reason = job.reason_to_skip(jobs)
         if reason:
             raise DataError(reason)

@@ -19,7 +19,7 @@ def run_measure(options: argparse.Namespace) -> int:
     """Measure this process's part of the documents, or print the cost; return the exit code."""
     from olmo_sparsity.analysis.measurement import estimate, measurement, summing_up
     from olmo_sparsity.analysis.measurement.at import parse_at
-    from olmo_sparsity.analysis.measurement.planning import plan
+    from olmo_sparsity.analysis.measurement.planning import make_plan
     from olmo_sparsity.analysis.measurement.request import MeasureRequest
     from olmo_sparsity.analysis.results.summary import describe
     from olmo_sparsity.base.provenance import typed_command
@@ -40,10 +40,10 @@ def run_measure(options: argparse.Namespace) -> int:
         return 0
     request = MeasureRequest.of(documents=options.text, **keywords)
     if options.dry_run:
-        print(estimate.estimate(plan(request), request.shard, options.speed))
+        print(estimate.estimate(make_plan(request), request.shard, options.speed))
         return 0
     if options.partial:
-        results: Any = summing_up.sum_up_partial(plan(request), out, request.command)
+        results: Any = summing_up.sum_up_partial(make_plan(request), out, request.command)
         out /= "partial"
     else:
         results = measurement.measure(request)

@@ -43,7 +43,7 @@ def _read_shard(text: str) -> Shard:
     are_numbers = number.isdecimal() and num_shards.isdecimal()
     if not (are_numbers and int(number) < int(num_shards)):
         raise ConfigError(f"--shard={text} must be i/n with 0 <= i < n, such as 0/4")
-    return Shard(number=int(number), num_shards=int(num_shards))
+    return Shard(shard_index=int(number), num_shards=int(num_shards))
 
 
 def _shard_of_array_task() -> Shard:
@@ -67,4 +67,4 @@ def _shard_of_array_task() -> Shard:
             "--shard is that of the SLURM array, and some tasks lack: submit the whole array, "
             f"--array=0-{last_task}: finished work is not done again"
         )
-    return Shard(number=int(task), num_shards=num_tasks)
+    return Shard(shard_index=int(task), num_shards=num_tasks)

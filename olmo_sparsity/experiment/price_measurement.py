@@ -134,7 +134,7 @@ def price_config(
     plan = Plan.of(model, documents, settings)
     counted = estimate_untrained(plan, gpu)
     cache.prices[price_key] = MeasurementPrice(
-        num_documents=len(plan.measured),
+        num_documents=len(plan.measured_numbers),
         num_targets=counted.num_targets,
         forwards=counted.forwards,
         gpu_hours=counted.gpu_hours,

@@ -7,10 +7,10 @@
     placebo         p1 p2 p3 p4 p5 | local window | target    unrelated, in the role of the own text
     replacement     d1 r2 r3 d4 d5 | local window | target    r fills what a forward leaves out
 
-`Controls` draws them. `control_texts` draws those of its `kind` (unrelated, matched or shuffled),
-`placebo` the placebo, and `replacement` the text that gives the r. The position IDs stay those of
-the own text. Every draw is seeded by its purpose, the document and the block, so the
-numbers do not depend on which process measures a document, or in which order.
+`Controls` draws them for one block of targets. `control_texts` draws those of its `kind`
+(unrelated, matched or shuffled), `placebo` the placebo, and `replacement` the text that gives the
+r. The position IDs stay those of the own text. Every draw is seeded by its purpose, the document
+and the block, so the numbers do not depend on which process measures a document, or in which order.
 
 A *place* is the index of a token in its document.
 
@@ -115,8 +115,8 @@ class Controls:
         return [
             document
             for document in self.documents
-            if self.windows.has_all or len(document.tokens) > self.windows.first_target
             if document.may_replace
+            and (self.windows.has_all or len(document.tokens) > self.windows.first_target)
         ]
 
     @property
@@ -133,37 +133,40 @@ class Controls:
             if other.number != document.number and other.origin != document.origin
         ]
 
-    def _unused(self, document: Document, block: Block) -> list[Document]:
+    def _not_drawn_as_unrelated(self, document: Document, block: Block) -> list[Document]:
         """Return the unrelated documents that `unrelated` does not draw for this block. If it draws
         all of them, return all of them."""
         others = self._unrelated_to(document)
-        used_numbers = set()
+        drawn_numbers = set()
         for draw in range(self.num_draws):
-            drawn = self._draw(others, document, block, "unrelated", draw)
-            used_numbers.add(drawn.document.number)
-        return [other for other in others if other.number not in used_numbers] or others
+            # A draw is seeded, so this repeats what `unrelated` draws.
+            drawn = self._draw_text(others, document, block, "unrelated", draw)
+            drawn_numbers.add(drawn.document.number)
+        return [other for other in others if other.number not in drawn_numbers] or others
 
     # --- what replaces the distant tokens of a block ---
 
     def unrelated(self, document: Document, block: Block, draw: int) -> DistantText:
         """Draw as many consecutive tokens of another document as the block has distant tokens."""
-        return self._draw(self._unrelated_to(document), document, block, "unrelated", draw)
+        return self._draw_text(self._unrelated_to(document), document, block, "unrelated", draw)
 
     def placebo(self, document: Document, block: Block) -> DistantText:
         """Draw an unrelated text that takes the role of the document's own text.
 
         If there are enough documents, it is not one of those that `unrelated` draws. It is compared
         with these, and would have no excess over itself."""
-        return self._draw(self._unused(document, block), document, block, "placebo")
+        return self._draw_text(
+            self._not_drawn_as_unrelated(document, block), document, block, "placebo"
+        )
 
     def replacement(self, document: Document, block: Block, draw: int) -> DistantText:
         """Draw a text that fills the places of distant tokens which a forward pass leaves out. If
         there are enough documents, it is neither the placebo nor one of those that `unrelated`
         draws."""
-        unused = self._unused(document, block)
+        not_drawn = self._not_drawn_as_unrelated(document, block)
         placebo = self.placebo(document, block).document
-        without_placebo = [other for other in unused if other is not placebo]
-        return self._draw(without_placebo or unused, document, block, "replacement", draw)
+        without_placebo = [other for other in not_drawn if other is not placebo]
+        return self._draw_text(without_placebo or not_drawn, document, block, "replacement", draw)
 
     def control_texts(
         self,
@@ -174,8 +177,10 @@ class Controls:
     ) -> Iterator[ControlText]:
         """Yield the control texts of one draw.
 
-        replaced_texts: The distant texts of the block by name: the document's own and the placebo.
-        draw: The index of the draw.
+        Args:
+            replaced_texts: The distant texts of the block by name: the document's own and the
+                placebo.
+            draw: The index of the draw.
         """
         if self.kind == "unrelated":
             # One text serves the whole block.
@@ -200,10 +205,8 @@ class Controls:
         self, name: str, replaced: ReplacedText, document: Document, block: Block, draw: int
     ) -> Iterator[ControlText]:
         """Yield a text for each different token that begins a target. The text contains the token,
-        and replaces distant tokens at all targets that begin with it.
-
-        name: The name of the replaced text.
-        """
+        and replaces distant tokens at all targets that begin with it. So an own text
+        that only repeats the target's token has no excess over it."""
         # A placebo is not compared with its own document.
         others = [
             other for other in self._unrelated_to(document) if other is not replaced.text.document
@@ -211,35 +214,44 @@ class Controls:
         first_tokens = block.targets_W[[first for first, _ in replaced.targets]]
         for token in np.unique(first_tokens).tolist():
             text = self._draw_with_token(others, document, block, token, draw)
-            served = [replaced.targets[i] for i in np.flatnonzero(first_tokens == token)]
-            yield ControlText(text, {name: served})
+            indices = np.flatnonzero(first_tokens == token)
+            yield ControlText(text, {name: [replaced.targets[index] for index in indices]})
 
     # --- draws ---
 
-    def _draw(
+    def _draw_text(
         self, others: list[Document], document: Document, block: Block, purpose: str, *keys: int
     ) -> DistantText:
-        """Draw as many tokens as the block has distant ones, from one of `others`. The draw is
-        seeded by the document, the block, its `purpose` and more `keys`, such as its index."""
-        start = block.start
-        length = block.num_distant
-        has_all = self.windows.has_all
-        if has_all:
-            # One draw, as long as the last block needs, serves all blocks.
+        """Draw as many consecutive tokens as the block has distant ones, from one of `others`.
+
+        Args:
+            others: The documents that may be drawn.
+            purpose: What the text is for, such as "placebo". It seeds the draw, with the document,
+                the block and `keys`.
+            keys: The index of the draw, where one purpose has several.
+        """
+        if self.windows.has_all:
+            # One draw, as long as the last block needs, serves all blocks: they are seeded alike,
+            # so the texts of all blocks are beginnings of one, and share its states.
             start = 0
             length = self.windows.tokens_before(len(document.tokens)) - self.windows.short
-
+        else:
+            start = block.start
+            length = block.num_distant
         generator = stream(self.seed, purpose, document.number, start, *keys)
+
         long_enough = [other for other in others if len(other.tokens) >= length]
+        can_be_joined = sum(len(other.tokens) for other in others) >= length
         if long_enough:
             drawn = long_enough[generator.integers(len(long_enough))]
-        elif has_all and sum(len(other.tokens) for other in others) >= length:
+        elif self.windows.has_all and can_be_joined:
             drawn = self._join(others, (document.number, purpose, *keys), length, generator)
         else:
             raise DataError(
                 f"controls need another document of at least {length:,} tokens, and none of "
                 f"{len(others)} unrelated ones is as long; pass more or longer documents"
             )
+
         first = int(generator.integers(len(drawn.tokens) - length + 1))
         return DistantText.at(drawn, first, block.num_distant)
 
@@ -257,8 +269,10 @@ class Controls:
     ) -> Document:
         """Return a document of `length` tokens, joined from others in random order.
 
-        key: What the draw is for. All blocks of a document have the same, so the joined document is
-            kept for them: finding the text of each of its tokens takes time.
+        Args:
+            others: The documents that may be joined, of at least `length` tokens together.
+            key: What the draw is for. All blocks of a document have the same, so the joined
+                document is kept for them: finding the text of each of its tokens takes time.
         """
         if key not in self._last_joined:
             token_arrays: list[np.ndarray] = []
@@ -269,6 +283,7 @@ class Controls:
                 if num_tokens >= length:
                     break
             tokens = np.concatenate(token_arrays)[:length]
+            # Blocks of one document come one after another, so one text in memory is enough.
             self._last_joined.clear()
             self._last_joined[key] = Document(tokens, -1, "joined", others[0].tokenizer)
         return self._last_joined[key]
@@ -286,7 +301,7 @@ class Controls:
             if len(other.tokens) >= num_distant and (other.tokens == token).any()
         ]
         if not holders:
-            text = self._draw(others, document, block, "token inserted", draw, token)
+            text = self._draw_text(others, document, block, "token inserted", draw, token)
             changed = replace(text.document, tokens=text.document.tokens.copy())
             changed.tokens[generator.choice(text.places_F)] = token
             return DistantText(changed, text.places_F)

@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor
 
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.analysis.selectors.saliency import gate_gradients
+from olmo_sparsity.analysis.selectors.gates import gate_gradients
 from olmo_sparsity.base.model_cache import cache_folder
 from olmo_sparsity.models.attention import causal_bias
 from olmo_sparsity.models.document_attention import find_documents

@@ -12,7 +12,7 @@ import torch
 
 from olmo_sparsity.analysis.measurement.measurement import run
 from olmo_sparsity.analysis.measurement.plan import Plan
-from olmo_sparsity.analysis.measurement.planning import plan
+from olmo_sparsity.analysis.measurement.planning import make_plan
 from olmo_sparsity.analysis.measurement.request import MeasureRequest
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.config.model import ModelConfig
@@ -58,7 +58,7 @@ def planned(
     model: Any, documents: Any = None, windows: Windows | None = None, **given: Any
 ) -> Plan:
     """A plan by keyword arguments, as `measure` takes them."""
-    return plan(MeasureRequest.of(model=model, documents=documents, windows=windows, **given))
+    return make_plan(MeasureRequest.of(model=model, documents=documents, windows=windows, **given))
 
 
 def losses_table(**columns: Any) -> pd.DataFrame:

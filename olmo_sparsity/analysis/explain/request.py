@@ -23,7 +23,7 @@ from olmo_sparsity.analysis.explain.prepared import Prepared
 from olmo_sparsity.analysis.explain.prompt import Prompt
 from olmo_sparsity.analysis.explain.text_file import read_text
 from olmo_sparsity.analysis.measurement.at import At
-from olmo_sparsity.analysis.measurement.plan import SMALLER_UNITS
+from olmo_sparsity.analysis.measurement.enough_text import SMALLER_UNITS
 from olmo_sparsity.analysis.measurement.reading import load
 from olmo_sparsity.analysis.measurement.targets import first_place, largest_gaps
 from olmo_sparsity.analysis.options import ExplainSettings, ModelOptions, Request

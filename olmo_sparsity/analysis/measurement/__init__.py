@@ -2,6 +2,7 @@
 
 request.py             the options of a call, checked together
 planning.py            model, text and settings → plan.py, which computes one document at a time
+  enough_text.py       whether the text has enough documents and units
   reading.py           reads model and text; fitting.py fits settings to both
   reuse.py             losses, targets and settings of another measurement
     matching.py        finds its targets and units in other tokens
@@ -20,4 +21,5 @@ estimate.py            the cost, before anything runs
   trial.py             the model's speed, and losses of a few blocks
   expected_targets.py  how many targets there will be
   counted_cost.py      token-forwards; target_costs.py counts those of targets
+  cost_report.py       the printed lines; machine.py: the speed of other machines
 """

@@ -1,12 +1,14 @@
 """Find the tokens of a document that a user names with `at`.
 
-    at="Ayrton"                each occurrence of the words → a span of tokens for each
-    at=re.compile("19..")      each match of a regular expression
-    at=7, at=slice(7, 9)       a token by its place, or a run of tokens
-    at=["Ayrton", 7]           several of these
+In the tokens "In", " 19", "21", " Anna", " opened", " it" with the places 0 to 5:
 
-`find_spans` is the entry point; `parse_at` reads the same from the command line. A span of tokens
-7 … 8 is (7, 9): from the first to one past the last.
+    at="Anna"                  [(3, 4)]           each occurrence of the words
+    at=re.compile("19..")      [(1, 3)]           each match of a regular expression
+    at=5, at=slice(4, 6)       [(5, 6)], [(4, 6)] a token by its place, or a run of tokens
+    at=["Anna", 5]             [(3, 4), (5, 6)]   several of these
+
+A span is from the place of its first token to one past its last. `find_spans` is the entry point;
+`parse_at` reads the same from the command line.
 """
 
 from __future__ import annotations
@@ -27,8 +29,12 @@ At = str | int | slice | re.Pattern[str] | Sequence["At"]
 
 def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
     """Return the token spans that `at` names, in order: every occurrence of words, or one span for
-    a number or slice. `missing_ok`: return no span, instead of raising DataError, if the text lacks
-    what is named."""
+    a number or slice.
+
+    Args:
+        at: One name of targets, or several.
+        missing_ok: Return no span, instead of raising DataError, if the text lacks what is named.
+    """
     if isinstance(at, np.integer):
         at = int(at)
     accepted = str | int | slice | re.Pattern | Sequence | np.ndarray | pd.Series
@@ -40,8 +46,10 @@ def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
         )
     if isinstance(at, str | re.Pattern | int | slice):
         return _find_spans_of_one(document, at, missing_ok)
+    # `not at` would fail for an array.
     if not len(at):
         raise ConfigError("at is empty; omit it, or pass words")
+    # Two names may be the same tokens, which are one target.
     all_spans: set[tuple[int, int]] = set()
     for name in at:
         all_spans.update(find_spans(document, name, missing_ok))
@@ -51,9 +59,9 @@ def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
 def _find_spans_of_one(
     document: Document, at: str | re.Pattern[str] | int | slice, missing_ok: bool
 ) -> Spans:
-    """Return the token spans of one name."""
+    """Return the token spans of one name. Raise DataError if there is none and that is an error."""
     if isinstance(at, int | slice):
-        spans = _find_numbers(document, at)
+        spans = _find_places(document, at)
         shown = f"{at.start}:{at.stop}" if isinstance(at, slice) else str(at)
         remedy = "pass tokens FIRST:END of the text"
     elif isinstance(at, str):
@@ -65,7 +73,7 @@ def _find_spans_of_one(
         if at.isdecimal():
             remedy = f"for the token of that number pass {at}:{int(at) + 1}"
     else:
-        spans = _find_text(document, at)
+        spans = _find_matches(document, at)
         shown = at.pattern
         remedy = "check spelling and case"
     if not spans and not missing_ok:
@@ -73,7 +81,7 @@ def _find_spans_of_one(
     return spans
 
 
-def _find_numbers(document: Document, at: int | slice) -> Spans:
+def _find_places(document: Document, at: int | slice) -> Spans:
     """Return the span that a number or a slice names, or none if the text has no such token.
     Negative numbers count from the end, as in a list of Python."""
     if isinstance(at, slice) and at.step not in (None, 1):
@@ -90,16 +98,17 @@ def _find_numbers(document: Document, at: int | slice) -> Spans:
 def _find_words(document: Document, words: str) -> Spans:
     """Return the spans of words, as the user wrote them. If there are none, look for the words as
     the tokenizer's normalizer changes them."""
-    spans = _find_text(document, re.compile(re.escape(words)))
+    spans = _find_matches(document, re.compile(re.escape(words)))
     # A normalizer changes a text before it is tokenized: it lower-cases, or composes letters.
     normalizer = getattr(document.tokenizer, "normalizer", None)
     if spans or normalizer is None:
         return spans
-    as_read = normalizer.normalize_str(words).replace("▁", " ").strip()
-    return _find_text(document, re.compile(re.escape(as_read)))
+    # Some normalizers write a space as "▁", which the texts of tokens do not have.
+    words_as_read = normalizer.normalize_str(words).replace("▁", " ").strip()
+    return _find_matches(document, re.compile(re.escape(words_as_read)))
 
 
-def _find_text(document: Document, pattern: re.Pattern[str]) -> Spans:
+def _find_matches(document: Document, pattern: re.Pattern[str]) -> Spans:
     """Return a span for each match of a regular expression: the tokens that hold its
     characters."""
     # For each token: its first character in the text that is not white space, and one past its
@@ -108,6 +117,7 @@ def _find_text(document: Document, pattern: re.Pattern[str]) -> Spans:
     ends = np.cumsum([len(text) for text in document.texts])
     spans = set()
     for match in pattern.finditer("".join(document.texts)):
+        # Such as of the expression "x*", which matches between any two characters.
         if not match.group():
             continue
         # The first token that ends after the match begins, and the first that begins after it ends.

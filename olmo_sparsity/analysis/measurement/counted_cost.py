@@ -50,7 +50,7 @@ def count_cost(plan: Plan, numbers: Sequence[int], targets: ExpectedTargets) -> 
     numbers: The numbers of the documents.
     targets: The targets that these documents are expected to have.
     """
-    blocks = {number: plan.blocks(plan.documents[number]) for number in numbers}
+    blocks = {number: plan.blocks_with_losses(plan.documents[number]) for number in numbers}
     num_targets = 0
     for blocks_of_document in blocks.values():
         num_targets += sum(block.num_targets for block in blocks_of_document)
@@ -71,7 +71,7 @@ def _forwards_of_first_phase(plan: Plan, blocks: dict[int, list[Block]]) -> floa
     for number, blocks_of_document in blocks.items():
         if number not in plan.reused_losses.by_document:
             forwards += count_forwards_of_losses(plan, number, blocks_of_document)
-    for passage in passages_of(*plan.induction_texts()):
+    for passage in passages_of(plan.measured_documents, plan.passage_length):
         forwards += 2 * len(passage)  # the passage and its repetition
     return forwards
 

@@ -67,7 +67,7 @@ def expect_targets(
 
     # Targets are evaluated in the report half only.
     blocks_of_reported = {
-        number: plan.blocks(plan.documents[number])
+        number: plan.blocks_with_losses(plan.documents[number])
         for number in numbers
         if half_of(number) == "report"
     }
@@ -90,7 +90,7 @@ def expect_targets(
 def _fixed_targets(plan: Plan, numbers: Sequence[int]) -> ExpectedTargets:
     """Return the targets of a plan that are fixed before any loss is computed."""
     no_losses = pd.DataFrame()  # fixed targets need none
-    targets = plan.targets(no_losses).drop_duplicates([*KEYS, "distant_part"])
+    targets = plan.select_targets(no_losses).drop_duplicates([*KEYS, "distant_part"])
     target_by_document = targets[targets.document.isin(numbers)].groupby("document").target
     places = {int(number): places_T.to_numpy() for number, places_T in target_by_document}
     num_by_document = {
@@ -122,7 +122,7 @@ def _choose_in_tried_blocks(plan: Plan, losses: pd.DataFrame) -> pd.DataFrame:
     """Return the targets of all sets among the tried tokens, without the limit of a document."""
     # A trial computes the first blocks of a document, whatever the sample is.
     settings = replace(plan.settings, sample=1.0, max_targets="all")
-    return replace(plan, settings=settings).targets(losses)
+    return replace(plan, settings=settings).select_targets(losses)
 
 
 def _extrapolate(

@@ -1,13 +1,18 @@
 """Run a measurement: losses of all documents, then recovery of chosen targets, then the summary.
 
-    phase "losses"      L_short and L_long of every token of each document
-    choice of targets   from the losses of the threshold half of the documents
-    phase "recovery"    ranked units, and L_k, of the chosen targets of each document
-    summary             tables over all documents, written by the process that finds all finished
+`measure` is the main entry. It takes a request and returns results, which are also in a folder. Two
+processes measure the documents 0 to 3 like this, each its own two:
 
-Each process measures its share of the documents, and writes what is finished to a folder that all
-share (parts.py). So a killed measurement resumes, and a process that waits too long for others does
-their work itself (sharing.py). summing_up.py writes the summary. `measure` is the main entry.
+    process 0                  process 1
+    losses of 0 and 1          losses of 2 and 3         phase "losses": L_short and L_long
+    waits for the losses of 0 and 2                      they set the threshold of a target's gap
+    targets of 1               targets of 3              chosen by these losses
+    recovery of 1              recovery of 3             phase "recovery": ranked units, and L_k
+    waits for process 1        ends
+    summary, final tables                                by the first process (summing_up.py)
+
+What is finished is in a folder that all share (parts.py). So a killed measurement resumes, and a
+process that waits too long for others does their work itself (sharing.py).
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ import pandas as pd
 
 from olmo_sparsity.analysis.measurement.parts import Parts, results_folder
 from olmo_sparsity.analysis.measurement.plan import Plan
-from olmo_sparsity.analysis.measurement.planning import plan
+from olmo_sparsity.analysis.measurement.planning import make_plan
 from olmo_sparsity.analysis.measurement.request import MeasureRequest
 from olmo_sparsity.analysis.measurement.sharing import wait_for_documents, work_on_documents
 from olmo_sparsity.analysis.measurement.summing_up import check_any_target, sum_up
@@ -52,16 +57,19 @@ def measure(request: MeasureRequest) -> Results | None:
             f"out=None: {num_processes} processes need a folder to share; pass out=FOLDER"
         )
     if out is not None:
+        # Before the model is read, which may take minutes.
         results_folder(out).check_no_other_work()
-    planned = plan(request)
+    plan = make_plan(request)
+
     folder_of_results = tempfile.TemporaryDirectory() if out is None else nullcontext(out)
     with folder_of_results as folder:
-        return run(planned, Path(folder), request.shard, request.command)
+        return run(plan, Path(folder), request.shard, request.command)
 
 
 def wait_for_results(out: str | Path) -> Results:
     """Wait for the results that another process of the launch writes, and return them."""
     say(f"{out}: waiting for the results, which another process writes")
+    # The manifest is written last, so the tables are there when it is.
     while not (Path(out) / MANIFEST).exists():
         time.sleep(0.5)
     return read_results(out)
@@ -71,13 +79,18 @@ def run(
     plan: Plan, out: Path, shard: tuple[int, int] = ALL_DOCUMENTS, command: Sequence[str] = ()
 ) -> Results | None:
     """Measure what is planned, into the folder `out`. Return the results in the first process of a
-    launch; None in the others, and where documents are left to another shard."""
+    launch; None in the others, and where documents are left to another shard.
+
+    Args:
+        shard: (i, n): measure only the i-th of n shares of the documents.
+        command: What the user typed, for meta.json.
+    """
     with using(plan.model):
         plan.check_model_unchanged()
-        return _Process(plan, out, Shard(*shard), read_launch()).run(command)
+        return _MeasuringProcess(plan, out, Shard(*shard), read_launch()).run(command)
 
 
-class _Process:
+class _MeasuringProcess:
     """One process of a measurement.
 
     A shard may have several processes: those of one launch, the first of which waits for the
@@ -90,44 +103,50 @@ class _Process:
         self.out = out
         self.shard = shard
         self.launch = launch
-        self.started = time.perf_counter()
+        self.is_first = launch.rank == 0
+        """Whether this is the process of its launch that waits for the others, checks the model,
+        shows progress and writes the results."""
+
+        self.started_s = time.perf_counter()
         self.slowest_s = 0.0
         """Seconds that the slowest document took here, by which the patience with others is set."""
 
         self.provenance = provenance(device_name(plan.scorer.device))
-        self.measured = plan.measured
         self.parts = Parts(out, plan.identity())
-        self.documents_of_shard = shard.of(self.measured)
-        self.documents_of_process = shard.part(launch.rank, launch.world_size).of(self.measured)
+        self.numbers = plan.measured_numbers
+        """The documents of the whole measurement, by their numbers."""
+
+        self.numbers_of_shard = shard.of(self.numbers)
+        self.numbers_of_process = shard.part(launch.rank, launch.world_size).of(self.numbers)
         self.targets = pd.DataFrame()
         """The table of the targets of those documents that have losses so far."""
 
     def run(self, command: Sequence[str]) -> Results | None:
         """Measure the documents of this process. Return the results if all documents are finished
-        then, those of other processes included; else return None. `command`: what the user typed,
-        for meta.json."""
-        is_first = self.launch.rank == 0
+        then, those of other processes included; else return None."""
         is_damaged = False
         if (self.out / MANIFEST).exists():
             try:
-                return read_results(self.out) if is_first else None
+                return read_results(self.out) if self.is_first else None
             except DataError as error:
                 # The results are written again from the parts.
                 say(str(error))
                 is_damaged = True
 
-        # One process of a launch checks the model, and prints what it found.
-        checks = self._check_model() if is_first else {}
-        if not self._evaluate():
+        checks = self._check_model() if self.is_first else {}
+        if not self._run_phases():
             return None
+
         meta = self.provenance | {
             "command": list(command),
             "induction": checks.get("induction", {}),
             "sink": checks.get("sink", {}),
-            "seconds_of_last_start": time.perf_counter() - self.started,
+            "seconds_of_last_start": time.perf_counter() - self.started_s,
             "token_forwards_of_last_start": self.plan.scorer.token_forwards,
         }
-        with locked(self.out, waits=True):  # another launch may be at the same point
+        # Two shards may find at the same time that all documents are finished. The one that gets
+        # the lock writes the results, and the other finds them whole.
+        with locked(self.out, waits=True):
             if is_damaged or find_damage(self.out, FILES) is not None:
                 targets = self.targets.reset_index(drop=True)
                 sum_up(self.plan, self.parts, targets, meta, self.out)
@@ -136,8 +155,8 @@ class _Process:
     def _check_model(self) -> dict[str, dict[str, Any]]:
         """Run the induction and the sink check, print what they found, and return it for
         meta.json."""
-        induction = self.plan.induction()
-        sink = self.plan.sink()
+        induction = self.plan.run_induction_check()
+        sink = self.plan.run_sink_check()
         if induction:
             text = describe_induction(induction, self.plan.settings.interpretation)
             print(text, file=sys.stderr)
@@ -146,43 +165,48 @@ class _Process:
             say(warning)
         return {"induction": induction, "sink": sink}
 
-    def _evaluate(self) -> bool:
+    def _run_phases(self) -> bool:
         """Run both phases. Return whether all documents are finished, as the first process of the
         launch finds; always False in the others."""
-        self._evaluate_documents_of_process()
-        # Only the first process of a launch waits for the others and writes the results.
-        if self.launch.rank > 0:
+        self._run_phases_of_process()
+        if not self.is_first:
             return False
         if self.launch.world_size > 1:
             self._wait_for_launch()
-        num_missing = self._count_unfinished()
-        if num_missing:
+
+        num_unfinished = self._count_unfinished()
+        if num_unfinished:
             print(
-                f"shard {self.shard.number}/{self.shard.num_shards} is done; {num_missing} "
+                f"shard {self.shard.shard_index}/{self.shard.num_shards} is done; {num_unfinished} "
                 "documents are left to the others",
                 file=sys.stderr,
             )
-        return num_missing == 0
+        return num_unfinished == 0
 
-    def _evaluate_documents_of_process(self) -> None:
+    def _run_phases_of_process(self) -> None:
         """Compute losses, choose targets, and evaluate them, in the documents of this process."""
-        is_first = self.launch.rank == 0
         self.slowest_s = work_on_documents(
-            "losses", self.parts, self.documents_of_process, self._losses, is_first
+            "losses", self.parts, self.numbers_of_process, self._measure_losses, self.is_first
         )
+
         if self.plan.chooses_by_gap:
             # The threshold depends on all documents of one half, also on those of other processes.
-            half = [number for number in self.measured if half_of(number) == "threshold"]
-            wait_for_documents("losses", self.parts, half, self._losses, self.slowest_s)
-        # Read before targets are chosen, as other processes may finish their losses meanwhile.
-        has_all_losses = self.parts.finished("losses").issuperset(self.measured)
+            half = [number for number in self.numbers if half_of(number) == "threshold"]
+            wait_for_documents("losses", self.parts, half, self._measure_losses, self.slowest_s)
+        # Asked before targets are chosen, as other processes may finish their losses meanwhile. The
+        # check below would then miss targets that are there.
+        has_all_losses = self.parts.finished("losses").issuperset(self.numbers)
         self._choose_targets()
         if has_all_losses:
             # Before hours are spent on the targets of the placebo alone.
             check_any_target(self.plan, self.targets, self.parts)
-        with_targets = self._with_targets(self.documents_of_process)
+
         slowest_recovery_s = work_on_documents(
-            "recovery", self.parts, with_targets, self._recovery, is_first
+            "recovery",
+            self.parts,
+            self._with_targets(self.numbers_of_process),
+            self._measure_recovery,
+            self.is_first,
         )
         # A process without targets must have patience, too.
         self.slowest_s = max(self.slowest_s, slowest_recovery_s)
@@ -190,36 +214,42 @@ class _Process:
     def _wait_for_launch(self) -> None:
         """Wait for the documents of the other processes of this launch."""
         wait_for_documents(
-            "losses", self.parts, self.documents_of_shard, self._losses, self.slowest_s
+            "losses", self.parts, self.numbers_of_shard, self._measure_losses, self.slowest_s
         )
+        # Those of this process were chosen already; now those of the others are known, too.
         self._choose_targets()
-        with_targets = self._with_targets(self.documents_of_shard)
-        wait_for_documents("recovery", self.parts, with_targets, self._recovery, self.slowest_s)
+        with_targets = self._with_targets(self.numbers_of_shard)
+        wait_for_documents(
+            "recovery", self.parts, with_targets, self._measure_recovery, self.slowest_s
+        )
 
     def _count_unfinished(self) -> int:
         """Return how many documents, of all shards, are not finished."""
-        without_losses = set(self.measured) - self.parts.finished("losses")
+        without_losses = set(self.numbers) - self.parts.finished("losses")
         if without_losses:
             return len(without_losses)
         self._choose_targets()
         check_any_target(self.plan, self.targets, self.parts)
         return len(set(self.targets.document) - self.parts.finished("recovery"))
 
-    def _with_targets(self, numbers: Sequence[int]) -> list[int]:
-        """Return the numbers of those among these documents that have a target."""
-        return sorted(set(numbers) & set(self.targets.document))
+    # --- steps of one document, and what is between the phases ---
 
-    def _losses(self, number: int) -> None:
+    def _measure_losses(self, number: int) -> None:
         """Compute and store the losses of one document."""
-        self.parts.write("losses", number, self.plan.losses(number))
+        self.parts.write("losses", number, self.plan.compute_losses(number))
 
-    def _recovery(self, number: int) -> None:
+    def _measure_recovery(self, number: int) -> None:
         """Evaluate the targets of one document, and store their rows."""
-        tables = self.plan.recovery(number, self.targets, self.parts)
+        tables = self.plan.evaluate_targets(number, self.targets, self.parts)
         self.parts.write("recovery", number, tables)
 
     def _choose_targets(self) -> None:
         """Choose the targets of the documents that have losses so far."""
         self.parts.flush()  # so that this process's own losses can be read
-        targets = self.plan.targets(self.parts.read("losses"))
+        targets = self.plan.select_targets(self.parts.read("losses"))
+        # Fixed targets are all returned, also those of documents that are not finished.
         self.targets = targets[targets.document.isin(self.parts.finished("losses"))]
+
+    def _with_targets(self, numbers: Sequence[int]) -> list[int]:
+        """Return the numbers of those among these documents that have a target."""
+        return sorted(set(numbers) & set(self.targets.document))

@@ -1,9 +1,15 @@
 """Hold a call of `measure`, and check which of its options go together.
 
-    MeasureRequest.of(model=…, documents=…, long=…) → a checked request with complete settings
+    MeasureRequest.of(model="runs/mine", documents="text.txt", long=64, quick=True)
+        .settings.long            # 64, as passed
+        .settings.draws           # 1, as `quick` says
+        .reading.max_documents    # 30, as `quick` says
+        .typed                    # ("long",)
 
-Only options are checked here. planning.py reads the model and the text, and checks what depends
-on them.
+    MeasureRequest.of(…, at="Ayrton", share=0.5)    # ConfigError: `at` selects the targets
+
+The function and the command `measure` make a request, and planning.py answers it. Only options are
+checked here. planning.py reads the model and the text, and checks what depends on them.
 """
 
 from __future__ import annotations
@@ -50,10 +56,20 @@ class MeasureRequest(Request):
     checked."""
 
     targets: OtherMeasurement = None
+    """Evaluate the targets of this measurement."""
+
     choices: OtherMeasurement = None
+    """Evaluate the targets of this measurement with the units that its model ranked."""
+
     losses: OtherMeasurement = None
+    """Reuse the losses of this measurement, which has the same model, text and windows."""
+
     at: At | None = None
+    """Evaluate the tokens with these names."""
+
     quick: bool = False
+    """Measure a few blocks of a few documents."""
+
     command: tuple[str, ...] = ()
     """The words of the command line, which the results keep."""
 
@@ -70,21 +86,20 @@ class MeasureRequest(Request):
         check_type("quick", self.quick, bool, "True or False")
         if self.out is not None:
             path_of("out", self.out)
-        is_text = not isinstance(self.documents, Documents)
-        if not is_text and self.reading != TextOptions():
-            names = "field, group_field, prompt_field, …, max_documents and min_tokens"
-            raise ConfigError(f"{names} are for text that is read here; leave them out")
+        self._check_reading()
         self._check_one_selects_targets()
         self._check_options_are_used()
-        settings = self._with_windows()
+        settings = self._settings_with_windows()
         self._check_split_long(settings)
+
         # Before `quick` adds its own; a function does not know which of its defaults were passed.
         typed = tuple(sorted({*self.typed, *settings.changed_options}))
         reading = self.reading
         if self.quick:
             settings = _quick_settings(settings)
-            if is_text and reading.max_documents is None:
+            if self._reads_text and reading.max_documents is None:
                 reading = replace(reading, max_documents=QUICK["max_documents"])
+
         # The settings of `choices` are not known yet: the other measurement has them.
         if self.choices is None:
             settings.check()
@@ -95,23 +110,40 @@ class MeasureRequest(Request):
         )
 
     def _checked_shard(self) -> Shard:
-        """Return the shard; ConfigError if it is not a number below the number of shards."""
+        """Return the shard. Raise ConfigError if it is not a number below the number of shards."""
         is_pair = isinstance(self.shard, tuple) and len(self.shard) == 2
         if not is_pair or not 0 <= self.shard[0] < self.shard[1]:
             raise ConfigError(f"shard={self.shard} must be (i, n) with 0 <= i < n")
         return Shard(*self.shard)
 
+    @property
+    def _reads_text(self) -> bool:
+        """Return whether text is read here. Otherwise `documents` are tokens already."""
+        return not isinstance(self.documents, Documents)
+
+    def _check_reading(self) -> None:
+        """Raise ConfigError if an option of reading text was passed, and no text is read."""
+        if not self._reads_text and self.reading != TextOptions():
+            names = "field, group_field, prompt_field, …, max_documents and min_tokens"
+            raise ConfigError(f"{names} are for text that is read here; leave them out")
+
+    @property
+    def _selecting_options(self) -> list[str]:
+        """Return the names of the passed options that select targets."""
+        return [name for name in ("at", "choices", "targets") if getattr(self, name) is not None]
+
     def _check_one_selects_targets(self) -> None:
         """Raise ConfigError if two options select targets."""
-        options = [name for name in ("at", "choices", "targets") if getattr(self, name) is not None]
-        of_text = self._targets_of_text()
-        selecting_options = list(options)
+        options = self._selecting_options
         if self.quick and self.choices is not None:
             # `quick` selects blocks, and the other measurement has done so, too.
-            selecting_options.insert(0, "quick")
-        # Choices are of the same text, read the same way, so that they agree with its records.
-        beside_text = [name for name in options if name != "choices"] + of_text
-        for selections in (selecting_options, beside_text):
+            options = ["quick", *options]
+
+        # `choices` may be passed with records that name targets, as its measurement has read the
+        # same records and has their targets.
+        options_without_choices = [name for name in self._selecting_options if name != "choices"]
+        options_and_text = options_without_choices + self._selections_of_text()
+        for selections in (options, options_and_text):
             if len(selections) > 1:
                 names = " and ".join(selections)
                 raise ConfigError(f"{names} all select targets: pass one of them")
@@ -119,8 +151,7 @@ class MeasureRequest(Request):
     def _check_options_are_used(self) -> None:
         """Raise ConfigError if a setting was passed that has no effect, as another option selects
         the targets. A setting that was typed with its default counts, too."""
-        options = [name for name in ("at", "choices", "targets") if getattr(self, name) is not None]
-        selections = [*options, *self._targets_of_text()]
+        selections = [*self._selecting_options, *self._selections_of_text()]
         without_effect = sorted(self.passed_settings.intersection(SELECTION_SETTINGS))
         if selections and without_effect:
             names = ", ".join(without_effect)
@@ -153,9 +184,9 @@ class MeasureRequest(Request):
         if self.reading.prompt_field or self.reading.target_field:
             raise ConfigError("split_long would cut a prompt off its target: omit it")
 
-    def _targets_of_text(self) -> list[str]:
-        """Return which options or records make the text itself name its targets, as words for an
-        error. Return an empty list if it names none."""
+    def _selections_of_text(self) -> list[str]:
+        """Return what makes the text itself name its targets, as words for an error: an option, or
+        the records that were passed. Return an empty list if the text names none."""
         if isinstance(self.documents, Documents) and self.documents.have_targets:
             return ["records of prompt and target"]
         if self.reading.prompt_field:
@@ -164,9 +195,9 @@ class MeasureRequest(Request):
             return ["target_field"]
         return []
 
-    def _with_windows(self) -> Settings:
-        """Return the settings with the lengths of `windows`, if it was passed. ConfigError if they
-        were passed twice."""
+    def _settings_with_windows(self) -> Settings:
+        """Return the settings with the lengths of `windows`, if it was passed. Raise ConfigError if
+        they were passed twice."""
         windows = self.windows
         changed = self.settings.changed_options
         if windows is None:
@@ -174,7 +205,9 @@ class MeasureRequest(Request):
         if not isinstance(windows, Windows):
             raise ConfigError(f"windows={windows} must be Windows(long, short, stride)")
         if windows.has_all:
+            # `Windows` has more fields then, which the options determine.
             raise ConfigError('with long="all", pass long, short and stride as options of measure')
+
         repeated = {"long", "short", "stride"} & changed.keys()
         if windows.prefix and self.loading.prefix != "auto":
             repeated |= {"prefix"}

@@ -1,10 +1,10 @@
 """Reuse another measurement: its losses, its targets, or the settings of its choices.
 
-    losses_of                  the losses, if model, text and windows are the same
-    targets_of                 the targets of a measurement of the same text; on request also its
+    reusable_losses            the losses, if model, text and windows are the same
+    locate_targets             the targets of a measurement of the same text; on request also its
                                ranked units
     with_settings_of_targets   settings under which targets keep their placebo
-    settings_of                the settings under which units were ranked
+    settings_of_choices        the settings under which units were ranked
 
 If the other model has another tokenizer, matching.py finds its targets and units by the characters
 of the text. choices.py holds the ranked units.
@@ -127,7 +127,7 @@ def with_blocks_of(other: Results, documents: Documents, settings: Settings) -> 
     return with_same_sample
 
 
-def losses_of(
+def reusable_losses(
     other: Results, model: LoadedModel, documents: Documents, settings: Settings
 ) -> dict[int, pd.DataFrame]:
     """Return the losses of another measurement: number of a document → its rows. DataError if this
@@ -147,13 +147,13 @@ def losses_of(
             f"losses: they are of another {', '.join(differing)}; pass those of the same, "
             "or omit losses"
         )
-    # As `Plan.losses` returns them: without the column `document`, which is added when they are
-    # stored.
+    # As `Plan.compute_losses` returns them: without the column `document`, which is added when they
+    # are stored.
     by_document = other.losses.groupby("document", sort=False)
     return {int(number): rows.drop(columns="document") for number, rows in by_document}
 
 
-def targets_of(
+def locate_targets(
     other: Results, documents: Documents, settings: Settings, with_units: bool = False
 ) -> Matched:
     """Return the targets of another measurement of the same text, as places in these documents, and
@@ -173,7 +173,7 @@ def targets_of(
 
     if _is_same_data(other, documents):
         if with_units:
-            # `settings_of` has taken the other's settings, so that all its targets are targets
+            # `settings_of_choices` has taken the other's settings, so all its targets are targets
             # here.
             targets = other.targets[other.targets.distant_part == "document"]
             return Matched(targets, other.influence)
@@ -202,7 +202,9 @@ def targets_of(
     return matched
 
 
-def settings_of(results: Results, passed: dict[str, Any], has_other_tokenizer: bool) -> Settings:
+def settings_of_choices(
+    results: Results, passed: dict[str, Any], has_other_tokenizer: bool
+) -> Settings:
     """Return the settings under which another measurement ranked its units, so that windows,
     targets and unrelated texts agree.
 

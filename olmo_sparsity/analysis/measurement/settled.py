@@ -15,7 +15,7 @@ import pandas as pd
 
 from olmo_sparsity.analysis.measurement.at import At
 from olmo_sparsity.analysis.measurement.choices import Choices
-from olmo_sparsity.analysis.measurement.reuse import targets_of
+from olmo_sparsity.analysis.measurement.reuse import locate_targets
 from olmo_sparsity.analysis.measurement.targets import COLUMNS, named_targets, targets_of_records
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.results import Results
@@ -67,7 +67,7 @@ class FixedTargets:
     ) -> FixedTargets:
         """Take the targets of another measurement, for these documents and settings. `transfers`:
         take its ranked units, too."""
-        matched = targets_of(other, documents, settings, transfers)
+        matched = locate_targets(other, documents, settings, transfers)
         return FixedTargets(
             targets=matched.targets[[*COLUMNS, "end"]].reset_index(drop=True),
             only_named=matched.counts is not None or matched.has_other_windows,

@@ -46,16 +46,16 @@ def _targets_of_finished(plan: Plan, parts: Parts, out: Path) -> tuple[pd.DataFr
     """Return the targets of the documents that are finished, and the number of documents that are
     not. DataError if nothing is finished."""
     finished = parts.finished("recovery")
-    without_losses = set(plan.measured) - parts.finished("losses")
-    num_with_losses = len(plan.measured) - len(without_losses)
+    without_losses = set(plan.measured_numbers) - parts.finished("losses")
+    num_with_losses = len(plan.measured_numbers) - len(without_losses)
     nothing_evaluated = DataError(
-        f"{out} holds the losses of {num_with_losses} of {len(plan.measured)} "
+        f"{out} holds the losses of {num_with_losses} of {len(plan.measured_numbers)} "
         "documents, and no target was evaluated yet; run without --partial first"
     )
     if without_losses and not finished:
         raise nothing_evaluated
 
-    targets = plan.targets(parts.read("losses"))
+    targets = plan.select_targets(parts.read("losses"))
     unfinished = without_losses | (set(targets.document) - finished)
     if finished:
         targets = targets[targets.document.isin(finished)]
@@ -81,7 +81,7 @@ def check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
         raise DataError("targets: none has a full long window before it; lower long")
     losses = parts.read("losses")
     gaps = (losses.loss_short - losses.loss_long)[losses.document.map(half_of) == "report"]
-    sizes = f"the largest is {gaps.max():.2f} nats, the threshold {plan.threshold(losses):.2f}"
+    sizes = f"the largest is {gaps.max():.2f} nats, the threshold {plan.find_threshold(losses):.2f}"
     raise DataError(f"no target has a gap large enough: {sizes}; pass more text, or lower min_gap")
 
 
@@ -170,12 +170,14 @@ def _meta(
         ks=list(settings.ks),
         controls={"control": settings.control, "draws": settings.draws},
         seed=settings.seed,
-        targets=_targets_meta(plan, plan.threshold(losses)),
+        targets=_targets_meta(plan, plan.find_threshold(losses)),
         longppl=longppl(losses),
         counts={
-            "documents_measured": len(plan.measured) - num_unfinished,
+            "documents_measured": len(plan.measured_numbers) - num_unfinished,
             "documents_left": num_unfinished,
-            "documents_too_short": documents.num_too_short + len(documents) - len(plan.measured),
+            "documents_too_short": documents.num_too_short
+            + len(documents)
+            - len(plan.measured_numbers),
             "documents_trained_on": documents.num_training,
         },
         **keys_of_run,

@@ -163,7 +163,7 @@ def spent_forwards(plan: Plan, number: int, targets: dict[str, Any]) -> int:
     """
     forwards_before = plan.scorer.token_forwards
     with in_use(plan.scorer.model):
-        plan.recovery(number, pd.DataFrame(targets))
+        plan.evaluate_targets(number, pd.DataFrame(targets))
     return plan.scorer.token_forwards - forwards_before
 
 

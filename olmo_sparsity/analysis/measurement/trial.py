@@ -68,7 +68,7 @@ class Trial:
         """Run the model of a plan on a few passages and blocks."""
         scorer = plan.scorer
         length = max(1, min(PASSAGE_LENGTH, plan.settings.windows.first_target // 2))
-        documents = [plan.documents[number] for number in plan.measured]
+        documents = [plan.documents[number] for number in plan.measured_numbers]
         # The first forward is slower, so the second run is the one that counts.
         for num_passages in (1, NUM_PASSAGES):
             began = time.perf_counter()
@@ -77,9 +77,9 @@ class Trial:
         speed = 2 * length * max(induction["num_passages"], 1) / seconds
 
         # If the measurement's own check fits into the time of a trial, it replaces this one.
-        passages = passages_of(*plan.induction_texts())
+        passages = passages_of(plan.measured_documents, plan.passage_length)
         if sum(2 * len(passage) for passage in passages) <= TRIED_S * speed:
-            induction = repetition_drop(scorer, *plan.induction_texts())
+            induction = plan.run_induction_check()
 
         if not plan.chooses_by_gap:
             return Trial(induction, speed, losses=None)
@@ -100,7 +100,7 @@ def _losses_of_first_blocks(plan: Plan, speed: float) -> pd.DataFrame | None:
     began = time.perf_counter()
     max_forwards = max(TRIED_S * speed, TRIED_FORWARDS)
     tables: dict[int, Columns] = {}
-    for number in sorted(plan.measured):  # neighbours are of different halves
+    for number in sorted(plan.measured_numbers):  # neighbours are of different halves
         document = plan.documents[number]
         blocks = list(windows.blocks(document.tokens[: windows.first_target + TRIED_TOKENS]))
         # The cost of the first block, of the first two, and so on, with blocks taken as equal.
@@ -137,7 +137,7 @@ def _losses_of_beginning(plan: Plan, number: int, blocks: list[Block]) -> Column
         settings=replace(plan.settings, sample=1.0),  # all blocks of the beginning
         reused_losses=ReusedLosses(),
     )
-    return plan_of_beginning.losses(number)["losses"]
+    return plan_of_beginning.compute_losses(number)["losses"]
 
 
 def speed_of_targets(plan: Plan, targets: ExpectedTargets, speed: float) -> float:

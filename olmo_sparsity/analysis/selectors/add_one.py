@@ -23,6 +23,7 @@ import numpy as np
 
 from olmo_sparsity.analysis.scoring.rows import Context
 from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.analysis.selectors.gates import gate_gradients
 from olmo_sparsity.analysis.selectors.question import (
     Choice,
     Question,
@@ -30,7 +31,6 @@ from olmo_sparsity.analysis.selectors.question import (
     choice_of,
     loss_reductions,
 )
-from olmo_sparsity.analysis.selectors.saliency import gate_gradients
 from olmo_sparsity.models.identity.use import with_model_in_use
 from olmo_sparsity.text.units import NO_INDICES, Units
 

@@ -39,7 +39,7 @@ from olmo_sparsity.analysis.selectors.question import (
     choice_of,
     loss_reductions,
 )
-from olmo_sparsity.analysis.selectors.saliency import embedding_saliency, head_attention, loss
+from olmo_sparsity.analysis.selectors.saliency import embedding_saliency, head_attention
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.extend import find_added
 from olmo_sparsity.base.renamed import getattr_with_old_names
@@ -75,7 +75,7 @@ if not TYPE_CHECKING:
 def gradient(scorer: Scorer, question: Question) -> Choice:
     """Choose the units of largest −gradient · embedding, with the long window: to first order, by
     how much the loss rises without the embeddings of a unit."""
-    saliency_TF = embedding_saliency(scorer, question.context, question.spans, loss)
+    saliency_TF = embedding_saliency(scorer, question.context, question.spans)
     return best_of(question.units.sum_by_unit(saliency_TF), question.k)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors.add_one import add_one
+from olmo_sparsity.analysis.selectors.gates import GATE, gate_gradients
 from olmo_sparsity.analysis.selectors.question import (
     Choice,
     Question,
@@ -26,7 +27,6 @@ from olmo_sparsity.analysis.selectors.question import (
     choice_of,
     loss_reductions,
 )
-from olmo_sparsity.analysis.selectors.saliency import GATE, gate_gradients
 
 NUM_FIRST = 9
 """How many units `pairs` opens at first, one by one, at least."""

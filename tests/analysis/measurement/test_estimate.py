@@ -51,16 +51,16 @@ def test_token_forwards_are_counted_exactly(model: Any, settings: Settings) -> N
     targets = pd.DataFrame(
         {"document": 1, "target": [22, 25, 40], "distant_part": ["document", "placebo", "document"]}
     )
-    for number in plan.measured:
+    for number in plan.measured_numbers:
         before = plan.scorer.token_forwards
         plan.scorer._known_text = None
-        plan.losses(number)
+        plan.compute_losses(number)
         blocks = sampled_blocks(plan.documents[number], plan.settings)
         assert count_forwards_of_losses(plan, number, blocks) == plan.scorer.token_forwards - before
     counting, before = counting_plan(plan), plan.scorer.token_forwards
     plan.scorer._known_text = None
-    plan.recovery(1, targets)
-    counting.recovery(1, targets)
+    plan.evaluate_targets(1, targets)
+    counting.evaluate_targets(1, targets)
     assert counting.scorer.token_forwards == plan.scorer.token_forwards - before > 0
 
 
@@ -68,7 +68,7 @@ def test_the_induction_check_is_that_of_the_measurement_or_is_said_to_be_smaller
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = Plan.of(loaded(model), documents(*[48] * 4, seed=1), replace(FEW, min_gap=0.0))
-    measured = plan.induction()
+    measured = plan.run_induction_check()
     text = str(estimate(plan))
     assert (
         f"loss {measured['loss_first']:.2f} on a passage, {measured['loss_repeated']:.2f}" in text

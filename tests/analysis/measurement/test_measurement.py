@@ -206,10 +206,14 @@ def test_two_processes_share_a_folder_and_do_no_loss_twice(
     """One after the other. Of two shards the first cannot wait for the second, and measures what it
     needs. Of one launch the second is lost, and what it did not do is done by the first."""
     monkeypatch.setattr(PATIENCE, 0.0)
-    really, counted = Plan.losses, []
-    monkeypatch.setattr(
-        Plan, "losses", lambda self, number: (counted.append(number), really(self, number))[1]
-    )
+    compute_losses = Plan.compute_losses
+    counted = []
+
+    def count_and_compute(plan: Plan, number: int) -> Any:
+        counted.append(number)
+        return compute_losses(plan, number)
+
+    monkeypatch.setattr(Plan, "compute_losses", count_and_compute)
 
     def process(index: int) -> Any:
         if not launched:

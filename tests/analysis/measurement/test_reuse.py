@@ -22,7 +22,7 @@ from olmo_sparsity.analysis.measurement.matching import (
     match_targets,
 )
 from olmo_sparsity.analysis.measurement.plan import Plan
-from olmo_sparsity.analysis.measurement.planning import plan
+from olmo_sparsity.analysis.measurement.planning import make_plan
 from olmo_sparsity.analysis.measurement.request import MeasureRequest
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results import reported
@@ -227,7 +227,7 @@ def test_a_default_that_is_typed_does_not_yield_to_choices(
         model=model_of(1), documents=documents, choices=found[0], seed=0, typed=("seed",)
     )
     with pytest.raises(ConfigError, match="seed: `choices` takes this from the other"):
-        plan(request)
+        make_plan(request)
 
 
 def refuse(*_: Any) -> None:

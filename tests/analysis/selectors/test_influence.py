@@ -12,9 +12,9 @@ import pytest
 
 from olmo_sparsity.analysis.interpretation import InterpretationName, interpretation_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.analysis.selectors.gates import gate_gradients
 from olmo_sparsity.analysis.selectors.halving import first_groups
 from olmo_sparsity.analysis.selectors.influence import SELECTORS, Question, find_selector
-from olmo_sparsity.analysis.selectors.saliency import gate_gradients
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.text.windows import Block, Windows
 from tests.support.brute import (

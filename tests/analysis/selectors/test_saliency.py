@@ -10,8 +10,8 @@ import torch
 
 from olmo_sparsity.analysis.interpretation import InterpretationName
 from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.analysis.selectors.gates import gate_gradients
 from olmo_sparsity.analysis.selectors.influence import SELECTORS
-from olmo_sparsity.analysis.selectors.saliency import gate_gradients
 from olmo_sparsity.text.windows import Windows
 from tests.support.brute import (
     CPU,
