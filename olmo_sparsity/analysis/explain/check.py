@@ -29,7 +29,7 @@ import pandas as pd
 
 from olmo_sparsity.analysis.explain.prepared import Prepared
 from olmo_sparsity.analysis.explain.unrelated import unrelated_documents
-from olmo_sparsity.analysis.measurement.targets import first_place, largest_gaps
+from olmo_sparsity.analysis.measurement.targets import first_target_place, largest_gaps
 from olmo_sparsity.analysis.options import MIN_GAP, is_whole_number
 from olmo_sparsity.analysis.report.texts_page import note
 from olmo_sparsity.analysis.results.intervals import Interval, percentile_interval, resample_weights
@@ -258,7 +258,7 @@ def _targets_to_check(
     losses = context_losses(
         prepared.scorer, prepared.document, windows, controls, prepared.blocks_to_select()
     )
-    losses = losses[losses.target >= first_place(windows, prepared.settings.units)]
+    losses = losses[losses.target >= first_target_place(windows, prepared.settings.units)]
     # Chosen in the same way as the explanation's own, from the gaps with an unrelated text.
     spans_by_part[PLACEBO] = np.array(largest_gaps(losses, "placebo_loss_long"))
     return spans_by_part

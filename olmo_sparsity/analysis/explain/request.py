@@ -25,7 +25,7 @@ from olmo_sparsity.analysis.explain.text_file import read_text
 from olmo_sparsity.analysis.measurement.at import At
 from olmo_sparsity.analysis.measurement.enough_text import SMALLER_UNITS
 from olmo_sparsity.analysis.measurement.reading import load
-from olmo_sparsity.analysis.measurement.targets import first_place, largest_gaps
+from olmo_sparsity.analysis.measurement.targets import first_target_place, largest_gaps
 from olmo_sparsity.analysis.options import ExplainSettings, ModelOptions, Request
 from olmo_sparsity.analysis.scoring.cost import Cost, counting
 from olmo_sparsity.analysis.scoring.document_losses import context_losses
@@ -173,7 +173,7 @@ def _targets_with_distant_part(prepared: Prepared) -> Spans:
     document = prepared.document
     windows = prepared.windows
     units = prepared.settings.units
-    first_with_units = first_place(windows, units)
+    first_with_units = first_target_place(windows, units)
     spans = prepared.spans
     if spans is None:
         blocks = prepared.blocks_to_select()

@@ -7,10 +7,18 @@ Two scores are stored in the table `lds`, both as rank correlations (Spearman):
     reliability                 one half of the unrelated texts against the other half: do both
                                 find the same groups of units important?
 
+text_evaluation.py calls `linear_datamodeling_scores` and `reliability_of_texts`. With two random
+halves A and B of four units, the first score is computed from:
+
+    scores of the units             0.1  0.0  2.3  0.2
+    half A has units 0 and 2        predicted 0.1 + 2.3 = 2.4     measured reduction 2.1
+    half B has units 1 and 3        predicted 0.0 + 0.2 = 0.2     measured reduction 0.4
+    both rank A before B, so their rank correlation is 1
+
 All losses are in nats, summed over the tokens of a target.
 
-Dimension key: T targets, U distant units, A random halves of the units, G groups of units, R
-unrelated texts.
+Dimension key: T targets, U distant units, A random halves of the units, G groups of units, S sets
+(the empty one and G groups), R unrelated texts.
 """
 
 from __future__ import annotations
@@ -36,8 +44,9 @@ from olmo_sparsity.analysis.selectors.question import (
 )
 from olmo_sparsity.text.units import NO_INDICES, Spans, Units
 
-LEAST_CORRELATION = -1 / 3
-"""Spearman–Brown of this correlation is −1, and of a smaller one less than −1."""
+MIN_CORRELATION = -1 / 3
+"""The smallest correlation for which the formula of Spearman and Brown returns a correlation: −1.
+For smaller ones it returns less than −1."""
 
 
 @dataclass(frozen=True)
@@ -87,22 +96,23 @@ def reliability_of_texts(
     for span in spans:
         rows += [context.set_row(indices, span) for indices in sets]
     # `by_text` returns the losses of a target's tokens; a target's loss is their sum.
-    losses = [nll_RW.sum(1) for nll_RW in scorer.by_text(rows)]
-    loss_TGR = np.array(losses).reshape(len(spans), len(sets), scorer.num_texts)
+    losses_of_rows = [nll_RW.sum(1) for nll_RW in scorer.by_text(rows)]
+    loss_TSR = np.array(losses_of_rows).reshape(len(spans), len(sets), scorer.num_texts)
 
     # Every other text belongs to one half, so that the halves differ by at most one text.
-    even_reduction_TG = _reductions(loss_TGR[..., 0::2].mean(-1))
-    odd_reduction_TG = _reductions(loss_TGR[..., 1::2].mean(-1))
+    even_reduction_TG = _reductions(loss_TSR[..., 0::2].mean(-1))
+    odd_reduction_TG = _reductions(loss_TSR[..., 1::2].mean(-1))
     r_T = rank_correlations(even_reduction_TG, odd_reduction_TG, of_equal_values=0.0)
-    r_T = np.maximum(LEAST_CORRELATION, r_T)
+    r_T = np.maximum(MIN_CORRELATION, r_T)
     return 2 * r_T / (1 + r_T)
 
 
-def _reductions(loss_TG: np.ndarray) -> np.ndarray:
-    """Return how far each group of units lowers the loss. `loss_TG`: losses with the local window
-    alone, and then with each group."""
-    loss_short_T1 = loss_TG[:, :1]
-    return loss_short_T1 - loss_TG[:, 1:]
+def _reductions(loss_TS: np.ndarray) -> np.ndarray:
+    """Return reduction_TG, how far each group of units lowers the loss, in nats. `loss_TS` has the
+    loss with the local window alone, and then the losses with each group."""
+    loss_short_T1 = loss_TS[:, :1]
+    loss_with_group_TG = loss_TS[:, 1:]
+    return loss_short_T1 - loss_with_group_TG
 
 
 def _compared_groups(units: Units, num_distant: int) -> list[UnitGroup]:

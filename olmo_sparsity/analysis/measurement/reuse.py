@@ -1,13 +1,16 @@
 """Reuse another measurement: its losses, its targets, or the settings of its choices.
 
-    reusable_losses            the losses, if model, text and windows are the same
-    locate_targets             the targets of a measurement of the same text; on request also its
-                               ranked units
-    with_settings_of_targets   settings under which targets keep their placebo
-    settings_of_choices        the settings under which units were ranked
+    option of `measure`   what is reused                   functions here
+    losses=               L_short and L_long               reusable_losses
+    targets=              its targets, with their placebo  with_settings_of_targets, locate_targets
+    choices=              its targets and ranked units     settings_of_choices, locate_targets
 
-If the other model has another tokenizer, matching.py finds its targets and units by the characters
-of the text. choices.py holds the ranked units.
+Losses are those of one model. Targets and choices mostly come from another model that has read the
+same text. For example, a measurement of model A finds that token 18 of document 1 is a target, and
+ranks "Anna" first for it. With `choices=` a measurement of model B evaluates "Anna" at token 18.
+
+planning.py and settled.py call these functions. If the other model has another tokenizer,
+matching.py finds its targets and units by the characters of the text. choices.py holds the units.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -26,10 +29,11 @@ from olmo_sparsity.analysis.measurement.matching import (
     match_choices,
     match_targets,
 )
-from olmo_sparsity.analysis.measurement.targets import given_targets
+from olmo_sparsity.analysis.measurement.targets import targets_with_window
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.results import Results, read_results
 from olmo_sparsity.analysis.results.tables import to_json_value
+from olmo_sparsity.analysis.results.target_rows import DOCUMENT
 from olmo_sparsity.analysis.selectors.influence import find_selector
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.progress import say
@@ -75,27 +79,33 @@ def with_settings_of_targets(
     """
     stored = other.meta.windows | other.meta.controls | {"seed": other.meta.seed}
     options = dict(settings.changed_options)
-    taken = []
+    changes = []
     for name in SHARED_WITH_TARGETS:
         if name in typed or stored.get(name) is None:
             continue
         # Also where the value is equal, as `quick` would change it.
         options[name] = stored[name]
         if stored[name] != getattr(settings, name):
-            taken.append(f"{name}={stored[name]}")
+            changes.append(f"{name}={stored[name]}")
     if "prefix_ids" not in typed and prefix == "auto":
         options["prefix_ids"] = tuple(stored.get("prefix", ()))
-    if taken:
-        say(f"targets: {', '.join(taken)}, as in the other measurement")
+    if changes:
+        say(f"targets: {', '.join(changes)}, as in the other measurement")
     shared = Settings(**options)
     shared.check()
     return shared
 
 
-def _differing_settings(other: Results, settings: Settings) -> dict[str, tuple[Any, Any]]:
-    """Return the settings in which the other measurement differs from this one: name → the value
-    here, and the other's. Only settings count that decide which targets have losses and which text
-    is the placebo's."""
+class _Difference(NamedTuple):
+    """A setting with different values in this measurement and the other one."""
+
+    here: Any
+    other: Any
+
+
+def _differing_settings(other: Results, settings: Settings) -> dict[str, _Difference]:
+    """Return the settings in which the other measurement differs from this one, by name. Only
+    settings count that decide which targets have losses and which text is the placebo's."""
     current = to_json_value(settings.windows.as_stored()) | {
         "seed": settings.seed,
         "draws": settings.draws,
@@ -106,7 +116,7 @@ def _differing_settings(other: Results, settings: Settings) -> dict[str, tuple[A
     stored = {"seed": meta.seed} | meta.windows | meta.controls
     stored["random_streams"] = meta.identity["random_streams"]
     return {
-        name: (value, stored.get(name))
+        name: _Difference(here=value, other=stored.get(name))
         for name, value in current.items()
         if stored.get(name) != value
     }
@@ -130,8 +140,8 @@ def with_blocks_of(other: Results, documents: Documents, settings: Settings) -> 
 def reusable_losses(
     other: Results, model: LoadedModel, documents: Documents, settings: Settings
 ) -> dict[int, pd.DataFrame]:
-    """Return the losses of another measurement: number of a document → its rows. DataError if this
-    measurement would compute other losses, as model, text or windows differ."""
+    """Return the losses of another measurement, by the number of the document. Raise DataError if
+    this measurement would compute other losses, as model, text or windows differ."""
     meta = other.meta
     if meta.targets.get("only_named"):
         raise DataError("losses: only the blocks of named targets have them; measure without `at`")
@@ -163,39 +173,50 @@ def locate_targets(
         with_units: Whether the units that it ranked are evaluated, so that they must be found in
             these documents, too.
     """
-    windows = settings.windows
     num_ranked = other.influence["rank"].max()
     if with_units and max(settings.ks) > num_ranked:
         raise ConfigError(
             f"ks: {max(settings.ks)} is more than the {num_ranked} units that the other "
             "measurement ranked; pass smaller ks"
         )
+    if not _is_same_data(other, documents):
+        return _locate_in_other_tokens(other, documents, settings, with_units)
+    if with_units:
+        # `settings_of_choices` has taken the other's settings, so all its targets are targets here.
+        # Those of the placebo are left out: ranked by another model, units need none (choices.py).
+        targets = other.targets[other.targets.distant_part == DOCUMENT]
+        return Matched(targets, other.influence)
+    return _locate_in_same_tokens(other, settings)
 
-    if _is_same_data(other, documents):
-        if with_units:
-            # `settings_of_choices` has taken the other's settings, so all its targets are targets
-            # here.
-            targets = other.targets[other.targets.distant_part == "document"]
-            return Matched(targets, other.influence)
-        differing = _differing_settings(other, settings)
-        targets = given_targets(other.targets, windows, not differing)
-        # Another sample leaves out blocks, but the placebo of the remaining ones is the same.
-        differences = [
-            f"{name}={value} (the other has {other_value})"
-            for name, (value, other_value) in differing.items()
-            if name != "sample"
-        ]
-        if differences:
-            say(f"no placebo targets, so no net excess, because of {', '.join(differences)}")
-        return Matched(targets, other.influence, has_other_windows=bool(differing))
 
+def _locate_in_same_tokens(other: Results, settings: Settings) -> Matched:
+    """Return the targets of another measurement that has read the same tokens, perhaps with other
+    windows or another placebo."""
+    differing = _differing_settings(other, settings)
+    targets = targets_with_window(other.targets, settings.windows, not differing)
+    # Another sample leaves out blocks, but the placebo of the remaining ones is the same.
+    differences = [
+        f"{name}={difference.here} (the other has {difference.other})"
+        for name, difference in differing.items()
+        if name != "sample"
+    ]
+    if differences:
+        say(f"no placebo targets, so no net excess, because of {', '.join(differences)}")
+    return Matched(targets, other.influence, has_other_windows=bool(differing))
+
+
+def _locate_in_other_tokens(
+    other: Results, documents: Documents, settings: Settings, with_units: bool
+) -> Matched:
+    """Return the targets of another measurement that has read the same text in other tokens. Raise
+    DataError if the text differs, or if no target remains."""
     if not is_other_tokenizer(other, documents):
         text = f"{other.meta.data.get('source')}, which differs from {documents.name}"
         raise DataError(f"the targets were chosen in {text}; pass the same text and its options")
     if with_units:
         matched = match_choices(other, documents, settings)
     else:
-        matched = match_targets(other, documents, windows)
+        matched = match_targets(other, documents, settings.windows)
     if not len(matched.targets):
         raise DataError(f"no target of the other measurement remains: {matched.counts}")
     say(str(matched.counts))
@@ -203,19 +224,18 @@ def locate_targets(
 
 
 def settings_of_choices(
-    results: Results, passed: dict[str, Any], has_other_tokenizer: bool
+    other: Results, passed: dict[str, Any], has_other_tokenizer: bool
 ) -> Settings:
     """Return the settings under which another measurement ranked its units, so that windows,
     targets and unrelated texts agree.
 
     Args:
-        results: The other measurement.
-        passed: The settings that the user passed; ConfigError if the other measurement determines
+        passed: The settings that the user passed. ConfigError if the other measurement determines
             one of them.
         has_other_tokenizer: Whether its windows are counted in other tokens. The windows are then
             those of this call.
     """
-    meta = results.meta
+    meta = other.meta
     free_settings = FREE_SETTINGS
     if not has_other_tokenizer:
         free_settings = FREE_SETTINGS - {*WINDOW_SETTINGS}
@@ -226,33 +246,47 @@ def settings_of_choices(
     if meta.identity["random_streams"] != VERSION and not has_other_tokenizer:
         raise DataError("choices: their unrelated texts differ from today's; measure again")
 
-    windows = meta.windows
-    if has_other_tokenizer:
-        names_of_windows = {*WINDOW_SETTINGS, "prefix_ids"}
-        window_settings = {
-            name: value for name, value in passed.items() if name in names_of_windows
-        }
-    else:
-        window_settings = {name: windows[name] for name in WINDOW_SETTINGS}
-        window_settings["prefix_ids"] = tuple(windows["prefix"])
-        window_settings["sample"] = windows["sample"]
-    rules = [name for name in meta.selectors if find_selector(name).draws == 1]
-    if not rules:
-        raise DataError(
-            f"choices: the other measurement drew its units at random ({', '.join(meta.selectors)})"
-            "; measure it with a selector that ranks them, such as add_one_screened"
-        )
     settings = Settings(
-        **window_settings,
-        distant_states=windows["distant_states"],
-        replacements=windows.get("replacements"),
+        **_windows_of_choices(other, passed, has_other_tokenizer),
+        distant_states=meta.windows["distant_states"],
+        replacements=meta.windows.get("replacements"),
         units=tuple(meta.units),
-        selectors=tuple(rules),
+        selectors=_selectors_that_rank(other),
         ks=tuple(np.atleast_1d(passed.get("ks", meta.ks)).tolist()),
         control=meta.controls["control"],
+        # Units of the first unrelated text are stored, so that one text is evaluated.
         draws=1,
+        # Halves score a selector's own scores, and no selector runs here.
         halves=0,
         seed=meta.seed,
     )
     settings.check()
     return settings
+
+
+def _windows_of_choices(
+    other: Results, passed: dict[str, Any], has_other_tokenizer: bool
+) -> dict[str, Any]:
+    """Return the settings of the windows, by name: those of the other measurement, or those that
+    the user passed if the other's are counted in other tokens."""
+    if has_other_tokenizer:
+        names = {*WINDOW_SETTINGS, "prefix_ids"}
+        return {name: value for name, value in passed.items() if name in names}
+    windows = other.meta.windows
+    settings = {name: windows[name] for name in WINDOW_SETTINGS}
+    settings["prefix_ids"] = tuple(windows["prefix"])
+    settings["sample"] = windows["sample"]
+    return settings
+
+
+def _selectors_that_rank(other: Results) -> tuple[str, ...]:
+    """Return the selectors of the other measurement, without those that draw units at random. Raise
+    DataError if none remains."""
+    selectors = other.meta.selectors
+    rules = tuple(name for name in selectors if find_selector(name).draws == 1)
+    if not rules:
+        raise DataError(
+            f"choices: the other measurement drew its units at random ({', '.join(selectors)})"
+            "; measure it with a selector that ranks them, such as add_one_screened"
+        )
+    return rules

@@ -1,10 +1,12 @@
 """Choose the targets to evaluate: by their gap, by the text alone, or by name.
 
+`Plan.select_targets` and settled.py call the functions of this module:
+
     choose_targets       by the losses: a large gap, or a bigram that recurs
     targets_by_text      by chance alone, from all tokens
     named_targets        by words, regular expressions or places (`at`, at.py)
     targets_of_records   the targets of records with a prompt and a target
-    given_targets        those of another measurement
+    targets_with_window  those of another measurement
 
 Each returns a table with the columns `COLUMNS`. Here token 18 of document 1 is in two sets, and
 token 25 is a target of the placebo:
@@ -62,8 +64,8 @@ def fit_threshold(losses: pd.DataFrame, share: float, min_gap: float) -> float |
     if share == 1.0:
         return None
     gaps = (losses.loss_short - losses.loss_long).to_numpy()
-    gap = float(np.quantile(gaps, 1 - share))
-    return max(gap, min_gap)
+    gap_of_share = float(np.quantile(gaps, 1 - share))
+    return max(gap_of_share, min_gap)
 
 
 def choose_targets(
@@ -78,20 +80,27 @@ def choose_targets(
     Args:
         threshold: The smallest gap of a target; None: any.
     """
-    share = settings.share
-    seed = settings.seed
     reported = losses[losses.document.map(half_of) == "report"]
-    rows = distant_part_losses(reported)
+    candidates = distant_part_losses(reported)
     num_tokens = reported.groupby("document").size()
+    # "all" is infinite, and a slice needs a whole number.
     max_targets = int(min(settings.max_targets_of_set, len(losses)))
+
+    def max_by_gap(document: int) -> int:
+        return max_targets
+
+    def max_by_bigram(document: int) -> int:
+        # As many as `gap` has on average, also in a text that repeats itself.
+        return min(int(np.ceil(settings.share * num_tokens[document])), max_targets)
+
     smallest_gap = -np.inf if threshold is None else threshold
-
-    def max_bigrams(document: int) -> int:
-        return min(int(np.ceil(share * num_tokens[document])), max_targets)
-
-    by_gap = _draw_of_documents(rows[rows.gap >= smallest_gap], "gap", lambda _: max_targets, seed)
-    by_bigram = _draw_of_documents(rows[rows.bigram], "bigram", max_bigrams, seed)
+    has_large_gap = candidates.gap >= smallest_gap
+    by_gap = _draw_of_documents(candidates[has_large_gap], "gap", max_by_gap, settings.seed)
+    by_bigram = _draw_of_documents(
+        candidates[candidates.bigram], "bigram", max_by_bigram, settings.seed
+    )
     chosen = pd.concat([by_gap, by_bigram])[COLUMNS]
+    # Each set has random streams of its own, so leaving one out changes nothing in the other.
     chosen = chosen[chosen.target_set.isin(settings.sets)]
     return chosen.sort_values(COLUMNS, ignore_index=True)
 
@@ -102,12 +111,14 @@ def targets_by_text(documents: Sequence[Document], settings: Settings) -> pd.Dat
     places_of_documents = [places_of(sampled_blocks(document, settings)) for document in documents]
     num_places = sum(map(len, places_of_documents))
     max_targets = min(num_places, settings.max_targets_of_set * len(documents))
-    rate = 0.0  # the fraction of the tokens of a document that become targets
+    # The fraction of the tokens of each document that become targets.
+    rate = 0.0
     if "every" in settings.sets:
         rate = min(settings.share, max_targets / max(num_places, 1))
 
     rows = []
     for document, places_T in zip(documents, places_of_documents, strict=True):
+        # A stream for each document, so that the draw does not depend on which others are measured.
         generator = stream(settings.seed, "every", document.number)
         order = generator.permutation(len(places_T))
         # The random number rounds up or down, so that the mean over documents is the rate.
@@ -170,7 +181,9 @@ def targets_of_records(documents: Documents, windows: Windows) -> pd.DataFrame:
     return _table_of_named(spans, documents, windows, "a prompt's target")
 
 
-def given_targets(targets: pd.DataFrame, windows: Windows, same_settings: bool) -> pd.DataFrame:
+def targets_with_window(
+    targets: pd.DataFrame, windows: Windows, same_settings: bool
+) -> pd.DataFrame:
     """Return the targets of another measurement of the same text, without those that have no full
     long window here. So two models are compared at the same targets.
 
@@ -230,7 +243,7 @@ def _table_of_named(
     return pd.DataFrame(rows, columns=COLUMNS).drop_duplicates(ignore_index=True)
 
 
-def first_place(windows: Windows, units: str) -> int:
+def first_target_place(windows: Windows, units: str) -> int:
     """Return the first place of a text at which a target has a full window and a distant unit."""
     # Spans have a fixed width. Of other units one token may be enough.
     return max(windows.first_target, windows.short + (span_width(units) or 1))

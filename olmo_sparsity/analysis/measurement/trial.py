@@ -67,14 +67,14 @@ class Trial:
     def of(plan: Plan) -> Trial:
         """Run the model of a plan on a few passages and blocks."""
         scorer = plan.scorer
-        length = max(1, min(PASSAGE_LENGTH, plan.settings.windows.first_target // 2))
-        documents = [plan.documents[number] for number in plan.measured_numbers]
+        length = max(1, min(PASSAGE_LENGTH, plan.passage_length))
         # The first forward is slower, so the second run is the one that counts.
         for num_passages in (1, NUM_PASSAGES):
-            began = time.perf_counter()
-            induction = repetition_drop(scorer, documents, length, num_passages)
-            seconds = time.perf_counter() - began
-        speed = 2 * length * max(induction["num_passages"], 1) / seconds
+            began_s = time.perf_counter()
+            induction = repetition_drop(scorer, plan.measured_documents, length, num_passages)
+            seconds = time.perf_counter() - began_s
+        num_forwards = 2 * length * max(induction["num_passages"], 1)  # with the repetitions
+        speed = num_forwards / seconds
 
         # If the measurement's own check fits into the time of a trial, it replaces this one.
         passages = passages_of(plan.measured_documents, plan.passage_length)
@@ -84,20 +84,24 @@ class Trial:
         if not plan.chooses_by_gap:
             return Trial(induction, speed, losses=None)
         forwards_before = scorer.token_forwards
-        began = time.perf_counter()
-        losses = _losses_of_first_blocks(plan, speed)
+        began_s = time.perf_counter()
+        losses = _compute_losses_of_first_blocks(plan, speed)
         if losses is not None:
             # Forwards of several rows, as in the measurement, say more about speed than passages.
-            speed = (scorer.token_forwards - forwards_before) / (time.perf_counter() - began)
+            num_forwards = scorer.token_forwards - forwards_before
+            speed = num_forwards / (time.perf_counter() - began_s)
         return Trial(induction, speed, losses)
 
 
-def _losses_of_first_blocks(plan: Plan, speed: float) -> pd.DataFrame | None:
+def _compute_losses_of_first_blocks(plan: Plan, speed: float) -> pd.DataFrame | None:
     """Compute losses of the first blocks of several documents, of both halves, for `TRIED_S`
-    seconds. Return None if that is too short even for one block. `speed`: token-forwards a
-    second."""
+    seconds. Return None if that is too short even for one block.
+
+    Args:
+        speed: Token-forwards a second, by which the number of blocks is chosen.
+    """
     windows = plan.settings.windows
-    began = time.perf_counter()
+    began_s = time.perf_counter()
     max_forwards = max(TRIED_S * speed, TRIED_FORWARDS)
     tables: dict[int, Columns] = {}
     for number in sorted(plan.measured_numbers):  # neighbours are of different halves
@@ -108,10 +112,12 @@ def _losses_of_first_blocks(plan: Plan, speed: float) -> pd.DataFrame | None:
         forwards_of_blocks = num_forwards * np.arange(1, len(blocks) + 1) / len(blocks)
         if not tables and forwards_of_blocks[0] > max_forwards:
             return None
+        # Each document gets a part of the time only, so that several are tried.
         num_blocks = _num_affordable(forwards_of_blocks, max_forwards / TRIED_DOCUMENTS)
-        tables[number] = _losses_of_beginning(plan, number, blocks[:num_blocks])
+        tables[number] = _compute_losses_of_beginning(plan, number, blocks[:num_blocks])
 
-        is_time_over = time.perf_counter() - began > TRIED_S
+        is_time_over = time.perf_counter() - began_s > TRIED_S
+        # The threshold is fitted on one half, and the targets are chosen in the other.
         has_both_halves = {half_of(number) for number in tables} == {"threshold", "report"}
         if is_time_over and has_both_halves:
             break
@@ -120,12 +126,16 @@ def _losses_of_first_blocks(plan: Plan, speed: float) -> pd.DataFrame | None:
 
 def _num_affordable(forwards_of_blocks: np.ndarray, max_forwards: float) -> int:
     """Return how many blocks cost at most `max_forwards`, but at least one.
-    `forwards_of_blocks`: the cost of the first block, of the first two, and so on."""
+
+    Args:
+        forwards_of_blocks: The token-forwards of the first block, of the first two, and so on.
+    """
     return max(1, int(np.searchsorted(forwards_of_blocks, max_forwards, "right")))
 
 
-def _losses_of_beginning(plan: Plan, number: int, blocks: list[Block]) -> Columns:
-    """Compute the losses of the first blocks of a document."""
+def _compute_losses_of_beginning(plan: Plan, number: int, blocks: list[Block]) -> Columns:
+    """Return the losses of the first blocks of a document. It is cut after them, so that the rest,
+    which may be long, costs nothing."""
     document = plan.documents[number]
     num_tokens = blocks[-1].start + plan.settings.windows.stride
     # Other documents keep their lengths, as they serve as unrelated texts.
@@ -142,17 +152,22 @@ def _losses_of_beginning(plan: Plan, number: int, blocks: list[Block]) -> Column
 
 def speed_of_targets(plan: Plan, targets: ExpectedTargets, speed: float) -> float:
     """Return the token-forwards a second of evaluating a target, tried in a document of median
-    length. Return `speed`, that of losses, if that would take too long, or if there is no
-    target."""
+    length. Return `speed` if that would take too long, or if there is no target.
+
+    Args:
+        targets: The expected targets, one of which is evaluated.
+        speed: Token-forwards a second while losses are computed.
+    """
     numbers = [number for number, places in targets.places.items() if len(places)]
     numbers.sort(key=lambda number: len(plan.documents[number].tokens))
     if not numbers:
         return speed
     number = numbers[len(numbers) // 2]
+    # With long="all" the last target has the longest window, and takes the longest.
     last_target = targets.places[number][-1:]
     target = {"document": number, "target": last_target, "distant_part": DOCUMENT}
     if spent_forwards(counting_plan(plan), number, target) > TRIED_S * speed:
         return speed
-    began = time.perf_counter()
+    began_s = time.perf_counter()
     num_forwards = spent_forwards(plan, number, target)
-    return num_forwards / (time.perf_counter() - began)
+    return num_forwards / (time.perf_counter() - began_s)

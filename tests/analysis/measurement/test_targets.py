@@ -23,15 +23,15 @@ from olmo_sparsity.analysis.measurement.targets import (
     COLUMNS,
     check_all_evaluated,
     choose_targets,
-    first_place,
+    first_target_place,
     fit_threshold,
-    given_targets,
     largest_gaps,
     places_of,
     sampled_blocks,
     targets_by_text,
     targets_fingerprint,
     targets_of_document,
+    targets_with_window,
 )
 from olmo_sparsity.analysis.options import MIN_GAP, Settings, parse_share
 from olmo_sparsity.analysis.results.target_rows import half_of
@@ -148,7 +148,7 @@ def test_the_first_target_has_a_unit() -> None:
         (Windows("all", 4), "words", 5),
         (Windows("all", 4, min_distant=5), "span:3", 9),
     ):
-        assert first_place(windows, units) == first
+        assert first_target_place(windows, units) == first
 
 
 def test_targets_are_those_of_their_document_and_all_are_evaluated(tmp_path: Path) -> None:
@@ -169,10 +169,10 @@ def test_targets_are_those_of_their_document_and_all_are_evaluated(tmp_path: Pat
     ):
         check_all_evaluated(tmp_path, targets, targets[:3])
     windows = Windows(6, 2)
-    assert given_targets(targets, windows, same_settings=True).target.tolist() == [6, 6, 9]
+    assert targets_with_window(targets, windows, same_settings=True).target.tolist() == [6, 6, 9]
     moved = targets.assign(target=targets.target + 2)
-    assert len(given_targets(moved, windows, same_settings=True)) == 4
-    assert len(given_targets(moved, windows, same_settings=False)) == 3
+    assert len(targets_with_window(moved, windows, same_settings=True)) == 4
+    assert len(targets_with_window(moved, windows, same_settings=False)) == 3
 
 
 @pytest.fixture
