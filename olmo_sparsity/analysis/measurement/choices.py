@@ -8,7 +8,7 @@ lowers that of another no more than any other unit does. So recovery by such uni
 it is called transfer.
 
 The other measurement stored units by their places in the document. A selector, and so `pick`,
-returns them by their number among the units of a block whose distant tokens begin at `offset`:
+returns them by their index among the units of a block whose distant tokens begin at `offset`:
 
     stored   target  rank  distant_first  distant_end      offset=100, units (0,2) (2,5) (5,6)
                 260     1            105          106      → unit 2
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from olmo_sparsity.analysis.measurement.matching import Matched
 from olmo_sparsity.analysis.measurement.recovery_tables import RankingLabels
@@ -63,19 +64,15 @@ class Choices:
         influence = matched.influence[matched.influence.distant_part == DOCUMENT]
         if not len(influence):
             raise DataError("the other measurement has no ranked units; measure it again")
-        columns = ["distant_first", "distant_end", "influence"]
-        # Rows of one ranking are neighbours, in the order of rank. They are split where the next
-        # ranking begins.
         rows = influence.sort_values([*CHOICE_KEYS, "rank"])
-        is_first_rank = ~rows.duplicated(CHOICE_KEYS).to_numpy()
-        keys = rows.loc[is_first_rank, CHOICE_KEYS].itertuples(index=False, name=None)
-        groups = np.split(rows[columns].to_numpy(float), np.flatnonzero(is_first_rank)[1:])
-        ranked = dict(zip(keys, groups, strict=True))
         places = rows[[*CHOICE_KEYS, "distant_first", "distant_end"]]
         digest = hashlib.sha256(places.to_csv(index=False).encode())
-        model = {name: results.meta.model.get(name) for name in ("name", "fingerprint")}
-        has_unrelated = bool((influence.control == "unrelated").any())
-        return Choices(ranked, digest.hexdigest(), model, has_unrelated)
+        return Choices(
+            ranked=_split_into_rankings(rows),
+            fingerprint=digest.hexdigest(),
+            model={name: results.meta.model.get(name) for name in ("name", "fingerprint")},
+            has_unrelated=bool((influence.control == "unrelated").any()),
+        )
 
     def pick(
         self,
@@ -96,15 +93,29 @@ class Choices:
         """
         all_bounds = zip(units.first, units.end, strict=True)
         unit_of_bounds = {bounds: unit for unit, bounds in enumerate(all_bounds)}
-        unit_TK = []
-        influence_TK = []
+        units_of_targets = []
+        influences_of_targets = []
         for target in targets:
             key = (document, labels.units, labels.selector, labels.control, target)
             first_K, end_K, influence_K = self.ranked[key].T
-            bounds = zip(first_K.astype(int) - offset, end_K.astype(int) - offset, strict=True)
-            unit_TK.append([unit_of_bounds[pair] for pair in bounds])
-            influence_TK.append(influence_K)
-        chosen_TK = np.array(unit_TK)
-        score_TU = np.zeros((len(chosen_TK), len(units)))
-        np.put_along_axis(score_TU, chosen_TK, np.array(influence_TK), axis=1)
-        return Choice(chosen_TK, np.array(influence_TK), score_TU)
+            bounds_K = zip(first_K.astype(int) - offset, end_K.astype(int) - offset, strict=True)
+            units_of_targets.append([unit_of_bounds[bounds] for bounds in bounds_K])
+            influences_of_targets.append(influence_K)
+
+        unit_TK = np.array(units_of_targets)
+        influence_TK = np.array(influences_of_targets)
+        score_TU = np.zeros((len(unit_TK), len(units)))
+        np.put_along_axis(score_TU, unit_TK, influence_TK, axis=1)
+        return Choice(unit_TK, influence_TK, score_TU)
+
+
+def _split_into_rankings(rows: pd.DataFrame) -> dict[tuple[Any, ...], np.ndarray]:
+    """Return the rankings of a table, as `Choices.ranked` holds them. `rows`: the ranked units,
+    sorted by `CHOICE_KEYS` and rank."""
+    # Rows of one ranking are neighbours. They are split where the next ranking begins: a groupby
+    # would take much longer for hundreds of thousands of rankings.
+    is_first_rank = ~rows.duplicated(CHOICE_KEYS).to_numpy()
+    keys = rows.loc[is_first_rank, CHOICE_KEYS].itertuples(index=False, name=None)
+    values = rows[["distant_first", "distant_end", "influence"]].to_numpy(float)
+    rankings = np.split(values, np.flatnonzero(is_first_rank)[1:])
+    return dict(zip(keys, rankings, strict=True))

@@ -2,8 +2,14 @@
 
     Plan, ExpectedTargets → `count_cost` → CountedCost
 
-    first phase    losses of all targets: counted exactly, from the lengths of documents and windows
-    second phase   recovery of the expected targets: extrapolated from a few (target_costs.py)
+    losses     of all targets: counted exactly, from the lengths of documents and windows
+    recovery   of the expected targets: extrapolated from a few (target_costs.py)
+
+For a block of 2 targets with 6 local, 10 distant and no prefix tokens, the losses take
+
+    local window        6 + 2 − 1 =  7 token-forwards
+    long window        16 + 2 − 1 = 17
+    placebo's window                17
 
 Nothing here computes with the model: where rows depend on losses, a scorer that only counts runs in
 its place. How long the counted tokens take is up to trial.py.
@@ -46,9 +52,9 @@ class CountedCost:
 def count_cost(plan: Plan, numbers: Sequence[int], targets: ExpectedTargets) -> CountedCost:
     """Count the token-forwards of documents.
 
-    plan: The measurement.
-    numbers: The numbers of the documents.
-    targets: The targets that these documents are expected to have.
+    Args:
+        numbers: The numbers of the documents.
+        targets: The targets that these documents are expected to have.
     """
     blocks = {number: plan.blocks_with_losses(plan.documents[number]) for number in numbers}
     num_targets = 0
@@ -59,13 +65,14 @@ def count_cost(plan: Plan, numbers: Sequence[int], targets: ExpectedTargets) -> 
     if targets.num_by_document:
         target_costs = TargetCosts.of(plan, targets.places)
         recovery_forwards = target_costs.total(plan, targets.num_by_document, targets.places)
-    return CountedCost(num_targets, _forwards_of_first_phase(plan, blocks), recovery_forwards)
+    return CountedCost(num_targets, _count_forwards_of_all_losses(plan, blocks), recovery_forwards)
 
 
-def _forwards_of_first_phase(plan: Plan, blocks: dict[int, list[Block]]) -> float:
+def _count_forwards_of_all_losses(plan: Plan, blocks: dict[int, list[Block]]) -> float:
     """Return the token-forwards of the losses that are not reused, and of the induction check.
 
-    blocks: Document → the blocks whose losses are needed.
+    Args:
+        blocks: Document → the blocks whose losses are needed.
     """
     forwards = 0.0
     for number, blocks_of_document in blocks.items():
@@ -85,6 +92,7 @@ def count_forwards_of_losses(plan: Plan, number: int, blocks: Sequence[Block]) -
     if not blocks:
         return 0
     if plan.settings.interpretation.replaces:
+        # Prompts with equal text are computed once, which no formula here knows.
         document = plan.documents[number]
         scorer = counting(plan.scorer).of_document(document, plan.controls)
         context_losses(scorer, document, plan.settings.windows, plan.controls, blocks)

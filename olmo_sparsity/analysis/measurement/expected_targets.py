@@ -59,8 +59,9 @@ def expect_targets(
 ) -> ExpectedTargets:
     """Predict the targets of documents.
 
-    numbers: The numbers of the documents.
-    losses: The losses of a few blocks of the plan; None if none were computed.
+    Args:
+        numbers: The numbers of the documents.
+        losses: The losses of a few blocks of the plan; None if none were computed.
     """
     if not plan.chooses_by_gap:
         return _fixed_targets(plan, numbers)
@@ -103,7 +104,8 @@ def _as_many_as_allowed(plan: Plan, num_candidates: dict[int, int]) -> dict[int,
     """Return as many targets as `share` and `max_targets` allow. Documents without candidates are
     left out.
 
-    num_candidates: Document → the number of its tokens that may become targets.
+    Args:
+        num_candidates: Document → the number of its tokens that may become targets.
     """
     settings = plan.settings
     num_by_document = {}
@@ -131,9 +133,10 @@ def _extrapolate(
     """Return the expected targets of each document, with each target set assumed to be as dense in
     all documents as among the tried tokens.
 
-    losses: The losses of the tried tokens.
-    chosen: The targets among them.
-    num_candidates: Document → the number of its tokens that may become targets.
+    Args:
+        losses: The losses of the tried tokens.
+        chosen: The targets among them.
+        num_candidates: Document → the number of its tokens that may become targets.
     """
     # A target that is in several sets is evaluated once.
     fraction_distinct = chosen.groupby("distant_part").apply(
@@ -141,10 +144,12 @@ def _extrapolate(
     )
     is_reported = losses.document.map(half_of) == "report"
     num_tried = max(int(is_reported.sum()), 1)
+    # (kind of distant context, target set) → the fraction of tokens that become such targets.
     density = chosen.groupby(["distant_part", "target_set"]).size() / num_tried
     max_targets = plan.settings.max_targets_of_set
 
     def num_expected(part: str, num_candidates_of_document: int) -> float:
+        # No tried token was chosen with this kind of distant context.
         if part not in fraction_distinct.index:
             return 0.0
         num_by_set = (density[part] * num_candidates_of_document).clip(upper=max_targets)

@@ -6,17 +6,17 @@ characters (token_alignment.py): it exists here if tokens begin and end at the s
     tokens there   The | night | train | to | Novaport
     tokens here    The | nig | ht | train | to | Nova | port      "Novaport" is two tokens here
 
-    results of the other measurement ─ match_targets ─> Matched: its targets, with places of tokens
-    here
-                                     ─ match_choices ─> the same, and the units that it ranked
+    there: target = 4, end = 5       here: other_target = 4, target = 5, end = 7
 
-Both count what they cannot find (`MatchCounts`). In tables of targets, `target` and `end` become
-places here, and `other_target` is the place there.
+`match_targets` returns the targets of another measurement as such places (`Matched`), and
+`match_choices` also the units that it ranked. Both count what they cannot find (`MatchCounts`).
+reuse.py calls them if the two models read the same text in other tokens.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -120,7 +120,7 @@ class Matched:
 def is_other_tokenizer(results: Results, documents: Documents) -> bool:
     """Return whether the other measurement has read the same text in other tokens."""
     for number, tokens in results.tokens.sort_values("place").groupby("document"):
-        document = _document(documents, int(number))
+        document = _document_or_empty(documents, int(number))
         num_common = min(len(tokens), len(document.tokens))
         has_same_tokens = np.array_equal(tokens.token_id[:num_common], document.tokens[:num_common])
         if not has_same_tokens and is_same_text(list(tokens.text), document.texts):
@@ -128,7 +128,7 @@ def is_other_tokenizer(results: Results, documents: Documents) -> bool:
     return False
 
 
-def _document(documents: Documents, number: int) -> Document:
+def _document_or_empty(documents: Documents, number: int) -> Document:
     """Return the document with this number, or an empty one if this text has fewer documents."""
     return documents[number] if number < len(documents) else Document(NO_INDICES)
 
@@ -139,7 +139,12 @@ def _document(documents: Documents, number: int) -> Document:
 def match_targets(results: Results, documents: Documents, windows: Windows) -> Matched:
     """Find the targets of the other measurement in the tokens of these documents, and count those
     that are not found. Only targets in the documents' own distant context are matched, as unrelated
-    texts differ. `results`: the other measurement."""
+    texts differ.
+
+    Args:
+        results: The other measurement.
+        windows: The windows here, in tokens of these documents.
+    """
     targets = results.targets[results.targets.distant_part == DOCUMENT]
     located, num_in_other_text = _locate_targets(targets, _token_texts(results), documents)
 
@@ -164,20 +169,30 @@ def match_targets(results: Results, documents: Documents, windows: Windows) -> M
     return Matched(matched, no_units, counts)
 
 
+class _LocatedTargets(NamedTuple):
+    """The targets of another measurement, by whether their documents have the same text here."""
+
+    rows: pd.DataFrame
+    """Targets in equal text. `target` and `end` are places here, or NO_BOUNDARY, and `other_target`
+    is the place there."""
+
+    num_in_other_text: int
+
+
 def _locate_targets(
     targets: pd.DataFrame, token_texts: dict[int, list[str]], documents: Documents
-) -> tuple[pd.DataFrame, int]:
-    """Return the targets in documents of equal text, with their places here, and the number of
-    targets in other text. A place may be NO_BOUNDARY.
+) -> _LocatedTargets:
+    """Find the places here of targets there.
 
-    token_texts: The texts of the tokens there, by the number of their document.
+    Args:
+        token_texts: The texts of the tokens there, by the number of their document.
     """
     # The list begins with an empty table: without targets, the result then has all columns, too.
     located = [targets[:0].assign(other_target=0)]
     num_in_other_text = 0
     for number, rows in targets.groupby("document"):
         texts = token_texts[int(number)]
-        document = _document(documents, int(number))
+        document = _document_or_empty(documents, int(number))
         if not is_same_text(texts, document.texts):
             num_in_other_text += rows.target.nunique()
             continue
@@ -188,7 +203,7 @@ def _locate_targets(
                 other_target=rows.target, target=boundary_B[rows.target], end=boundary_B[rows.end]
             )
         )
-    return pd.concat(located), num_in_other_text
+    return _LocatedTargets(pd.concat(located), num_in_other_text)
 
 
 # --- targets and their units ----------------------------------------------------------------------
@@ -214,8 +229,9 @@ def match_choices(results: Results, documents: Documents, settings: Settings) ->
     is_unit = units.distant_first.notna()
     is_distant = _is_distant(units, settings.windows)
 
+    # A ranking serves all ks, so it needs as many units as the largest.
     num_needed = max(settings.ks)
-    ranked = _ranked_anew(units[is_distant])
+    ranked = _with_new_ranks(units[is_distant])
     ranked = ranked[ranked["rank"] <= num_needed]
 
     num_rankings = len(settings.units) * len(settings.selectors)
@@ -254,9 +270,9 @@ def _locate_units(
         units_here = _units_by_characters(documents[int(number)], str(kind))
         # Units are the same if their characters are, so the merge is on `begin` and `stop`. It adds
         # the places here in place of those there.
-        rows = rows.drop(columns=["distant_first", "distant_end"])
-        rows = rows.assign(begin=begin, stop=stop).merge(units_here, "left", on=["begin", "stop"])
-        located.append(rows)
+        rows_by_characters = rows.drop(columns=["distant_first", "distant_end"])
+        rows_by_characters = rows_by_characters.assign(begin=begin, stop=stop)
+        located.append(rows_by_characters.merge(units_here, "left", on=["begin", "stop"]))
     return pd.concat(located)
 
 
@@ -265,8 +281,15 @@ def _units_by_characters(document: Document, kind: str) -> pd.DataFrame:
     those that are white space alone."""
     units = document.units(kind, 0, len(document.tokens))
     begin, stop = character_spans(document.texts, units.first, units.end)
-    columns = {"begin": begin, "stop": stop, "distant_first": units.first, "distant_end": units.end}
-    table = pd.DataFrame(columns)
+    table = pd.DataFrame(
+        {
+            "begin": begin,
+            "stop": stop,
+            # The whole document is taken as distant, so distant indices are places.
+            "distant_first": units.first,
+            "distant_end": units.end,
+        }
+    )
     return table[table.begin < table.stop]
 
 
@@ -278,7 +301,7 @@ def _is_distant(units: pd.DataFrame, windows: Windows) -> pd.Series:
     return is_in_long_window & (units.distant_end <= start - windows.short)
 
 
-def _ranked_anew(units: pd.DataFrame) -> pd.DataFrame:
+def _with_new_ranks(units: pd.DataFrame) -> pd.DataFrame:
     """Return ranked units with ranks 1, 2, 3, … in their order. Units that were left out had left
     gaps in the ranks."""
     units = units.astype({"distant_first": int, "distant_end": int})

@@ -1,10 +1,11 @@
 """Evaluate the targets of one document: choose k distant units for each, and compute L_k.
 
-`recover` is the entry point. It puts one distant text after another before each block of targets:
+`recover` is the entry point. `Plan.evaluate_targets` calls it for each document, and `explain` for
+its one text. It puts one distant text after another before each block of targets:
 
     targets → sort_into_blocks → block + distant text → TextEvaluation → rows of the tables
 
-Which texts are evaluated, two columns of the tables say:
+Two columns of the tables say which text it was:
 
     distant_part   control     the distant text
     document       own         the document's own distant context
@@ -101,6 +102,7 @@ def recover(
         text_evaluation=text_evaluation,
         tables=tables,
     )
+
     blocks = sort_into_blocks(windows, document, targets)
     if windows.has_all:
         # The distant texts of all blocks are beginnings of the same texts, whose states they share.

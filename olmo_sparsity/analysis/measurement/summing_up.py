@@ -2,6 +2,12 @@
 
     rows of all documents (parts.py) → `sum_up` → summary.parquet, targets.parquet, …, meta.json
 
+    losses and recovery of all documents                   summary
+    document  target  loss_short  k  loss_set              units   selector  k  recovery
+           1      18         5.0  1       3.1       →      tokens  add_one   1      0.62
+           3      40         4.2  1       3.6              tokens  add_one   4      0.81
+
+The first process of a measurement calls `sum_up` when all documents are finished (measurement.py).
 `sum_up_partial` does the same for the documents that are finished so far.
 """
 
@@ -9,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -21,7 +27,7 @@ from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.reported import STUDENT
 from olmo_sparsity.analysis.results.results import Results, complete_summary, read_results
 from olmo_sparsity.analysis.results.statistics import RELIABILITY, mean_lds, summarize
-from olmo_sparsity.analysis.results.target_rows import half_of, with_ends
+from olmo_sparsity.analysis.results.target_rows import DOCUMENT, half_of, with_ends
 from olmo_sparsity.base.devices import device_name
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.locks import locked
@@ -34,17 +40,28 @@ def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Result
     if not results_folder(out).identity.exists():
         raise DataError(f"{out} holds no finished documents yet; run without --partial first")
     parts = Parts(out, plan.identity())
-    targets, num_unfinished = _targets_of_finished(plan, parts, out)
+    finished = _read_finished_targets(plan, parts, out)
     meta = provenance(device_name(plan.scorer.device)) | {"command": list(command)}
-    (out / "partial").mkdir(exist_ok=True)
-    with locked(out / "partial", waits=True):
-        sum_up(plan, parts, targets, meta, out / "partial", num_unfinished=num_unfinished)
-        return read_results(out / "partial")
+    folder = out / "partial"
+    folder.mkdir(exist_ok=True)
+    with locked(folder, waits=True):
+        num_unfinished = finished.num_unfinished
+        sum_up(plan, parts, finished.targets, meta, folder, num_unfinished=num_unfinished)
+        return read_results(folder)
 
 
-def _targets_of_finished(plan: Plan, parts: Parts, out: Path) -> tuple[pd.DataFrame, int]:
-    """Return the targets of the documents that are finished, and the number of documents that are
-    not. DataError if nothing is finished."""
+class _FinishedTargets(NamedTuple):
+    """What a measurement that still runs has evaluated."""
+
+    targets: pd.DataFrame
+    """The targets of the documents that are finished."""
+
+    num_unfinished: int
+    """The number of documents that are not finished."""
+
+
+def _read_finished_targets(plan: Plan, parts: Parts, out: Path) -> _FinishedTargets:
+    """Return the targets of the documents that are finished. Raise DataError if none is."""
     finished = parts.finished("recovery")
     without_losses = set(plan.measured_numbers) - parts.finished("losses")
     num_with_losses = len(plan.measured_numbers) - len(without_losses)
@@ -63,19 +80,19 @@ def _targets_of_finished(plan: Plan, parts: Parts, out: Path) -> tuple[pd.DataFr
     check_any_target(plan, targets, parts)
     if not finished:
         raise nothing_evaluated
-    return targets.reset_index(drop=True), len(unfinished)
+    return _FinishedTargets(targets.reset_index(drop=True), len(unfinished))
 
 
 def check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
     """Raise DataError if there is no target, or if none has a large gap where targets are chosen by
-    it.
+    it. Targets of the placebo do not count, as they are compared with others.
 
     Args:
         parts: The losses that the message quotes.
     """
-    target_sets = set(targets.target_set[targets.distant_part == "document"])
-    chosen_by_gap = plan.chooses_by_gap and "gap" in plan.settings.sets
-    if "gap" in target_sets or (target_sets and not chosen_by_gap):
+    sets_with_target = set(targets.target_set[targets.distant_part == DOCUMENT])
+    needs_large_gap = plan.chooses_by_gap and "gap" in plan.settings.sets
+    if "gap" in sets_with_target or (sets_with_target and not needs_large_gap):
         return
     if plan.fixed is not None:
         raise DataError("targets: none has a full long window before it; lower long")
@@ -108,12 +125,15 @@ def sum_up(
     recovery = parts.read("recovery")
     check_all_evaluated(parts.folder, targets, recovery)
 
+    # Parts of one document are not independent, so intervals take them as one.
     split_parts = plan.documents.parts
     summary = summarize(losses, targets, recovery, split_parts)
+
     # The cost of a target is the mean over all targets of all documents.
     costs = parts.read("costs").groupby(["units", "selector"]).sum(numeric_only=True)
     per_target = (costs.token_forwards / costs.num_targets).rename("token_forwards_per_target")
     summary = summary.merge(per_target.reset_index(), how="left", on=["units", "selector"])
+
     lds = mean_lds(targets, parts.read("lds"), split_parts)
     summary = summary.merge(lds, how="left", on=["target_set", "units", "selector"])
 
@@ -122,7 +142,7 @@ def sum_up(
         "reliability": lds[lds.selector == RELIABILITY].to_dict("records"),
         "intervals": STUDENT,
     }
-    content_of_meta = _meta(plan, losses, num_unfinished, meta)
+    content_of_meta = _make_meta(plan, losses, num_unfinished, meta)
     tables = {
         "losses": losses,
         "targets": targets,
@@ -133,7 +153,7 @@ def sum_up(
     parts.finish({"targets": with_ends(targets), "summary": summary}, content_of_meta, out)
 
 
-def _meta(
+def _make_meta(
     plan: Plan, losses: pd.DataFrame, num_unfinished: int, keys_of_run: dict[str, Any]
 ) -> Meta:
     """Return the content of meta.json.
@@ -170,7 +190,7 @@ def _meta(
         ks=list(settings.ks),
         controls={"control": settings.control, "draws": settings.draws},
         seed=settings.seed,
-        targets=_targets_meta(plan, plan.find_threshold(losses)),
+        targets=_describe_targets(plan, plan.find_threshold(losses)),
         longppl=longppl(losses),
         counts={
             "documents_measured": len(plan.measured_numbers) - num_unfinished,
@@ -184,7 +204,7 @@ def _meta(
     )
 
 
-def _targets_meta(plan: Plan, threshold: float | None) -> dict[str, Any]:
+def _describe_targets(plan: Plan, threshold: float | None) -> dict[str, Any]:
     """Return the section `targets` of meta.json: how the targets were chosen, and, for targets of
     another measurement, by which model."""
     fixed = plan.fixed

@@ -2,7 +2,7 @@
 
 The real selectors run with a scorer that counts, so that any selector is counted. A few sets of
 targets in a few documents are counted. `TargetCosts.of` fits three rates to these examples, and
-`TargetCosts.total` extrapolates to all documents:
+`TargetCosts.total` extrapolates to all documents. counted_cost.py calls both.
 
     tokens   document targets   placebo targets   token-forwards
        600                  6                 0           61,200
@@ -47,7 +47,7 @@ class _Example:
     """Tokens of the document."""
 
     document_size: float
-    """The size of the targets, if they are document targets (see `_size`); else 0."""
+    """The size of the targets, if they are document targets (see `_size_of_targets`); else 0."""
 
     placebo_size: float
     """The size of the targets, if they are placebo targets; else 0."""
@@ -58,7 +58,7 @@ class _Example:
 @dataclass(frozen=True)
 class TargetCosts:
     """The cost of evaluating the targets of a document, in token-forwards: a rate for each token of
-    the document, whose states are computed, and one for each target (see `_size`)."""
+    the document, whose states are computed, and one for each target (see `_size_of_targets`)."""
 
     per_token: float
     per_document_target: float
@@ -80,13 +80,15 @@ class TargetCosts:
         sizes_N2 = np.array(
             [(example.document_size, example.placebo_size) for example in examples], dtype=float
         )
+
+        # `lstsq` returns the smallest rates that fit. So without placebo targets, whose column is
+        # 0, their rate is 0.
         amounts_NR = np.column_stack([tokens_N, sizes_N2])
-        per_token, *per_target = np.linalg.lstsq(amounts_NR, forwards_N, rcond=None)[0].tolist()
+        per_token, per_document_target, per_placebo_target = _fit_rates(amounts_NR, forwards_N)
         if per_token < 0:
             # Targets share so much that fewer of them cost more each.
             per_token = 0.0
-            per_target = np.linalg.lstsq(sizes_N2, forwards_N, rcond=None)[0].tolist()
-        per_document_target, per_placebo_target = per_target
+            per_document_target, per_placebo_target = _fit_rates(sizes_N2, forwards_N)
         return TargetCosts(per_token, per_document_target, per_placebo_target)
 
     def total(
@@ -103,7 +105,7 @@ class TargetCosts:
             num_document = num_by_part.get(DOCUMENT, 0.0)
             num_placebo = num_by_part.get(PLACEBO, 0.0)
             cost_of_texts = self.per_token * len(plan.documents[number].tokens)
-            mean_size = _size(plan, places[number]) / len(places[number])
+            mean_size = _size_of_targets(plan, places[number]) / len(places[number])
             cost_of_targets = mean_size * (
                 num_document * self.per_document_target + num_placebo * self.per_placebo_target
             )
@@ -114,6 +116,13 @@ class TargetCosts:
         return total
 
 
+def _fit_rates(amounts_NR: np.ndarray, forwards_N: np.ndarray) -> list[float]:
+    """Return R rates, in token-forwards, that predict the forwards of N examples from their amounts
+    with the least squared error."""
+    rates: list[float] = np.linalg.lstsq(amounts_NR, forwards_N, rcond=None)[0].tolist()
+    return rates
+
+
 def _count_examples(plan: Plan, places: dict[int, np.ndarray]) -> Iterator[_Example]:
     """Yield the token-forwards of several sets of targets, of the shortest document, the longest,
     and one between.
@@ -122,8 +131,9 @@ def _count_examples(plan: Plan, places: dict[int, np.ndarray]) -> Iterator[_Exam
         places: Document → the places where targets may be.
     """
     numbers = sorted(places, key=lambda number: len(plan.documents[number].tokens))
-    spread = np.linspace(0, len(numbers) - 1, TRIED_DOCUMENTS).round().astype(int)
-    for number in [numbers[index] for index in np.unique(spread)]:
+    spread_indices = np.linspace(0, len(numbers) - 1, TRIED_DOCUMENTS).round().astype(int)
+    # With fewer documents than are tried, an index is there twice.
+    for number in [numbers[index] for index in np.unique(spread_indices)]:
         # Always the same targets, so that two dry runs count the same.
         drawn = stream(0, "trial", number).permutation(places[number])[:TRIED_TARGETS]
         # All of these targets and a third of them differ in the number of targets alone. That
@@ -138,7 +148,7 @@ def _count_examples(plan: Plan, places: dict[int, np.ndarray]) -> Iterator[_Exam
 def _count_example(plan: Plan, number: int, chosen: np.ndarray, distant_part: str) -> _Example:
     """Count the token-forwards of targets of one document with one kind of distant context."""
     targets = {"document": number, "target": np.sort(chosen), "distant_part": distant_part}
-    size = _size(plan, chosen)
+    size = _size_of_targets(plan, chosen)
     return _Example(
         num_tokens=len(plan.documents[number].tokens),
         document_size=size if distant_part == DOCUMENT else 0.0,
@@ -147,9 +157,9 @@ def _count_example(plan: Plan, number: int, chosen: np.ndarray, distant_part: st
     )
 
 
-def _size(plan: Plan, targets: np.ndarray) -> float:
+def _size_of_targets(plan: Plan, targets: np.ndarray) -> float:
     """Return a number in proportion to the cost of targets: how many they are, or, where a whole
-    prompt is computed for each, how many tokens precede them."""
+    prompt is computed for each, how many tokens precede them. `targets`: their places."""
     replaces = plan.settings.interpretation.replaces
     return float(targets.sum()) if replaces else float(len(targets))
 

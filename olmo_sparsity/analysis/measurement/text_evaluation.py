@@ -1,6 +1,8 @@
 """Evaluate one distant text: rank its units for each target, and compute the losses with k of them.
 
-    EvaluatedText → selector → Choice → rows → losses → tables
+    EvaluatedText → selector → Choice → rows → losses → rows of the tables
+
+`TextEvaluation.evaluate` is the entry point; recovery.py calls it with each text of a document.
 
 For each target and each k two rows are evaluated. Of a text with distant tokens d1 … d6, of which a
 selector ranked d4 first and d2 second, they hold for k=2:
@@ -8,7 +10,12 @@ selector ranked d4 first and d2 second, they hold for k=2:
     with the units       d2 d4 | local window | target              its loss is L_k, `loss_set`
     without the units    d1 d3 d5 d6 | local window | target        its loss is `loss_without`
 
-`TextEvaluation.evaluate` is the entry point; recovery.py calls it with each text of a document.
+The selectors rank once for the largest k. For `ks=(1, 2)` and the losses 3.1, 2.4 (with the units)
+and 1.9, 2.2 (without them), the table `recovery` gets two rows:
+
+    target  units   selector  control  draw  k  num_tokens  loss_set  loss_without
+        18  tokens  add_one   own         0  1           1       3.1           1.9
+        18  tokens  add_one   own         0  2           2       2.4           2.2
 
 Words: *spans* are targets, as indices into a block, from the first token to one past the last.
 *Unit kinds* are names such as `tokens`; *units* are runs of distant tokens of one text.
@@ -62,8 +69,8 @@ class _Ranking:
     """The long window without the k units. Empty for an unrelated text, which has no long window
     from which units could be removed."""
 
-    def indices(self, spans: Spans) -> np.ndarray:
-        """Return which targets of the ranking these are."""
+    def target_indices(self, spans: Spans) -> np.ndarray:
+        """Return index_T, the indices of these targets among those of the ranking."""
         return np.array([self.spans.index(span) for span in spans])
 
 
@@ -93,6 +100,7 @@ class TextEvaluation:
             rankings += self._rank_with_all_selectors(text, unit_kind, units)
             if text.is_document_context:
                 self._add_reliability(text, unit_kind, units)
+
         self._add_losses(text, rankings)
         for ranking in rankings:
             # `influence` lists one ranking for each target: that of the first draw.
@@ -108,8 +116,10 @@ class TextEvaluation:
         `lds` and `costs`."""
         halves = None
         # A single unit cannot be halved.
-        if self.num_halves > 0 and text.is_document_context and len(units) > 1:
+        can_be_halved = text.is_document_context and len(units) > 1
+        if self.num_halves > 0 and can_be_halved:
             halves = self._evaluate_halves(text, unit_kind, units)
+
         rankings = []
         for selector in self.selectors:
             # An unrelated text is itself one of several draws, so one ranking of it is enough.
@@ -197,8 +207,12 @@ class TextEvaluation:
     def _add_cost(
         self, unit_kind: str, selector: str, forwards_before: int, num_targets: int
     ) -> None:
-        """Add a row to `costs`. `forwards_before`: the token-forwards of the scorer before the
-        computation that the row is about."""
+        """Add a row to `costs`.
+
+        Args:
+            forwards_before: The token-forwards of the scorer before the computation that the row is
+                about.
+        """
         num_forwards = self.scorer.token_forwards - forwards_before
         self.tables.add_cost(unit_kind, selector, num_forwards, num_targets)
 
@@ -249,7 +263,7 @@ class TextEvaluation:
         # An unrelated text may serve both kinds of targets, which are ranked together and stored
         # apart.
         for distant_part, spans in text.spans_by_part.items():
-            index_T = ranking.indices(spans)
+            index_T = ranking.target_indices(spans)
             self.tables.add(
                 "recovery",
                 {"distant_part": distant_part} | ranking.labels._asdict(),
@@ -266,7 +280,7 @@ class TextEvaluation:
         IDs of the document's."""
         block = text.context.block
         for distant_part, spans in text.spans_by_part.items():
-            index_T = ranking.indices(spans)
+            index_T = ranking.target_indices(spans)
             unit_TK = ranking.choice.unit_TK[index_T]
             num_ranks = unit_TK.shape[1]
             first = ranking.units.first[unit_TK].ravel()
