@@ -1,9 +1,12 @@
 """Declare the entry points `explain` and `measure`, and `estimate_cost` of a call to one of them.
 
 An entry point here is a signature and a docstring without a body. `entry_point` puts the body in
-their place, the same for all:
+their place, the same for all. A call goes three steps:
 
-    explain(model, text=…) → ExplainRequest.of(…), which checks the options → answer(request)
+    explain("gpt2", text="…", k=4)
+        ExplainRequest.of(model="gpt2", text="…", k=4, units="tokens", …)   checks the options
+        analysis.explain.request.explain(request)                          answers
+        Explanation                                                        is returned
 
 The module that answers is imported with the first call, so that importing this one imports no
 torch. Options have the names, types and defaults of options.py, which a test compares. The command
@@ -75,6 +78,7 @@ def _measure() -> EntryPoint:
 
     return EntryPoint(
         MeasureRequest,
+        # In a launch, `measure` returns None to all processes but the first.
         answer=lambda request: measure(request) or wait_for_results(request.out or ""),
         count_cost=lambda request: estimate(make_plan(request)),
     )
@@ -89,6 +93,7 @@ def _request_of_call(
     Args:
         kind: The class of the request.
     """
+    # A wrong keyword is an error of the function that the user called, not of the request.
     bound = inspect.signature(function).bind(*args, **current_keys(kwargs))
     bound.apply_defaults()
     return kind.of(**bound.arguments)
@@ -97,8 +102,11 @@ def _request_of_call(
 def entry_point(
     load: Callable[[], EntryPoint],
 ) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
-    """Decorate a function that has a signature and a docstring, and give it its body. `load`
-    imports what answers; it is called with the function, not before."""
+    """Decorate a function that has a signature and a docstring, and give it its body.
+
+    Args:
+        load: Function that imports what answers. It is called with the function, not before.
+    """
 
     def decorate(function: Callable[P, Result]) -> Callable[P, Result]:
         @wraps(function)

@@ -12,8 +12,10 @@ Of the distant tokens "In 1921 Anna opened it" with k=1, "Anna" is shown like th
     isolated     Anna                               as if nothing preceded it
     replaced     so when Anna never was             a whole text, with other words around "Anna"
 
-`interpretation_of` is the only function that knows these names; all other code asks an
-`Interpretation` what it does. Imports nothing large, because `--help` reads it.
+`interpretation_of` is the only function that knows these names. All other code asks an
+`Interpretation` what it does: a `Scorer` which tokens a forward sees, options.py which defaults
+suit it, selectors/influence.py whether a selector may read states. Imports nothing large, because
+`--help` reads it.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class Interpretation:
     """One of three ways to keep only k distant units: mask the others, show the k alone, or replace
     the others by unrelated text. Callers ask it what it does, and never compare its name:
 
-    interpretation_of("replaced").replaces  # True
+        interpretation_of("replaced").replaces  # True
     """
 
     name: InterpretationName
@@ -61,7 +63,7 @@ class Interpretation:
         return 2 if self.replaces else None
 
 
-_ALL = (
+_INTERPRETATIONS = (
     Interpretation("contextual", "with their context", keeps_states=True),
     Interpretation("isolated", "shown alone", shows_alone=True),
     Interpretation("replaced", "among unrelated text", replaces=True),
@@ -69,8 +71,8 @@ _ALL = (
 
 
 def interpretation_of(distant_states: str) -> Interpretation:
-    """Return the interpretation with this name; ConfigError if there is none."""
-    for interpretation in _ALL:
+    """Return the interpretation with this name. Raise ConfigError if there is none."""
+    for interpretation in _INTERPRETATIONS:
         if interpretation.name == distant_states:
             return interpretation
     accepted = ", ".join(get_args(InterpretationName))

@@ -7,6 +7,13 @@ groups that it takes.
     ExplainRequest   model, text, …  +  ExplainSettings   +                  ModelOptions
     LossesRequest    models, text …  +  LossSettings      +                  ModelOptions
 
+A call passes flat keywords, and `Request.of` sorts them:
+
+    measure("runs/mine", "text.txt", long=64, field="body", dtype="fp32")
+        MeasureRequest(model="runs/mine", documents="text.txt",
+                       settings=Settings(long=64), reading=TextOptions(field="body"),
+                       loading=ModelOptions(dtype="fp32"))
+
 The command line is derived from these classes. Its help is the text of `option`, or, where there is
 none, the docstring of the function in api.py. This module imports nothing large, as `--help` reads
 it.
@@ -43,6 +50,8 @@ token and the one before it occur together among the distant tokens, and not in 
 `every`: drawn evenly from all tokens."""
 
 KS = (1, 2, 4, 8, 16)
+"""Numbers of units for which recovery is measured, if a user passes none."""
+
 MIN_GAP = 0.1
 """Nats: a target with a smaller gap has nothing to recover."""
 
@@ -64,7 +73,12 @@ thousands."""
 
 
 class Shard(NamedTuple):
-    """The part of the documents that one of several processes measures, as `--shard` says it."""
+    """The part of the documents that one of several processes measures, as `--shard` says it. A
+    tuple, as `shard=(0, 4)` may be passed for it.
+
+        Shard(0, 2).of([0, 1, 2, 3, 4, 5, 6])  # [0, 1, 4, 5]
+        Shard(1, 2).of([0, 1, 2, 3, 4, 5, 6])  # [2, 3, 6]
+    """
 
     shard_index: int = 0
     """Which of the shards this is, from 0."""
@@ -100,6 +114,7 @@ def parse_share(text: str) -> float:
     if text == "all":
         return 1.0
     percent = re.fullmatch(r"top(.+)%", text)
+    # 0 is not accepted either, so it stands for a text that cannot be read.
     share = 0.0 if percent is None else _fraction(percent[1])
     if not 0 < share <= 1:
         raise ConfigError(f"share={text} must be all, or a share such as top10%")
@@ -199,7 +214,13 @@ class TextOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of a measurement. Processes with equal settings, model and text share one."""
+    """The settings of a measurement. Processes with equal settings, model and text share one. The
+    docstring of `measure` in api.py explains each.
+
+        settings = Settings(long=64)
+        settings.short             # 16, the default for this length
+        settings.changed_options   # {"long": 64}
+    """
 
     long: Long = option("all", metavar="N", least=1)
     short: int = option(None, metavar="N", least=1)
@@ -232,9 +253,11 @@ class Settings:
         # must not make another one.
         object.__setattr__(self, "_changed", changed)
 
-        for name, value in self._defaults_of_window().items():
-            if getattr(self, name) in (None, (), []):
-                object.__setattr__(self, name, value)
+        for name, default in self._defaults_of_window().items():
+            is_unset = getattr(self, name) in (None, (), [])
+            if is_unset:
+                # The dataclass is frozen.
+                object.__setattr__(self, name, default)
 
     def _defaults_of_window(self) -> dict[str, Any]:
         """Return the defaults that depend on the long window and on the distant states."""
@@ -243,10 +266,12 @@ class Settings:
         # so that fewer targets, draws and halves are evaluated.
         is_expensive = window.is_all or self.interpretation.replaces
         num_tokens = self.long if isinstance(self.long, Integral) else None
+
         if self.interpretation.replaces:
             selectors: tuple[str, ...] = (self.interpretation.default_selector,)
         else:
             selectors = SELECTORS_OF_STATES
+
         return {
             "short": default_local(LOCAL_OF_DOCUMENTS, num_tokens),
             "stride": LOCAL_OF_DOCUMENTS // 2 if window.is_all else 1,
@@ -310,6 +335,7 @@ class Settings:
         for units in self.units:
             width = span_width(units)
             num_distant = self.windows.least_distant
+            # Of words, sentences and the like, each token may be one at most.
             num_units = num_distant if width is None else num_distant - width + 1
             if max(self.ks) > num_units:
                 raise ConfigError(

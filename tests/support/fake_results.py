@@ -190,7 +190,7 @@ def write_fake_results(folder: Path, meta: Meta = META) -> None:
     }
     meta = dataclasses.replace(meta, intervals=STUDENT)
     summary = complete_summary(summary, tables, meta)
-    parts.finish({"targets": targets, "summary": summary}, meta)
+    parts.write_final_tables({"targets": targets, "summary": summary}, meta)
 
 
 def one_document(words: list[str], distant_of: dict[int, list[int]], meta: Meta) -> Results:

@@ -195,7 +195,7 @@ class _MeasuringProcess:
             wait_for_documents("losses", self.parts, half, self._measure_losses, self.slowest_s)
         # Asked before targets are chosen, as other processes may finish their losses meanwhile. The
         # check below would then miss targets that are there.
-        has_all_losses = self.parts.finished("losses").issuperset(self.numbers)
+        has_all_losses = self.parts.find_finished("losses").issuperset(self.numbers)
         self._choose_targets()
         if has_all_losses:
             # Before hours are spent on the targets of the placebo alone.
@@ -225,12 +225,12 @@ class _MeasuringProcess:
 
     def _count_unfinished(self) -> int:
         """Return how many documents, of all shards, are not finished."""
-        without_losses = set(self.numbers) - self.parts.finished("losses")
+        without_losses = set(self.numbers) - self.parts.find_finished("losses")
         if without_losses:
             return len(without_losses)
         self._choose_targets()
         check_any_target(self.plan, self.targets, self.parts)
-        return len(set(self.targets.document) - self.parts.finished("recovery"))
+        return len(set(self.targets.document) - self.parts.find_finished("recovery"))
 
     # --- steps of one document, and what is between the phases ---
 
@@ -248,7 +248,7 @@ class _MeasuringProcess:
         self.parts.flush()  # so that this process's own losses can be read
         targets = self.plan.select_targets(self.parts.read("losses"))
         # Fixed targets are all returned, also those of documents that are not finished.
-        self.targets = targets[targets.document.isin(self.parts.finished("losses"))]
+        self.targets = targets[targets.document.isin(self.parts.find_finished("losses"))]
 
     def _with_targets(self, numbers: Sequence[int]) -> list[int]:
         """Return the numbers of those among these documents that have a target."""

@@ -1,13 +1,14 @@
 """Store the rows of measured documents in one folder, to which any number of processes write.
 
     identity.json                      what all processes must share: model, text, settings
-    parts/losses/000000-1f2e3d4c/      a part: the rows of some documents (stored_part.py)
+    parts/losses/000000-1f2e3d4c/      a part: the rows of documents 0, 1 and 4 (stored_part.py)
     parts/recovery/000001-…/           the same of the second phase
     parts/unfinished/000001/…          pieces of a document that takes long (unfinished.py)
     losses.parquet, …, manifest.json   the final tables, of all parts
 
-The documents of a damaged part are measured again. Rows are sorted, so the final tables do not
-depend on which process measured a document, or in which order (docs/measure.md).
+measurement.py adds documents one by one, and asks which are finished. summing_up.py reads the rows
+of all. The documents of a damaged part are measured again. Rows are sorted, so the final tables do
+not depend on which process measured a document, or in which order (docs/measure.md).
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ import pyarrow as pa
 
 from olmo_sparsity.analysis.measurement.stored_part import (
     PartContents,
+    read_contents,
     read_rows,
     table_of_document,
-    verify_part,
     write_part,
 )
 from olmo_sparsity.analysis.measurement.unfinished import UnfinishedDocument
@@ -51,6 +52,14 @@ from olmo_sparsity.base.manifest import MANIFEST, write_manifest
 from olmo_sparsity.base.provenance import versions_of_numbers
 from olmo_sparsity.base.renamed import with_current_names
 from olmo_sparsity.base.work_folder import WorkFolder
+
+UNFINISHED = "unfinished"
+"""The folder for documents of which some texts are evaluated; it lies beside those of the
+phases."""
+
+MAX_PAUSE_S = 30
+"""The most seconds between two parts. Other processes wait for them, and their patience ends
+(`PATIENCE_S` of sharing.py)."""
 
 
 def results_folder(out: str | Path) -> WorkFolder:
@@ -75,19 +84,14 @@ def _complete_identity(stored: dict[str, Any]) -> dict[str, Any]:
     return identity
 
 
-UNFINISHED = "unfinished"
-"""The folder for documents of which some texts are evaluated; it lies beside those of the
-phases."""
-
-
 class Parts:
     """Reads and writes the measured documents of one folder, which several processes may share.
 
         parts = Parts(folder, plan.identity())
-        parts.write("losses", 7, tables)      # buffered; written every few seconds
+        parts.write("losses", 7, tables)   # buffered; written every few seconds
         parts.flush()
-        parts.finished("losses")              # the documents of all processes
-        parts.read("losses")                  # one table with their rows
+        parts.find_finished("losses")      # the documents of all processes
+        parts.read("losses")               # one table with their rows
 
     Buffered documents are written every `flush_every_s` seconds (less often in a long measurement),
     or as soon as there are `part_size` of them.
@@ -113,39 +117,53 @@ class Parts:
             to_json_value(identity), complete=_complete_identity, versions=versions_of_numbers()
         )
         self._buffer: dict[str, dict[int, dict[str, pa.Table]]] = {phase: {} for phase in PHASES}
-        self._known: dict[str, dict[Path, PartContents | None]] = {phase: {} for phase in PHASES}
-        """Contents of each part by its phase and folder; None for a damaged part. Only `finished`
-        looks for new parts, so that all tables read after one call hold the same documents."""
+        self._contents_of_parts: dict[str, dict[Path, PartContents | None]] = {
+            phase: {} for phase in PHASES
+        }
+        """Contents of each part by its phase and folder; None for a damaged part. Only
+        `find_finished` looks for new parts, so that all tables read after one call hold the same
+        documents."""
 
         for phase in PHASES:
-            self.finished(phase)
+            self.find_finished(phase)
         # Clocks that no change of the system's time moves.
-        self._began = time.monotonic()
-        self._flushed = self._began
+        self._began_s = time.monotonic()
+        self._flushed_s = self._began_s
 
-    def finished(self, phase: str) -> set[int]:
+    def find_finished(self, phase: str) -> set[int]:
         """Return the documents that need not be measured again, including those in the buffer."""
         # A part never changes, so each is read once.
-        known = self._known[phase]
+        contents_of_parts = self._contents_of_parts[phase]
         for part in sorted((self.folder / "parts" / phase).iterdir()):
-            if part not in known and not is_partial(part):
-                known[part] = verify_part(part, self._identity, "its documents are measured again")
-        stored = [contents.documents for contents in known.values() if contents is not None]
-        return set(self._buffer[phase]).union(*stored)
+            if part not in contents_of_parts and not is_partial(part):
+                consequence = "its documents are measured again"
+                contents_of_parts[part] = read_contents(part, self._identity, consequence)
+
+        finished = set(self._buffer[phase])
+        for contents in contents_of_parts.values():
+            if contents is not None:
+                finished.update(contents.documents)
+        return finished
 
     def write(self, phase: str, document: int, tables: Mapping[str, Columns]) -> None:
-        """Add all rows of one document. `tables` have no column `document`; it is added."""
+        """Add all rows of one document in a phase. They are written with those of other documents,
+        seconds later.
+
+        Args:
+            document: The number of the document.
+            tables: Name of a table → its rows. The column `document` is added to them.
+        """
         assert tables.keys() <= PHASES[phase].keys(), f"no such table among {list(tables)}"
         self._buffer[phase][document] = {
             name: table_of_document(name, document, columns)
             for name, columns in tables.items()
             if len(columns)
         }
-        now = time.monotonic()
-        # A long measurement writes fewer and larger parts. But other processes wait for them, and
-        # their patience ends (`PATIENCE_S` of sharing.py), so at least every 30 seconds.
-        pause = min(max(self.flush_every_s, (now - self._began) / 20), 30)
-        if now - self._flushed >= pause or len(self._buffer[phase]) >= self.part_size:
+        now_s = time.monotonic()
+        # A long measurement writes fewer and larger parts.
+        pause_s = max(self.flush_every_s, (now_s - self._began_s) / 20)
+        is_due = now_s - self._flushed_s >= min(pause_s, MAX_PAUSE_S)
+        if is_due or len(self._buffer[phase]) >= self.part_size:
             self.flush()
 
     def flush(self) -> None:
@@ -158,7 +176,7 @@ class Parts:
                 for document in buffer:
                     shutil.rmtree(self._unfinished_folder(document), ignore_errors=True)
             buffer.clear()
-        self._flushed = time.monotonic()
+        self._flushed_s = time.monotonic()
 
     def _write_buffer(self, phase: str, buffer: Mapping[int, Mapping[str, pa.Table]]) -> None:
         """Write documents as one part.
@@ -176,9 +194,11 @@ class Parts:
         # A random name, as several processes write parts.
         part = self.folder / "parts" / phase / f"{min(buffer):06d}-{uuid.uuid4().hex[:8]}"
         write_part(part, joined, contents)
-        self._known[phase][part] = contents
+        self._contents_of_parts[phase][part] = contents
 
-    def unfinished(self, document: int, targets: Mapping[str, np.ndarray]) -> UnfinishedDocument:
+    def open_unfinished(
+        self, document: int, targets: Mapping[str, np.ndarray]
+    ) -> UnfinishedDocument:
         """Return the store for the rows of a document until it is finished. It has the rows that an
         earlier start has stored, if these were for the same targets.
 
@@ -198,15 +218,15 @@ class Parts:
 
     def read(self, name: str) -> pd.DataFrame:
         """Return a table with the rows of all documents that are finished and flushed."""
-        return self._collect(name).to_pandas()
+        return self._join_parts(name).to_pandas()
 
-    def _collect(self, name: str) -> pa.Table:
+    def _join_parts(self, name: str) -> pa.Table:
         """Join a table of all parts. If two processes have measured the same document, only the
         rows of one of them are used."""
         phase = next(phase for phase, tables in PHASES.items() if name in tables)
         tables = [SCHEMAS[name].empty_table()]
         collected: set[int] = set()
-        for part, contents in sorted(self._known[phase].items()):
+        for part, contents in sorted(self._contents_of_parts[phase].items()):
             if contents is None:
                 continue
             # A part has no file for a table without rows.
@@ -220,7 +240,7 @@ class Parts:
         order = np.argsort(table["document"].to_numpy(), kind="stable")
         return table.take(order).combine_chunks()
 
-    def finish(
+    def write_final_tables(
         self, derived: Mapping[str, pd.DataFrame], meta: Meta, out: Path | None = None
     ) -> None:
         """Write the final tables to `out` (default: the folder itself): the tables of the parts,
@@ -230,7 +250,7 @@ class Parts:
         (out / MANIFEST).unlink(missing_ok=True)
         for name, schema in SCHEMAS.items():
             if name in MADE_OF_PARTS:
-                table = self._collect(name)
+                table = self._join_parts(name)
             else:
                 rows = derived.get(name, pd.DataFrame(columns=schema.names))
                 columns: Columns = {column: rows[column].tolist() for column in schema.names}

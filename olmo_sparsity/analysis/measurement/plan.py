@@ -257,7 +257,7 @@ class Plan:
         document = self.documents[number]
         settings = self.settings
         document_targets = targets_of_document(targets, document)
-        unfinished = None if parts is None else parts.unfinished(number, document_targets)
+        unfinished = None if parts is None else parts.open_unfinished(number, document_targets)
 
         choices = None if self.fixed is None else self.fixed.choices
         # Units that another model ranked need unrelated ones that it ranked, too, to be compared.

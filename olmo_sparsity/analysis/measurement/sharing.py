@@ -36,7 +36,7 @@ def work_on_documents(
         measure_document: Measures one document by its number, and adds it to `parts`.
         is_shown: Whether to show progress.
     """
-    finished = parts.finished(phase)
+    finished = parts.find_finished(phase)
     slowest_s = 0.0
     unfinished = [number for number in numbers if number not in finished]
     num_finished = len(numbers) - len(unfinished)
@@ -77,7 +77,7 @@ def wait_for_documents(
     num_missing: int | None = None
     since = time.monotonic()
     while True:
-        missing = sorted(set(numbers) - parts.finished(phase))
+        missing = sorted(set(numbers) - parts.find_finished(phase))
         if not missing:
             return
         has_progressed = num_missing != len(missing)

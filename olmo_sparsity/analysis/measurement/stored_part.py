@@ -6,7 +6,7 @@
         manifest.json                        sizes and hashes of these files
 
 A part is a folder that appears by one rename, so it is whole or not there. `write_part` writes one,
-`verify_part` checks one, and `read_rows` reads a table of it.
+`read_contents` checks one, and `read_rows` reads a table of it.
 """
 
 from __future__ import annotations
@@ -73,18 +73,24 @@ def read_rows(part: Path, name: str) -> pa.Table:
     return read_table(part / f"{name}.parquet", name)
 
 
-def verify_part(part: Path, identity: str, consequence: str) -> PartContents | None:
+def read_contents(part: Path, identity: str, consequence: str) -> PartContents | None:
     """Return the contents of a part. Return None if it is damaged or of another measurement, and
-    print the reason and the `consequence`, such as "its documents are measured again"."""
+    print the reason.
+
+    Args:
+        identity: The identity that the part must have.
+        consequence: What follows from a damage, such as "its documents are measured again".
+    """
     try:
-        return _read_contents(part, identity)
+        return _check_and_read(part, identity)
     except DataError as problem:
         say(f"{part} is passed over ({problem}); {consequence}")
         return None
 
 
-def _read_contents(part: Path, identity: str) -> PartContents:
-    """Return the contents of a part; DataError if it is damaged or of another measurement."""
+def _check_and_read(part: Path, identity: str) -> PartContents:
+    """Return the contents of a part. Raise DataError if it is damaged or of another measurement."""
+    # This file first: it says which others there are.
     _check_files(part, ["finished.json"])
     contents = read_json(part / "finished.json", PartContents, remedy="")
     _check_files(part, [f"{name}.parquet" for name in contents.rows])

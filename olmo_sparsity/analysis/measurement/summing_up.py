@@ -62,8 +62,8 @@ class _FinishedTargets(NamedTuple):
 
 def _read_finished_targets(plan: Plan, parts: Parts, out: Path) -> _FinishedTargets:
     """Return the targets of the documents that are finished. Raise DataError if none is."""
-    finished = parts.finished("recovery")
-    without_losses = set(plan.measured_numbers) - parts.finished("losses")
+    finished = parts.find_finished("recovery")
+    without_losses = set(plan.measured_numbers) - parts.find_finished("losses")
     num_with_losses = len(plan.measured_numbers) - len(without_losses)
     nothing_evaluated = DataError(
         f"{out} holds the losses of {num_with_losses} of {len(plan.measured_numbers)} "
@@ -150,7 +150,9 @@ def sum_up(
         "influence": parts.read("influence"),
     }
     summary = complete_summary(summary, tables, content_of_meta)
-    parts.finish({"targets": with_ends(targets), "summary": summary}, content_of_meta, out)
+    parts.write_final_tables(
+        {"targets": with_ends(targets), "summary": summary}, content_of_meta, out
+    )
 
 
 def _make_meta(

@@ -18,9 +18,9 @@ import pandas as pd
 
 from olmo_sparsity.analysis.measurement.stored_part import (
     PartContents,
+    read_contents,
     read_rows,
     table_of_document,
-    verify_part,
     write_part,
 )
 from olmo_sparsity.base.files import is_partial
@@ -32,7 +32,7 @@ class UnfinishedDocument:
     Rows are stored every `store_every_s` seconds, in pieces that hold whole texts, and the next
     start evaluates only the other texts. `Parts` removes the pieces with the finished document.
 
-        unfinished = parts.unfinished(3, targets)
+        unfinished = parts.open_unfinished(3, targets)
         if name not in unfinished.texts:
             rows = evaluate(name)
             unfinished.store([name], rows)
@@ -61,7 +61,7 @@ class UnfinishedDocument:
         for piece in pieces:
             if is_partial(piece):
                 continue
-            contents = verify_part(piece, identity, "its targets are evaluated again")
+            contents = read_contents(piece, identity, "its targets are evaluated again")
             # Another process may have evaluated the same texts at the same time.
             if contents is not None and self.texts.isdisjoint(contents.texts):
                 self._pieces[piece] = contents

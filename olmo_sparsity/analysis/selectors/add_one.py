@@ -6,13 +6,13 @@ local window,
     I(u) = L_short − L({u})
 
 and the k influential units are those of largest I. The three selectors differ in the units for
-which they compute I(u):
+which they compute I(u), each with one row of a batch:
 
     add_one            all
     add_one_screened   those that a gradient ranks highest: max(16, 2k)
     add_one_nested     those in the best of coarse groups, and those of add_one_screened
 
-Dimension key: U distant units, W targets of a block, T chosen targets.
+Dimension key: U distant units, W targets of a block, T chosen targets, G groups of units.
 """
 
 from __future__ import annotations
@@ -37,6 +37,13 @@ from olmo_sparsity.text.units import NO_INDICES, Units
 MIN_CANDIDATES = 16
 """The smallest number of units that `add_one_screened` evaluates: the gradient is a rough guide,
 and the best unit is often not the first by it."""
+
+GROUP_SIZES = (256, 32, 4)
+"""How many neighbouring units `add_one_nested` evaluates as one, from step to step."""
+
+NUM_KEPT_GROUPS = 20
+"""How many of the best groups `add_one_nested` keeps in a step, at least. It goes on with their
+units."""
 
 
 @with_model_in_use
@@ -63,22 +70,14 @@ def add_one_screened(scorer: Scorer, question: Question) -> Choice:
     Each of these is nearly masked: its column of attention scores has a log-gate of ln 0.1. The
     gradient of the loss with respect to the gate predicts the effect of opening it.
     """
-    return _add_one_of_candidates(scorer, question, list(_screened_units(scorer, question)))
+    return _add_one_of_candidates(scorer, question, list(_screen_units(scorer, question)))
 
 
-def _screened_units(scorer: Scorer, question: Question) -> np.ndarray:
+def _screen_units(scorer: Scorer, question: Question) -> np.ndarray:
     """Return the units that a gradient ranks highest, a row of them for each target."""
     gate_TU = question.units.sum_by_unit(gate_gradients(scorer, question.context, question.spans))
     num_candidates = min(len(question.units), max(MIN_CANDIDATES, 2 * question.k))
     return best_of(gate_TU, num_candidates).unit_TK
-
-
-GROUP_SIZES = (256, 32, 4)
-"""How many neighbouring units `add_one_nested` evaluates as one, from step to step."""
-
-NUM_OPENED = 20
-"""How many of the best groups `add_one_nested` opens in a step, at least. To open a
-group is to go on with its units."""
 
 
 def add_one_nested(scorer: Scorer, question: Question) -> Choice:
@@ -89,17 +88,18 @@ def add_one_nested(scorer: Scorer, question: Question) -> Choice:
     A unit is missed if it helps less than the rest of its group harms, and its gradient is small.
     """
     units = question.units
-    num_opened = max(NUM_OPENED, 2 * question.k)
+    num_kept = max(NUM_KEPT_GROUPS, 2 * question.k)
+
     # For each target: the units that are left, at first all.
     candidates = [np.arange(len(units))] * len(question.spans)
     for size in GROUP_SIZES:
-        no_group_would_be_dropped = size * num_opened >= len(units)
+        no_group_would_be_dropped = size * num_kept >= len(units)
         if no_group_would_be_dropped:
             continue
-        candidates = _units_of_best_groups(scorer, question, candidates, size, num_opened)
+        candidates = _units_of_best_groups(scorer, question, candidates, size, num_kept)
     if len(candidates[0]) < len(units):
         # A gradient may find a unit whose effect is hidden by the rest of its group.
-        screened = _screened_units(scorer, question)
+        screened = _screen_units(scorer, question)
         candidates = [
             np.union1d(nested, gradient_best)
             for nested, gradient_best in zip(candidates, screened, strict=True)
@@ -112,31 +112,32 @@ def _units_of_best_groups(
     question: Question,
     candidates: Sequence[np.ndarray],
     size: int,
-    num_opened: int,
+    num_kept: int,
 ) -> list[np.ndarray]:
     """Return, for each target, the units of the groups whose addition lowers its loss most.
 
     Args:
         candidates: Units of each target. A group is evaluated if it holds one of them.
         size: Number of neighbouring units in a group.
-        num_opened: Number of groups whose units are returned.
+        num_kept: Number of groups whose units are returned.
     """
     units = question.units
-    # A group is named by its first unit. For each target: its groups, and the distant tokens of
-    # each.
-    groups = [np.unique(target_units // size) * size for target_units in candidates]
-    sets = []
-    for firsts in groups:
-        ends = np.minimum(firsts + size, len(units))
-        bounds = zip(firsts.tolist(), ends.tolist(), strict=True)
-        sets.append([units.run(first, end) for first, end in bounds])
-    reductions = loss_reductions(scorer, question, sets)
+    # A group is identified by its first unit: with size 4 unit 9 is in group 8.
+    groups_of_targets = [np.unique(target_units // size) * size for target_units in candidates]
+    sets_of_targets = []
+    for first_units in groups_of_targets:
+        end_units = np.minimum(first_units + size, len(units))
+        bounds = zip(first_units.tolist(), end_units.tolist(), strict=True)
+        sets_of_targets.append([units.run(first, end) for first, end in bounds])
+    reductions = loss_reductions(scorer, question, sets_of_targets)
 
     units_of_targets = []
-    for firsts, reduction in zip(groups, reductions, strict=True):
-        best_firsts = np.sort(firsts[np.argsort(-reduction, kind="stable")[:num_opened]])
-        opened_units = (best_firsts[:, None] + np.arange(size)).ravel()
-        units_of_targets.append(opened_units[opened_units < len(units)])
+    for first_units, reduction_G in zip(groups_of_targets, reductions, strict=True):
+        best_first = np.argsort(-reduction_G, kind="stable")
+        best_firsts = np.sort(first_units[best_first[:num_kept]])
+        kept_units = (best_firsts[:, None] + np.arange(size)).ravel()
+        # The last group of the text may have fewer units than the others.
+        units_of_targets.append(kept_units[kept_units < len(units)])
     return units_of_targets
 
 
@@ -148,15 +149,17 @@ def _add_one_of_candidates(
     Args:
         candidates: Units of each target, at least k.
     """
-    sets = [
+    sets_of_targets = [
         [question.units.distant_indices(unit) for unit in target_units.tolist()]
         for target_units in candidates
     ]
-    reductions = loss_reductions(scorer, question, sets)
-    chosen = []
+    reductions = loss_reductions(scorer, question, sets_of_targets)
+
+    chosen_units = []
     score_TU = np.zeros((len(candidates), len(question.units)))
     for score_U, target_units, reduction in zip(score_TU, candidates, reductions, strict=True):
+        # Stable: of equal reductions, the unit that comes first in the text is chosen.
         best_first = np.argsort(-reduction, kind="stable")
-        chosen.append(target_units[best_first[: question.k]])
+        chosen_units.append(target_units[best_first[: question.k]])
         score_U[target_units] = reduction
-    return choice_of(np.array(chosen), score_TU)
+    return choice_of(np.array(chosen_units), score_TU)

@@ -1,8 +1,13 @@
 """List the selectors, which rank distant units by how much they matter to a target.
 
 Every selector has one signature, `(scorer, question) → Choice`, and runs its own forwards, so that
-costs can be compared. `SELECTORS` lists them by name, and `find_selector` finds one, or a rule of a
-user's file:
+costs can be compared. `SELECTORS` lists them by name. `find_selector` finds one, or a rule of a
+user's file, by the word that a user passes:
+
+    find_selector("add_one")              the selector of Eq. (20)
+    find_selector("my_rules.py:longest")  the function `longest` of that file
+
+They are in these files:
 
     add_one.py    Eq. (20): each unit is added alone; with two faster approximations
     halving.py    the same from coarse to fine, by losses alone
@@ -115,9 +120,12 @@ SELECTORS: dict[str, Selector] = {
 
 
 def find_selector(name: str, interpretation: Interpretation | None = None) -> Selector:
-    """Return a selector by its name, or by the name of a user's rule, FILE.py:RULE. ConfigError if
-    there is none, or if it needs states that the model does not have. `interpretation`: the
-    interpretation of distant states; None: any."""
+    """Return a selector by its name, or by the name of a user's rule, FILE.py:RULE. Raise
+    ConfigError if there is none, or if it needs states that the model does not have.
+
+    Args:
+        interpretation: The interpretation of distant states. None: any.
+    """
     replaces = interpretation is not None and interpretation.replaces
     if replaces and find_selector(name).reads_states:
         allowed = [other for other, rule in SELECTORS.items() if not rule.reads_states]

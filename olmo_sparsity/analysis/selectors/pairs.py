@@ -1,10 +1,14 @@
 """Find units that help only together: choose pairs of distant units.
 
-    gates of all units → the first units are opened, one by one
-    gates with one unit opened → its best partners → losses of these pairs → the best pair
+A target may need two distant tokens that say nothing apart, such as "Anna" and "opened":
 
-A gate is a factor of a distant token's attention (`gate_gradients`); a unit is *opened* if its gate
-is. `pairs` is the selector.
+    add_one("Anna")             loss falls by 0.1 nats
+    add_one("opened")           loss falls by 0.0 nats
+    both                        loss falls by 2.4 nats: `pairs` finds them, add_one does not
+
+With U units there are U² / 2 pairs, too many to evaluate. Gradients of gates (gates.py) propose
+some: a unit is *opened*, so that the model attends to it, and the gradient then says which other
+units would help next to it. `pairs` is the selector, and describes the steps.
 
 Dimension key: T targets, U distant units, N opened units of all targets.
 """
@@ -28,10 +32,10 @@ from olmo_sparsity.analysis.selectors.question import (
     loss_reductions,
 )
 
-NUM_FIRST = 9
+NUM_OPENED_FIRST = 9
 """How many units `pairs` opens at first, one by one, at least."""
 
-NUM_AGAIN = 2
+NUM_OPENED_LATER = 2
 """How many units `pairs` opens afterwards, among those of the best pairs."""
 
 NUM_PARTNERS = 4
@@ -75,7 +79,7 @@ def pairs(scorer: Scorer, question: Question) -> Choice:
     gate = min(GATE, WEIGHT_OF_CLOSED / question.context.block.num_distant)
     reductions = _evaluate_pairs(scorer, question, gate)
 
-    chosen = []
+    chosen_units = []
     score_TU = np.zeros((len(question.spans), len(question.units)))
     for span, score_U, reduction_of_pair in zip(question.spans, score_TU, reductions, strict=True):
         # From the worst pair to the best, so that a unit keeps the score of its best pair.
@@ -84,8 +88,8 @@ def pairs(scorer: Scorer, question: Question) -> Choice:
         # The last of k units may be either unit of a pair, so one more is compared.
         candidates = _units_by_best_pair(reduction_of_pair)[: question.k + 1]
         ranked = _rank_by_score(scorer, replace(question, spans=[span]), candidates, score_U)
-        chosen.append(ranked[: question.k])
-    return choice_of(np.array(chosen), score_TU)
+        chosen_units.append(ranked[: question.k])
+    return choice_of(np.array(chosen_units), score_TU)
 
 
 def _evaluate_pairs(scorer: Scorer, question: Question, gate: float) -> list[ReductionOfPair]:
@@ -93,21 +97,24 @@ def _evaluate_pairs(scorer: Scorer, question: Question, gate: float) -> list[Red
     describes."""
     context = question.context
     reductions: list[ReductionOfPair] = [{} for _ in question.spans]
-    gate_TU = question.units.sum_by_unit(gate_gradients(scorer, context, question.spans, gate))
-    first_TK = best_of(gate_TU, max(NUM_FIRST, question.k)).unit_TK
-    opened = [
+
+    # Step 1, and step 2 for the units that are opened first.
+    gradient_TU = question.units.sum_by_unit(gate_gradients(scorer, context, question.spans, gate))
+    first_TK = best_of(gradient_TU, max(NUM_OPENED_FIRST, question.k)).unit_TK
+    opened_first = [
         _OpenedUnit(target, unit)
         for target, first_units in enumerate(first_TK.tolist())
         for unit in first_units
     ]
-    _try_partners(scorer, question, opened, reductions, gate)
+    _try_partners(scorer, question, opened_first, reductions, gate)
 
-    opened_again = []
+    # Step 3, which repeats step 2 for some units of the best pairs.
+    opened_later = []
     for target, reduction_of_pair in enumerate(reductions):
         best_units = [_OpenedUnit(target, unit) for unit in _units_by_best_pair(reduction_of_pair)]
-        not_opened = [unit for unit in best_units if unit not in opened]
-        opened_again += not_opened[:NUM_AGAIN]
-    _try_partners(scorer, question, opened_again, reductions, gate)
+        not_opened = [unit for unit in best_units if unit not in opened_first]
+        opened_later += not_opened[:NUM_OPENED_LATER]
+    _try_partners(scorer, question, opened_later, reductions, gate)
     return reductions
 
 
@@ -125,12 +132,12 @@ def _try_partners(
     units = question.units
     spans = [question.spans[target] for target, _ in opened]
     opened_indices = [units.distant_indices(unit) for _, unit in opened]
-    gate_NF = gate_gradients(scorer, question.context, spans, gate, opened_indices)
-    gate_NU = units.sum_by_unit(gate_NF)
+    gradient_NF = gate_gradients(scorer, question.context, spans, gate, opened_indices)
+    gradient_NU = units.sum_by_unit(gradient_NF)
     opened_N = [unit for _, unit in opened]
-    gate_NU[np.arange(len(opened)), opened_N] = -np.inf  # no pair with itself
+    gradient_NU[np.arange(len(opened)), opened_N] = -np.inf  # no pair with itself
     num_partners = min(NUM_PARTNERS, len(units) - 1)
-    partner_NK = best_of(gate_NU, num_partners).unit_TK.tolist()
+    partner_NK = best_of(gradient_NU, num_partners).unit_TK.tolist()
 
     new_pairs: list[set[tuple[int, int]]] = [set() for _ in question.spans]
     for (target, unit), partners in zip(opened, partner_NK, strict=True):
@@ -141,6 +148,7 @@ def _try_partners(
     ):
         untried = sorted(target_pairs - reduction_of_pair.keys())
         sets = [units.distant_indices(*pair) for pair in untried]
+        # One target, so one array is returned.
         (nats,) = loss_reductions(scorer, replace(question, spans=[span]), [sets])
         reduction_of_pair.update(zip(untried, nats.tolist(), strict=True))
 
@@ -154,8 +162,8 @@ def _units_by_best_pair(reduction_of_pair: ReductionOfPair) -> list[int]:
 def _rank_by_score(
     scorer: Scorer, question: Question, candidates: list[int], score_U: np.ndarray
 ) -> list[int]:
-    """Rank units by their scores. Both units of a pair have one score, so the one that does more
-    alone ranks first. `question`: of one target."""
+    """Return units in the order of their scores. Both units of a pair have one score, so the one
+    that does more alone ranks first. `question`: a question about one target."""
     sets = [question.units.distant_indices(unit) for unit in candidates]
     (alone,) = loss_reductions(scorer, question, [sets])
     reduction_alone = dict(zip(candidates, alone.tolist(), strict=True))

@@ -2,8 +2,8 @@
 
     Question (a context, its distant units, some targets, k) → Selector → Choice (k units a target)
 
-A selector is a function `(scorer, question) → Choice`. With 5 distant units, 2 targets and k=2 a
-choice holds:
+A selector is a function `(scorer, question) → Choice`. text_evaluation.py calls it for each block
+of targets. With 5 distant units, 2 targets and k=2 a choice holds:
 
     score_TU        0.1  0.0  2.3  0.2  0.0        unit_TK    2  3     influence_TK   2.3  0.2
                     0.5  0.1  0.0  0.0  1.7                   4  0                    1.7  0.5
@@ -102,7 +102,10 @@ def loss_reductions(
 ) -> list[np.ndarray]:
     """Return by how many nats the loss of each target falls when each of its sets of distant tokens
     is added to the local window: an array for each target, with a number for each of its sets.
-    `sets`: a list of sets for each target of the question."""
+
+    Args:
+        sets: For each target of the question, its sets of distant tokens, as distant indices.
+    """
     context = question.context
     # The rows of all targets are evaluated together. The first row of a target is the local window
     # alone, so that its loss is L_short.
@@ -110,6 +113,7 @@ def loss_reductions(
     for span, target_sets in zip(question.spans, sets, strict=True):
         rows.append(context.set_row(NO_INDICES, span))
         rows += [context.set_row(distant, span) for distant in target_sets]
+    # A target may have several tokens, whose losses are added.
     loss_N = np.array([loss_W.sum() for loss_W in scorer.losses(rows)])
 
     ends = np.cumsum([1 + len(target_sets) for target_sets in sets])
@@ -125,7 +129,7 @@ def reductions_of_unit_sets(
     scorer: Scorer, question: Question, has_unit_AU: np.ndarray
 ) -> np.ndarray:
     """Return reduction_TA: by how many nats the loss of each target falls when each set of units is
-    added to the local window. `has_unit_AU`: which units each set holds."""
+    added to the local window. `has_unit_AU` says which units each set holds."""
     units = question.units
     sets = []
     for has_unit_U in has_unit_AU:

@@ -44,7 +44,7 @@ def measured(folder: Path) -> Parts:
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The files of an uninterrupted measurement."""
     folder = tmp_path_factory.mktemp("once")
-    measured(folder).finish({}, Meta())
+    measured(folder).write_final_tables({}, Meta())
     return bytes_of(folder)
 
 
@@ -63,7 +63,7 @@ def test_killed_resumed_and_measured_by_two_equals_uninterrupted(
         parts = Parts(folder, IDENTITY, part_size=part_size)
         other = Parts(folder, IDENTITY, part_size=part_size)
         for step, document in enumerate([*order, *order]):  # the second round does what was lost
-            if all(document in parts.finished(phase) for phase in PHASES):
+            if all(document in parts.find_finished(phase) for phase in PHASES):
                 continue
             write(parts, document)
             if document in twice:
@@ -78,8 +78,8 @@ def test_killed_resumed_and_measured_by_two_equals_uninterrupted(
         for phase in PHASES:
             assert Parts(folder, IDENTITY).finished(phase) == set(range(NUM_DOCUMENTS))
         for _ in range(2):
-            parts.finished(phase="losses"), parts.finished(phase="recovery")
-            parts.finish({}, Meta())
+            parts.find_finished(phase="losses"), parts.find_finished(phase="recovery")
+            parts.write_final_tables({}, Meta())
             assert bytes_of(folder) == expected
 
 
@@ -99,10 +99,10 @@ def test_killed_between_final_tables_can_be_repeated(
     with monkeypatch.context() as patch:
         patch.setattr(olmo_sparsity.analysis.measurement.parts, "write_table", write_some)
         with pytest.raises(KeyboardInterrupt):
-            parts.finish({}, Meta())
+            parts.write_final_tables({}, Meta())
     with pytest.raises(DataError, match=r"not finished .*; run the same"):
         read_results(parts.folder)
-    parts.finish({}, Meta())
+    parts.write_final_tables({}, Meta())
     assert bytes_of(parts.folder) == expected
 
 
@@ -214,7 +214,7 @@ def test_a_text_that_two_processes_evaluated_counts_once(tmp_path: Path) -> None
 
 def test_a_finished_document_leaves_no_pieces(tmp_path: Path) -> None:
     parts = Parts(tmp_path, IDENTITY)
-    parts.unfinished(0, TARGETS).store(["first"], rows_of_text(5))
+    parts.open_unfinished(0, TARGETS).store(["first"], rows_of_text(5))
     write(parts, 0)
     parts.flush()
     assert not list(tmp_path.glob("parts/unfinished/*"))

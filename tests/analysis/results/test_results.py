@@ -172,7 +172,7 @@ def test_unfinished_and_unreadable_folders_are_explained(tmp_path: Path) -> None
     parts.flush()
     with pytest.raises(DataError, match=r"not finished .*; run the same"):
         read_results(tmp_path)
-    parts.finish({}, Meta())
+    parts.write_final_tables({}, Meta())
     read_results(tmp_path)
     for text in ("{", "[]", '{"windows": 3}', '{"ks": null}'):
         (tmp_path / "meta.json").write_text(text)

@@ -92,7 +92,7 @@ def test_pairs_of_so_few_units_are_the_best_of_all(
     distant_states: InterpretationName,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("olmo_sparsity.analysis.selectors.pairs.NUM_FIRST", 10)
+    monkeypatch.setattr("olmo_sparsity.analysis.selectors.pairs.NUM_OPENED_FIRST", 10)
     monkeypatch.setattr("olmo_sparsity.analysis.selectors.pairs.NUM_PARTNERS", 9)
     block = list(windows.blocks(DOCUMENT))[1]
     targets = [0, block.num_targets - 1][-block.num_targets :]
@@ -264,7 +264,7 @@ def test_nested_asks_groups_and_opens_the_best(
     windows = Windows(63, 6, 1)
     block = next(iter(windows.blocks(document)))
     monkeypatch.setattr("olmo_sparsity.analysis.selectors.add_one.GROUP_SIZES", (16, 4))
-    monkeypatch.setattr("olmo_sparsity.analysis.selectors.add_one.NUM_OPENED", 8)
+    monkeypatch.setattr("olmo_sparsity.analysis.selectors.add_one.NUM_KEPT_GROUPS", 8)
     brute = Brute(model, document, windows, 63, distant_states)
     scorer = Scorer(model, CPU, distant_states=distant_states)
     asked = question(scorer, block, [0], 1)
