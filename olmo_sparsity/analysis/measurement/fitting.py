@@ -3,11 +3,11 @@
 A user passes few options. The others follow from the length of the window, from the number of
 positions that the model takes, and from the number of blocks in the text:
 
-    fit_to_limit         a smaller local window for a model with few positions
-    with_quick_blocks    the few blocks of `--quick`
-    fraction_of_blocks   the fraction of all blocks that is measured
+    fit_to_limit         short=64 in place of 128 for a model with 256 positions
+    with_quick_blocks    blocks=4 and stride=16 for `--quick`
+    fraction_of_blocks   0.02 for blocks=4, if a document has 200 blocks on average
 
-Each takes settings and returns changed ones; what a user has set stays.
+What a user has set stays. make_plan (planning.py) calls these functions, and the checks below them.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def say_defaults_of_length(settings: Settings) -> None:
     length."""
     if settings.long == "all" or settings.interpretation.replaces:
         return
-    usual = Settings()
-    changed = []
+    settings_of_all = Settings()
+    differences = []
     for name in OPTIONS_WITH_DEFAULTS_OF_LENGTH:
         value = getattr(settings, name)
-        usual_value = getattr(usual, name)
-        if name not in settings.changed_options and value != usual_value:
-            changed.append(f"{name}={value} ({usual_value})")
-    if changed:
-        say(f"long={settings.long} has other defaults than long=all: {'; '.join(changed)}")
+        value_of_all = getattr(settings_of_all, name)
+        if name not in settings.changed_options and value != value_of_all:
+            differences.append(f"{name}={value} ({value_of_all})")
+    if differences:
+        say(f"long={settings.long} has other defaults than long=all: {'; '.join(differences)}")
 
 
 def fit_to_limit(settings: Settings, limit: int | None) -> Settings:
@@ -53,6 +53,7 @@ def fit_to_limit(settings: Settings, limit: int | None) -> Settings:
     has_default_windows = settings.windows.has_all and "short" not in settings.changed_options
     if not has_default_windows or limit is None or limit >= 4 * settings.short:
         return settings
+    # Half of the local window, as by default.
     stride = settings.stride if "stride" in settings.changed_options else max(1, limit // 8)
     return replace(settings, short=default_local(settings.short, limit), stride=stride)
 
@@ -78,13 +79,17 @@ def with_quick_blocks(settings: Settings, limit: int | None, num_prefix: int) ->
 
 def fraction_of_blocks(documents: Documents, settings: Settings) -> float:
     """Return the fraction of all blocks to measure. The setting `sample` is this fraction; `blocks`
-    says how many blocks of each document to measure, on average."""
+    says how many blocks of each document to measure, on average.
+
+    Dimension key: D documents.
+    """
     if settings.blocks is None:
         return settings.sample
     windows = settings.windows
-    num_targets_D = np.array([len(d.tokens) - windows.first_target for d in documents])
-    has_target_D = num_targets_D > 0
-    num_blocks_D = np.ceil(num_targets_D[has_target_D] / windows.stride)
+    num_targets_D = np.array([len(doc.tokens) - windows.first_target for doc in documents])
+    # Documents that are too short for a target are not measured, and have no blocks.
+    num_targets_D = num_targets_D[num_targets_D > 0]
+    num_blocks_D = np.ceil(num_targets_D / windows.stride)
     num_wanted = settings.blocks * len(num_blocks_D)
     return min(1.0, num_wanted / max(num_blocks_D.sum(), 1))
 

@@ -1,10 +1,12 @@
 """Read the model and the text of a measurement, and leave out text that the model cannot take.
 
-load             a model, by its name or in memory
-open_text        documents in the model's tokens
-prefix_of        the tokens before every window
-split_to_limit   cut documents that are longer than the model's limit into parts
-within_limit     leave their ends out
+make_plan (planning.py) calls these functions in order:
+
+    load             "runs/mine" → a model with 1,024 positions
+    open_text        "text.txt" → 2 documents of 900 and 2,500 tokens of the model
+    prefix_of        "auto" → (50256,), the tokens before every window
+    split_to_limit   with --split-long: 4 parts of 900, 1,023, 1,020 and 457 tokens
+    within_limit     without it: documents of 900 and 1,023 tokens, whose ends are left out
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ def load(
         loaded = load_model(model, tokenizer=tokenizer, **how, **options.loading)
     else:
         options.check_unset_for_loaded()
+        # These are of a server, which only `load_model` opens.
         waiting = {name: how.get(name) for name in ("timeout", "patience")}
         check_unset("load_model takes it, and this model is loaded", **waiting)
         loaded = wrap_model(model, tokenizer, whole_prompts=how["whole_prompts"])

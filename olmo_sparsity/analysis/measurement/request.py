@@ -80,6 +80,13 @@ class MeasureRequest(Request):
     reading: TextOptions = field(default_factory=TextOptions)
     loading: ModelOptions = field(default_factory=ModelOptions)
 
+    @property
+    def passed_settings(self) -> set[str]:
+        """Return the names of the settings that the user passed. A function does not know which of
+        its defaults were passed."""
+        typed = {item.name for item in fields(Settings)} & set(self.typed)
+        return typed | self.settings.changed_options.keys()
+
     def checked(self) -> Self:
         """Check the request, and put `windows` and what `quick` means into the settings."""
         shard = self._checked_shard()
@@ -89,6 +96,7 @@ class MeasureRequest(Request):
         self._check_reading()
         self._check_one_selects_targets()
         self._check_options_are_used()
+        self._check_min_gap_is_used()
         settings = self._settings_with_windows()
         self._check_split_long(settings)
 
@@ -132,6 +140,17 @@ class MeasureRequest(Request):
         """Return the names of the passed options that select targets."""
         return [name for name in ("at", "choices", "targets") if getattr(self, name) is not None]
 
+    def _selections_of_text(self) -> list[str]:
+        """Return what makes the text itself name its targets, as words for an error: an option, or
+        the records that were passed. Return an empty list if the text names none."""
+        if isinstance(self.documents, Documents) and self.documents.have_targets:
+            return ["records of prompt and target"]
+        if self.reading.prompt_field:
+            return ["prompt_field"]
+        if self.reading.target_field:
+            return ["target_field"]
+        return []
+
     def _check_one_selects_targets(self) -> None:
         """Raise ConfigError if two options select targets."""
         options = self._selecting_options
@@ -156,20 +175,21 @@ class MeasureRequest(Request):
         if selections and without_effect:
             names = ", ".join(without_effect)
             raise ConfigError(f"{names} cannot be combined with {selections[0]}; omit it")
-        if "min_gap" in without_effect and not self.settings.chooses_by_size:
-            sets = ",".join(self.settings.sets)
-            reason = "share=all takes any gap" if "gap" in self.settings.sets else f"sets={sets}"
-            raise ConfigError(
-                f"min_gap={self.settings.min_gap:g} has no effect ({reason}); omit it, or pass a "
-                "share below all with sets=gap"
-            )
 
-    @property
-    def passed_settings(self) -> set[str]:
-        """Return the names of the settings that the user passed. A function does not know which of
-        its defaults were passed."""
-        typed = {item.name for item in fields(Settings)} & set(self.typed)
-        return typed | self.settings.changed_options.keys()
+    def _check_min_gap_is_used(self) -> None:
+        """Raise ConfigError if `min_gap` was passed, and no target is chosen by the size of its
+        gap."""
+        settings = self.settings
+        if "min_gap" not in self.passed_settings or settings.chooses_by_size:
+            return
+        if "gap" in settings.sets:
+            reason = "share=all takes any gap"
+        else:
+            reason = f"sets={','.join(settings.sets)}"
+        raise ConfigError(
+            f"min_gap={settings.min_gap:g} has no effect ({reason}); omit it, or pass a "
+            "share below all with sets=gap"
+        )
 
     def _check_split_long(self, settings: Settings) -> None:
         """Raise ConfigError if `split_long` is set where documents are read in full anyway, or
@@ -183,17 +203,6 @@ class MeasureRequest(Request):
             )
         if self.reading.prompt_field or self.reading.target_field:
             raise ConfigError("split_long would cut a prompt off its target: omit it")
-
-    def _selections_of_text(self) -> list[str]:
-        """Return what makes the text itself name its targets, as words for an error: an option, or
-        the records that were passed. Return an empty list if the text names none."""
-        if isinstance(self.documents, Documents) and self.documents.have_targets:
-            return ["records of prompt and target"]
-        if self.reading.prompt_field:
-            return ["prompt_field"]
-        if self.reading.target_field:
-            return ["target_field"]
-        return []
 
     def _settings_with_windows(self) -> Settings:
         """Return the settings with the lengths of `windows`, if it was passed. Raise ConfigError if

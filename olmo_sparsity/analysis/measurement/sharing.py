@@ -4,8 +4,14 @@
     wait_for_documents   documents of other processes; if they make no progress for long, this
                          process does them itself
 
-What is finished shows in the folder that all share (`Parts.finished`); processes exchange nothing
-else. So a process that died, or has not begun, only costs time.
+What is finished shows in the folder that all share (`Parts.find_finished`); processes exchange
+nothing else. So a process that died, or has not begun, only costs time. For example, process 0 has
+the documents 0 and 1, and process 1 has 2 and 3 but dies:
+
+    time      process 0                                   process 1
+       0 s    measures 0, then 1                          measures 2
+      20 s    waits for 2 and 3: 3 is missing             dies
+      80 s    measures 3 itself, as nothing has changed
 """
 
 from __future__ import annotations
@@ -44,9 +50,9 @@ def work_on_documents(
         progress.resume_at(num_finished)
         try:
             for number in unfinished:
-                began = time.monotonic()
+                began_s = time.monotonic()
                 measure_document(number)
-                slowest_s = max(slowest_s, time.monotonic() - began)
+                slowest_s = max(slowest_s, time.monotonic() - began_s)
                 num_finished += 1
                 progress.update(num_finished)
         finally:
@@ -75,7 +81,7 @@ def wait_for_documents(
     # Tests set the patience to 0.
     patience_s = max(PATIENCE_S, 4 * slowest_s) if PATIENCE_S else 0.0
     num_missing: int | None = None
-    since = time.monotonic()
+    last_progress_s = time.monotonic()
     while True:
         missing = sorted(set(numbers) - parts.find_finished(phase))
         if not missing:
@@ -83,8 +89,8 @@ def wait_for_documents(
         has_progressed = num_missing != len(missing)
         if has_progressed:
             num_missing = len(missing)
-            since = time.monotonic()
-        elif time.monotonic() - since < patience_s:
+            last_progress_s = time.monotonic()
+        elif time.monotonic() - last_progress_s < patience_s:
             time.sleep(0.5)
         else:
             # The last one, as a process that has just begun measures the first.
