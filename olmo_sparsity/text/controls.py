@@ -77,6 +77,7 @@ class ReplacedText(NamedTuple):
 
     text: DistantText
     targets: Spans
+    """As indices into the block."""
 
 
 class ControlText(NamedTuple):
@@ -91,8 +92,14 @@ class ControlText(NamedTuple):
 class Controls:
     """Draws the texts that replace a document's distant tokens.
 
+        controls = Controls(documents, windows, "unrelated", num_draws=3, seed=0)
+        text = controls.unrelated(documents[1], block, draw=0)
+        text.document.number   # 4
+        text.places_F          # array([17, 18, 19, 20, 21]), in document 4
+
     With `long="all"`, one draw serves all blocks of a document, and each takes as much of its
-    beginning as it needs. If no other document is as long, several are joined."""
+    beginning as it needs. If no other document is as long, several are joined.
+    """
 
     documents: Sequence[Document]
     """The documents that texts are drawn from."""
@@ -105,6 +112,79 @@ class Controls:
     """The number of control texts of each block."""
 
     seed: int = 0
+
+    # --- what replaces the distant tokens of a block ---
+
+    def control_texts(
+        self,
+        document: Document,
+        block: Block,
+        replaced_texts: Mapping[str, ReplacedText],
+        draw: int,
+    ) -> Iterator[ControlText]:
+        """Yield the control texts of one draw.
+
+        Args:
+            replaced_texts: The distant texts of the block by name: the document's own and the
+                placebo.
+            draw: The index of the draw.
+        """
+        if self.kind == "unrelated":
+            # One text serves the whole block.
+            targets = {name: replaced.targets for name, replaced in replaced_texts.items()}
+            yield ControlText(self.unrelated(document, block, draw), targets)
+            return
+        for name, replaced in replaced_texts.items():
+            if self.kind == "shuffled":
+                text = self._shuffle(replaced.text, document, block, draw)
+                yield ControlText(text, {name: replaced.targets})
+            else:
+                yield from self._draw_matched_texts(name, replaced, document, block, draw)
+
+    def unrelated(self, document: Document, block: Block, draw: int) -> DistantText:
+        """Draw as many consecutive tokens of another document as the block has distant tokens."""
+        return self._draw_text(self._unrelated_to(document), document, block, "unrelated", draw)
+
+    def _shuffle(
+        self, text: DistantText, document: Document, block: Block, draw: int
+    ) -> DistantText:
+        """Return the tokens of a text in random order."""
+        generator = stream(self.seed, "shuffled", document.number, block.start, draw)
+        return replace(text, places_F=generator.permutation(text.places_F))
+
+    def _draw_matched_texts(
+        self, name: str, replaced: ReplacedText, document: Document, block: Block, draw: int
+    ) -> Iterator[ControlText]:
+        """Yield a text for each different token that begins a target. The text contains the token,
+        and replaces distant tokens at all targets that begin with it. So an own text
+        that only repeats the target's token has no excess over it."""
+        # A placebo is not compared with its own document.
+        others = [
+            other for other in self._unrelated_to(document) if other is not replaced.text.document
+        ]
+        first_tokens = block.targets_W[[first for first, _ in replaced.targets]]
+        for token in np.unique(first_tokens).tolist():
+            text = self._draw_with_token(others, document, block, token, draw)
+            indices = np.flatnonzero(first_tokens == token)
+            yield ControlText(text, {name: [replaced.targets[index] for index in indices]})
+
+    def placebo(self, document: Document, block: Block) -> DistantText:
+        """Draw an unrelated text that takes the role of the document's own text.
+
+        If there are enough documents, it is not one of those that `unrelated` draws. It is compared
+        with these, and would have no excess over itself."""
+        return self._draw_text(
+            self._not_drawn_as_unrelated(document, block), document, block, "placebo"
+        )
+
+    def replacement(self, document: Document, block: Block, draw: int) -> DistantText:
+        """Draw a text that fills the places of distant tokens which a forward pass leaves out. If
+        there are enough documents, it is neither the placebo nor one of those that `unrelated`
+        draws."""
+        not_drawn = self._not_drawn_as_unrelated(document, block)
+        placebo = self.placebo(document, block).document
+        without_placebo = [other for other in not_drawn if other is not placebo]
+        return self._draw_text(without_placebo or not_drawn, document, block, "replacement", draw)
 
     # --- which documents may be drawn ---
 
@@ -143,79 +223,6 @@ class Controls:
             drawn = self._draw_text(others, document, block, "unrelated", draw)
             drawn_numbers.add(drawn.document.number)
         return [other for other in others if other.number not in drawn_numbers] or others
-
-    # --- what replaces the distant tokens of a block ---
-
-    def unrelated(self, document: Document, block: Block, draw: int) -> DistantText:
-        """Draw as many consecutive tokens of another document as the block has distant tokens."""
-        return self._draw_text(self._unrelated_to(document), document, block, "unrelated", draw)
-
-    def placebo(self, document: Document, block: Block) -> DistantText:
-        """Draw an unrelated text that takes the role of the document's own text.
-
-        If there are enough documents, it is not one of those that `unrelated` draws. It is compared
-        with these, and would have no excess over itself."""
-        return self._draw_text(
-            self._not_drawn_as_unrelated(document, block), document, block, "placebo"
-        )
-
-    def replacement(self, document: Document, block: Block, draw: int) -> DistantText:
-        """Draw a text that fills the places of distant tokens which a forward pass leaves out. If
-        there are enough documents, it is neither the placebo nor one of those that `unrelated`
-        draws."""
-        not_drawn = self._not_drawn_as_unrelated(document, block)
-        placebo = self.placebo(document, block).document
-        without_placebo = [other for other in not_drawn if other is not placebo]
-        return self._draw_text(without_placebo or not_drawn, document, block, "replacement", draw)
-
-    def control_texts(
-        self,
-        document: Document,
-        block: Block,
-        replaced_texts: Mapping[str, ReplacedText],
-        draw: int,
-    ) -> Iterator[ControlText]:
-        """Yield the control texts of one draw.
-
-        Args:
-            replaced_texts: The distant texts of the block by name: the document's own and the
-                placebo.
-            draw: The index of the draw.
-        """
-        if self.kind == "unrelated":
-            # One text serves the whole block.
-            targets = {name: replaced.targets for name, replaced in replaced_texts.items()}
-            yield ControlText(self.unrelated(document, block, draw), targets)
-            return
-        for name, replaced in replaced_texts.items():
-            if self.kind == "shuffled":
-                text = self._shuffled(replaced.text, document, block, draw)
-                yield ControlText(text, {name: replaced.targets})
-            else:
-                yield from self._matched(name, replaced, document, block, draw)
-
-    def _shuffled(
-        self, text: DistantText, document: Document, block: Block, draw: int
-    ) -> DistantText:
-        """Return the tokens of a text in random order."""
-        generator = stream(self.seed, "shuffled", document.number, block.start, draw)
-        return replace(text, places_F=generator.permutation(text.places_F))
-
-    def _matched(
-        self, name: str, replaced: ReplacedText, document: Document, block: Block, draw: int
-    ) -> Iterator[ControlText]:
-        """Yield a text for each different token that begins a target. The text contains the token,
-        and replaces distant tokens at all targets that begin with it. So an own text
-        that only repeats the target's token has no excess over it."""
-        # A placebo is not compared with its own document.
-        others = [
-            other for other in self._unrelated_to(document) if other is not replaced.text.document
-        ]
-        first_tokens = block.targets_W[[first for first, _ in replaced.targets]]
-        for token in np.unique(first_tokens).tolist():
-            text = self._draw_with_token(others, document, block, token, draw)
-            indices = np.flatnonzero(first_tokens == token)
-            yield ControlText(text, {name: [replaced.targets[index] for index in indices]})
 
     # --- draws ---
 

@@ -80,9 +80,26 @@ def describe_estimate(
     return lines
 
 
-def _labelled(label: str, text: str) -> str:
-    """Return a line whose text begins in the second column."""
-    return label.ljust(LABEL_WIDTH) + text
+def _describe_induction_of_trial(plan: Plan, tried: dict[str, Any]) -> str:
+    """Describe the induction check of a trial. If the measurement itself repeats other passages,
+    say so in place of a verdict.
+
+    Args:
+        tried: The result of the trial's check.
+    """
+    passages = passages_of(plan.measured_documents, plan.passage_length)
+    is_same = tried["num_passages"] == len(passages) and (
+        not passages or tried["passage_length"] == len(passages[0])
+    )
+    if is_same:
+        return describe_induction(tried, plan.settings.interpretation)
+    # A verdict on other passages than the measurement reads could differ from its own.
+    loss_line = describe_induction(tried, plan.settings.interpretation).splitlines()[0]
+    return (
+        f"{loss_line}\n  tried on {num_of(tried['num_passages'], 'passage')} of "
+        f"{num_of(tried['passage_length'], 'token')}; the measurement reads {len(passages)} of "
+        f"{len(passages[0]) if passages else 0} and may find another drop"
+    )
 
 
 def _describe_work(plan: Plan, estimate: Estimate, shard: Shard) -> list[str]:
@@ -112,6 +129,26 @@ def _describe_work(plan: Plan, estimate: Estimate, shard: Shard) -> list[str]:
         _labelled("targets", f"{estimate.cost.num_targets:,} with both losses, {chosen}"),
         _labelled("intervals", _describe_intervals(num_targets_of_shards)),
     ]
+
+
+def _labelled(label: str, text: str) -> str:
+    """Return a line whose text begins in the second column."""
+    return label.ljust(LABEL_WIDTH) + text
+
+
+def _describe_parts(documents: Documents) -> str:
+    """Return how many documents were split into how many parts; empty if none was split."""
+    if not documents.parts:
+        return ""
+    return f"; {len(documents):,} parts of {len(documents.parts):,} documents"
+
+
+def _describe_intervals(num_targets: float) -> str:
+    """Return how wide the intervals over this number of document targets will be."""
+    if not num_targets:
+        return "none, as no target of the sample passes"
+    widths = [f"±{width / num_targets**0.5:.2f} of {name}" for name, width in WIDTHS.items()]
+    return f"about {' and '.join(widths)} (by stored measurements)"
 
 
 def _describe_resources(plan: Plan, estimate: Estimate) -> list[str]:
@@ -149,40 +186,3 @@ def _describe_nothing_evaluated(plan: Plan) -> str:
         f"and gains {settings.min_gap:g} nats (--min-gap) from distant text. Pass more or longer "
         "documents, lower --min-gap or --short, or draw targets evenly: --sets every"
     )
-
-
-def _describe_induction_of_trial(plan: Plan, tried: dict[str, Any]) -> str:
-    """Describe the induction check of a trial. If the measurement itself repeats other passages,
-    say so in place of a verdict.
-
-    Args:
-        tried: The result of the trial's check.
-    """
-    passages = passages_of(plan.measured_documents, plan.passage_length)
-    is_same = tried["num_passages"] == len(passages) and (
-        not passages or tried["passage_length"] == len(passages[0])
-    )
-    if is_same:
-        return describe_induction(tried, plan.settings.interpretation)
-    # A verdict on other passages than the measurement reads could differ from its own.
-    loss_line = describe_induction(tried, plan.settings.interpretation).splitlines()[0]
-    return (
-        f"{loss_line}\n  tried on {num_of(tried['num_passages'], 'passage')} of "
-        f"{num_of(tried['passage_length'], 'token')}; the measurement reads {len(passages)} of "
-        f"{len(passages[0]) if passages else 0} and may find another drop"
-    )
-
-
-def _describe_parts(documents: Documents) -> str:
-    """Return how many documents were split into how many parts; empty if none was split."""
-    if not documents.parts:
-        return ""
-    return f"; {len(documents):,} parts of {len(documents.parts):,} documents"
-
-
-def _describe_intervals(num_targets: float) -> str:
-    """Return how wide the intervals over this number of document targets will be."""
-    if not num_targets:
-        return "none, as no target of the sample passes"
-    widths = [f"±{width / num_targets**0.5:.2f} of {name}" for name, width in WIDTHS.items()]
-    return f"about {' and '.join(widths)} (by stored measurements)"

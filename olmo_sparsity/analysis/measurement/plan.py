@@ -7,8 +7,9 @@ what they return. Of four documents, 0 and 2 fit the threshold, and targets are 
     2. plan.select_targets(losses)        once             token 18 of document 1, token 40 of 3, …
     3. plan.evaluate_targets(n, targets)  n = 1, 3         ranked units of each target, and L_k
 
-Steps 1 and 3 need no other document, so processes can share the documents. A document's *number* is
-its index in the text, from 0. It is the column `document` of all tables.
+Steps 1 and 3 need nothing that was computed for other documents, only the text of some, so
+processes can share the documents. A document's *number* is its index in the text, from 0. It is the
+column `document` of all tables.
 """
 
 from __future__ import annotations
