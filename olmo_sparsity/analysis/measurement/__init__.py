@@ -5,7 +5,7 @@ planning.py            model, text and settings → plan.py, which computes one 
   enough_text.py       whether the text has enough documents and units
   reading.py           reads model and text; fitting.py fits settings to both
   reuse.py             losses, targets and settings of another measurement
-    matching.py        finds its targets and units in other tokens
+    matching.py        finds its targets and units in other tokens (matched.py)
     choices.py         units that it ranked
 targets.py             which tokens are evaluated; at.py finds those that a user names
 recovery.py            puts each distant text of a document before its targets

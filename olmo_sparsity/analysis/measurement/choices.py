@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.measurement.matching import Matched
+from olmo_sparsity.analysis.measurement.matched import Matched
 from olmo_sparsity.analysis.measurement.recovery_tables import RankingLabels
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT

@@ -15,12 +15,13 @@ reuse.py calls them if the two models read the same text in other tokens.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from olmo_sparsity.analysis.measurement.matched import MatchCounts, Matched, UnitCounts
 from olmo_sparsity.analysis.measurement.token_alignment import (
     NO_BOUNDARY,
     boundaries,
@@ -30,7 +31,6 @@ from olmo_sparsity.analysis.measurement.token_alignment import (
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT, KEYS
-from olmo_sparsity.analysis.results.view import num_of
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.text.units import NO_INDICES, span_width
@@ -38,83 +38,6 @@ from olmo_sparsity.text.windows import Windows
 
 RANKING_KEYS = [*KEYS, "units", "selector"]
 """The columns that tell one ranking of the document's own units from others."""
-
-
-@dataclass(frozen=True)
-class UnitCounts:
-    """How many ranked units of another measurement were found."""
-
-    of_units: int
-    """All units that it ranked."""
-
-    units_cut_otherwise: int
-    """Those whose characters are not a unit here."""
-
-    units_not_distant: int
-    """Those that lie in the local window here, or outside the long window."""
-
-    targets_with_few_units: int
-    """Targets that are left out, as fewer units than the largest k remain."""
-
-
-@dataclass(frozen=True)
-class MatchCounts:
-    """How many targets of another measurement were found, and why others were not. Results store
-    the fields under their names; see docs/measure.md."""
-
-    targets: int
-    """Those that are evaluated here."""
-
-    of_targets: int
-    """All of its targets."""
-
-    targets_in_other_text: int
-    """Those of documents that read otherwise here."""
-
-    targets_cut_otherwise: int
-    """Those that begin or end inside a token."""
-
-    targets_outside_windows: int
-    """Those without a full window before them, or in two blocks."""
-
-    units: UnitCounts | None = None
-    """None if units were not matched."""
-
-    def to_dict(self) -> dict[str, int]:
-        """Return the counts as results store them, in one mapping."""
-        counts = asdict(self)
-        return counts | (counts.pop("units") or {})
-
-    def __str__(self) -> str:
-        text = (
-            f"another tokenizer chose the targets: {self.targets:,} of "
-            f"{num_of(self.of_targets, 'target')} matched; "
-            f"{self.targets_in_other_text:,} lie in other text, "
-            f"{self.targets_cut_otherwise:,} are not whole tokens here, "
-            f"{self.targets_outside_windows:,} have no full window before them"
-        )
-        if self.units is not None:
-            text += (
-                f", {self.units.targets_with_few_units:,} have too few units left; of "
-                f"{num_of(self.units.of_units, 'unit')}, {self.units.units_cut_otherwise:,} are "
-                f"not units here and {self.units.units_not_distant:,} are not distant here"
-            )
-        return f"{text} (docs/measure.md)"
-
-
-@dataclass(frozen=True)
-class Matched:
-    """Targets and ranked units of another measurement, as places in this one's documents."""
-
-    targets: pd.DataFrame
-    influence: pd.DataFrame
-    counts: MatchCounts | None = None
-    """How many targets and units are left out, and why; None with the same tokenizer, where all are
-    found."""
-
-    has_other_windows: bool = False
-    """Whether the other measurement cut or sampled the text in another way. Then only the blocks of
-    its targets need losses here."""
 
 
 def is_other_tokenizer(results: Results, documents: Documents) -> bool:

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from olmo_sparsity.analysis.measurement.matched import Matched
 from olmo_sparsity.analysis.measurement.matching import (
-    Matched,
     is_other_tokenizer,
     match_choices,
     match_targets,

@@ -15,9 +15,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from olmo_sparsity import measure, transfer
 from olmo_sparsity.analysis.interpretation import InterpretationName
+from olmo_sparsity.analysis.measurement.matched import MatchCounts, UnitCounts
 from olmo_sparsity.analysis.measurement.matching import (
-    MatchCounts,
-    UnitCounts,
     is_other_tokenizer,
     match_targets,
 )
