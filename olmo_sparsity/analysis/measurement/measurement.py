@@ -5,7 +5,7 @@ processes measure the documents 0 to 3 like this, each its own two:
 
     process 0                  process 1
     losses of 0 and 1          losses of 2 and 3         phase "losses": L_short and L_long
-    waits for the losses of 0 and 2                      they set the threshold of a target's gap
+    both wait for the losses of 0 and 2                  they set the threshold of a target's gap
     targets of 1               targets of 3              chosen by these losses
     recovery of 1              recovery of 3             phase "recovery": ranked units, and L_k
     waits for process 1        ends

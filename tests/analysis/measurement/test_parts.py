@@ -76,7 +76,7 @@ def test_killed_resumed_and_measured_by_two_equals_uninterrupted(
         parts.flush()
         other.flush()
         for phase in PHASES:
-            assert Parts(folder, IDENTITY).finished(phase) == set(range(NUM_DOCUMENTS))
+            assert Parts(folder, IDENTITY).find_finished(phase) == set(range(NUM_DOCUMENTS))
         for _ in range(2):
             parts.find_finished(phase="losses"), parts.find_finished(phase="recovery")
             parts.write_final_tables({}, Meta())
@@ -141,8 +141,8 @@ def test_a_damaged_part_is_named_and_its_documents_are_missing(
     part = next(tmp_path.glob("parts/losses/000000-*"))
     damage(part / name)
     again = Parts(tmp_path, IDENTITY)
-    assert again.finished("losses") == {1}
-    assert again.finished("recovery") == {0, 1}
+    assert again.find_finished("losses") == {1}
+    assert again.find_finished("recovery") == {0, 1}
     assert capsys.readouterr().err.startswith(f"{part} is passed over ({name}")
     write(again, 0)
     again.flush()
@@ -157,7 +157,7 @@ def test_a_part_of_another_measurement_is_passed_over(tmp_path: Path) -> None:
         parts.flush()
     (part,) = (tmp_path / "other/parts/losses").iterdir()
     shutil.copytree(part, tmp_path / "one/parts/losses" / part.name)
-    assert Parts(tmp_path / "one", IDENTITY).finished("losses") == {3}
+    assert Parts(tmp_path / "one", IDENTITY).find_finished("losses") == {3}
 
 
 def test_a_loss_that_is_no_number_is_refused(tmp_path: Path) -> None:
@@ -178,9 +178,9 @@ def rows_of_text(target: int) -> dict[str, pd.DataFrame]:
 
 
 def test_rows_of_an_unfinished_document_are_taken_up_before_later_ones(tmp_path: Path) -> None:
-    unfinished = Parts(tmp_path, IDENTITY).unfinished(3, TARGETS)
+    unfinished = Parts(tmp_path, IDENTITY).open_unfinished(3, TARGETS)
     unfinished.store(["first"], rows_of_text(5))
-    taken_up = Parts(tmp_path, IDENTITY).unfinished(3, TARGETS)
+    taken_up = Parts(tmp_path, IDENTITY).open_unfinished(3, TARGETS)
     assert taken_up.texts == {"first"}
     rows = taken_up.joined(rows_of_text(9))["lds"]
     assert rows.target.tolist() == [5, 9]
@@ -190,25 +190,25 @@ def test_rows_of_an_unfinished_document_are_taken_up_before_later_ones(tmp_path:
 def test_a_damaged_piece_of_an_unfinished_document_is_evaluated_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Parts(tmp_path, IDENTITY).unfinished(3, TARGETS).store(["first"], rows_of_text(5))
+    Parts(tmp_path, IDENTITY).open_unfinished(3, TARGETS).store(["first"], rows_of_text(5))
     (piece,) = tmp_path.glob("parts/unfinished/000003/*")
     flip_a_byte(piece / "lds.parquet")
-    assert not Parts(tmp_path, IDENTITY).unfinished(3, TARGETS).texts
+    assert not Parts(tmp_path, IDENTITY).open_unfinished(3, TARGETS).texts
     assert "its targets are evaluated again" in capsys.readouterr().err
 
 
 def test_an_unfinished_document_with_other_targets_is_evaluated_again(tmp_path: Path) -> None:
-    Parts(tmp_path, IDENTITY).unfinished(3, TARGETS).store(["first"], rows_of_text(5))
+    Parts(tmp_path, IDENTITY).open_unfinished(3, TARGETS).store(["first"], rows_of_text(5))
     others = {"document": np.array([[5, 6], [8, 9]])}
-    assert not Parts(tmp_path, IDENTITY).unfinished(3, others).texts
+    assert not Parts(tmp_path, IDENTITY).open_unfinished(3, others).texts
 
 
 def test_a_text_that_two_processes_evaluated_counts_once(tmp_path: Path) -> None:
-    first, second = (Parts(tmp_path, IDENTITY).unfinished(3, TARGETS) for _ in range(2))
+    first, second = (Parts(tmp_path, IDENTITY).open_unfinished(3, TARGETS) for _ in range(2))
     first.store(["text"], rows_of_text(5))
     second.store(["text"], rows_of_text(5))
     tables = {"lds": rows_of_text(5)["lds"][:0]}
-    taken_up = Parts(tmp_path, IDENTITY).unfinished(3, TARGETS)
+    taken_up = Parts(tmp_path, IDENTITY).open_unfinished(3, TARGETS)
     assert taken_up.joined(tables)["lds"].target.tolist() == [5]
 
 
