@@ -95,6 +95,11 @@ class DistantStates:
         layers = [(repeat(k), repeat(v)) for k, v in self.layers]
         return DistantStates(repeat(self.positions_BF), layers, bias_BF)
 
+    def positions_before(self, positions_BL: Tensor) -> Tensor:
+        """Return positions_BK: those of the distant tokens, then those of a window."""
+        distant_BF = self.positions_BF.expand(len(positions_BL), -1)
+        return torch.cat((distant_BF, positions_BL), 1)
+
     def window_bias(self, length: int) -> Tensor | None:
         """Return bias_B1LK for the queries of a window of `length` tokens. Its keys are the distant
         tokens, with `bias_BF`, and then the window, with a causal mask. None means that each query

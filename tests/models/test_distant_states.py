@@ -89,7 +89,8 @@ def test_only_families_with_attention_of_their_own_copy_distant_states(index: in
 @torch.no_grad()
 def test_other_threads_and_types_are_not_affected_by_sharing() -> None:
     # Imports all of transformers.
-    from olmo_sparsity.models.huggingface.own_attention import LayerView, attending_to
+    from olmo_sparsity.models.huggingface.layer_views import LayerView
+    from olmo_sparsity.models.huggingface.own_attention import attending_to
 
     model = wrap(find("Llama 1, 2, 3"))
     distant = states_of(model)

@@ -4,9 +4,12 @@ Run a model (called through `LanguageModel`, by measurements, `attribute` and tr
 
     model.py               `HuggingFaceLM`, the wrapper
       compatibility.py     the trial that a model must pass first
+      logit_map.py         scaled and capped logits
       position_limits.py   how many positions its config supports, and its attention windows
       masks.py             attention masks by position IDs
       caches.py            kept states of distant tokens, as caches of transformers
+      recomputing.py       layers that a backward pass computes again, to save memory
+      layer_views.py       what each layer sees of distant tokens whose states rows share
       own_attention.py     our attention function, which its layers call (attention_names.py)
     whole_prompts.py       models without position IDs, which only score whole prompts
 

@@ -32,7 +32,7 @@ def growing_cache(earlier: DistantStates | None) -> Cache:
     return cache
 
 
-def layers_of(cache: Cache) -> list[tuple[Tensor, Tensor]]:
+def states_in(cache: Cache) -> list[tuple[Tensor, Tensor]]:
     """Return the keys and values of each layer in a growing cache, as `DistantStates` have them."""
     layers: list[Any] = cache.layers
     return [(layer.keys.transpose(1, 2), layer.values.transpose(1, 2)) for layer in layers]

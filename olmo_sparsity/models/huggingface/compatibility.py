@@ -26,10 +26,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -41,51 +40,59 @@ from olmo_sparsity.base.errors import (
     is_out_of_memory,
     one_line,
 )
-from olmo_sparsity.models.attention import causal_bias
+from olmo_sparsity.models.attention import AttentionWindow, causal_bias
+from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.huggingface.attention_names import REPLACEABLE
+from olmo_sparsity.models.huggingface.logit_map import LogitMap, possible_logit_maps
 from olmo_sparsity.models.huggingface.position_limits import windows_of
+from olmo_sparsity.models.language_model import LanguageModel
 
-Wrapped = Any
-"""A `HuggingFaceLM`: the model, wrapped by huggingface/model.py, which imports this module."""
+
+class Wrapped(LanguageModel, Protocol):
+    """What a trial needs of a `HuggingFaceLM`, which cannot be imported here: it imports this."""
+
+    model: Any
+    """The model of transformers."""
+
+    windows: dict[str, AttentionWindow | None]
+    """The attention window of each kind of layer, computed here; empty if the model computes them
+    itself."""
+
+    @property
+    def body(self) -> nn.Module:
+        """Return the model without its last linear map."""
+
+    def raw_logits(self, hidden: Tensor) -> Tensor:
+        """Return the output of the last linear map."""
+
+    def hidden_sharing(
+        self, tokens_BL: Tensor, positions_BL: Tensor, distant: DistantStates
+    ) -> Tensor:
+        """Return what `hidden` returns for rows that share distant states."""
+
 
 _USE_REPLACED_STATES = (
     "explain and measure take --distant-states replaced (load_model: whole_prompts=True)"
 )
 """The remedy for a model that cannot be measured with position IDs, for messages."""
 
-# --- scaled and capped logits ---------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
-class LogitMap:
-    """A map from the output x of the last linear map to logits: cap · tanh(scale · x / cap), or
-    scale · x without a cap."""
+class Fit:
+    """What the trial has shown of a model that is supported. The defaults hold for any model."""
 
-    scale: float = 1.0
-    cap: float | None = None
+    logit_map: LogitMap = LogitMap()
 
-    def __call__(self, x: Tensor) -> Tensor:
-        x = x if self.scale == 1.0 else x * self.scale
-        return x if self.cap is None else torch.tanh(x / self.cap) * self.cap
+    can_share_distant: bool = False
+    """Whether rows that share kept states (`hidden_sharing`) get the same numbers as rows that have
+    copies of them."""
 
+    batch_noise: float = 0.0
+    """By how much a loss changes with the other rows of its batch, in nats."""
 
-def _possible_logit_maps(config: Any) -> list[LogitMap]:
-    """Return the maps that a config may mean. The logits of eight tokens select one of them: some
-    families multiply by the scale, others divide by it, under names that do not tell."""
-    text = config.get_text_config()
-
-    def read_fields(*names: str) -> list[float]:
-        values = [getattr(text, name, None) for name in names]
-        return [value for value in values if value is not None]
-
-    caps: Sequence[float | None]
-    caps = read_fields("final_logit_softcapping", "logits_soft_cap") or [None]
-    scales = read_fields("logit_scale", "logits_scaling", "lm_head_multiplier") or [1.0]
-    maps: list[LogitMap] = []
-    for cap in caps:
-        for scale in scales:
-            maps += [LogitMap(scale, cap), LogitMap(1 / scale, cap)]
-    return maps
+    knows_windows: bool = False
+    """Whether the attention windows of the model are those that `windows_of` reads from its config.
+    Then they are computed here, by position IDs, where the model itself counts tokens."""
 
 
 # --- the trial ------------------------------------------------------------------------------------
@@ -106,24 +113,6 @@ AFTER_GAP = slice(NUM_BEFORE_GAP, None)
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 """Kinds of layers that are supported. Others, such as recurrent ones, count tokens and cannot see a
 gap."""
-
-
-@dataclass(frozen=True)
-class Fit:
-    """What the trial has shown of a model that is supported. The defaults hold for any model."""
-
-    logit_map: LogitMap = LogitMap()
-
-    can_share_distant: bool = False
-    """Whether rows that share kept states (`hidden_sharing`) get the same numbers as rows that have
-    copies of them."""
-
-    batch_noise: float = 0.0
-    """By how much a loss changes with the other rows of its batch, in nats."""
-
-    knows_windows: bool = False
-    """Whether the attention windows of the model are those that `windows_of` reads from its config.
-    Then they are computed here, by position IDs, where the model itself counts tokens."""
 
 
 @torch.no_grad()
@@ -212,7 +201,7 @@ def _check_logits(wrapped: Wrapped, original: nn.Module) -> tuple[LogitMap, floa
     # Rounding adds up over layers, hence many times the precision of one number.
     rounding = min(0.1, 1024 * torch.finfo(logits.dtype).eps)
     logit_map = min(
-        _possible_logit_maps(wrapped.model.config),
+        possible_logit_maps(wrapped.model.config),
         key=lambda candidate: _distance(candidate(raw), logits),
     )
     if _distance(logit_map(raw), logits) > rounding * _distance(logits):
@@ -248,27 +237,25 @@ def _check_positions(wrapped: Wrapped, rounding: float) -> bool:
     gapped_BL = counted_BL + GAP * (counted_BL >= NUM_BEFORE_GAP)  # 0 … 3 and 8 … 11
     causal = causal_bias(NUM_TOKENS, wrapped.device)
 
-    def hidden(positions_BL: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
-        return wrapped.hidden(tokens_BL, positions_BL, bias, **options).float()
-
     # The right result, as an explicit causal bias hides nothing across the gap.
-    expected = hidden(gapped_BL, causal)
+    expected = wrapped.hidden(tokens_BL, gapped_BL, causal).float()
 
     # How much a tiny change of the input changes the result: a ten-thousandth of the embeddings, or
     # what their dtype resolves, with every second coordinate turned round.
     nudge_BLD = wrapped.embedding(tokens_BL)
     nudge_BLD[..., ::2] *= -1
     nudge_BLD *= max(1e-4, torch.finfo(nudge_BLD.dtype).eps)
-    noise = 2 * _distance(hidden(gapped_BL, causal, added_BLD=nudge_BLD), expected)
-    tolerance = _Tolerance(rounding, noise)
+    nudged = wrapped.hidden(tokens_BL, gapped_BL, causal, added_BLD=nudge_BLD).float()
+    # Twice, as one nudge is only a sample of what rounding may do.
+    tolerance = _Tolerance(rounding, noise=2 * _distance(nudged, expected))
 
-    _check_gap(wrapped, hidden, counted_BL, gapped_BL, expected, tolerance)
+    _check_gap(wrapped, tokens_BL, counted_BL, gapped_BL, expected, tolerance)
     return _check_kept_states(wrapped, tokens_BL, gapped_BL, expected, tolerance)
 
 
 def _check_gap(
     wrapped: Wrapped,
-    hidden: Callable[..., Tensor],
+    tokens_BL: Tensor,
     counted_BL: Tensor,
     gapped_BL: Tensor,
     expected: Tensor,
@@ -277,9 +264,13 @@ def _check_gap(
     """Raise ConfigError unless position IDs reach the attention, and a gap after four of the eight
     tokens hides nothing.
 
-    hidden: Function (positions_BL, bias) that returns hidden states.
+    counted_BL, gapped_BL: Position IDs without the gap and with it.
     expected: Hidden states with the gap and an explicit causal bias, which hides nothing.
     """
+
+    def hidden(positions_BL: Tensor, bias: Tensor | None = None) -> Tensor:
+        return wrapped.hidden(tokens_BL, positions_BL, bias).float()
+
     causal = causal_bias(NUM_TOKENS, wrapped.device)
     # How transformers interprets a gap unless it is told otherwise: as the start of another text,
     # which does not see the first four tokens.
@@ -288,14 +279,14 @@ def _check_gap(
     packed[..., AFTER_GAP, BEFORE_GAP] = hiding_bias
 
     counted = hidden(counted_BL)
-    counted_again = hidden(counted_BL)
+    counted_again = hidden(counted_BL)  # by what a forward pass that is repeated differs
     gapped = hidden(gapped_BL)
     cut_at_gap = hidden(gapped_BL, packed)
 
-    # A forward pass that is repeated may differ from itself, so the effect of a gap must be larger.
     effect_of_gap = _distance(gapped[:, AFTER_GAP], counted[:, AFTER_GAP])
     if effect_of_gap <= _distance(counted_again, counted):
         raise _unfit(wrapped, "position IDs do not reach its attention")
+
     error = _distance(gapped[:, AFTER_GAP], expected[:, AFTER_GAP])
     effect_of_cut = _distance(cut_at_gap[:, AFTER_GAP], expected[:, AFTER_GAP])
     if not (tolerance.are_alike(gapped, expected) and tolerance.is_small(error, effect_of_cut)):

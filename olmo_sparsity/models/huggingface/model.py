@@ -26,16 +26,15 @@ dimension of size 1.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.models.attention import causal_bias, keeps_much
@@ -44,11 +43,17 @@ from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.document_attention import Documents
 from olmo_sparsity.models.huggingface.attention_names import FUSED, OWN_SDPA, REPLACEABLE
 from olmo_sparsity.models.huggingface.compatibility import Fit, try_model
+from olmo_sparsity.models.huggingface.layer_views import views_of_layers
 from olmo_sparsity.models.huggingface.masks import Masks, build_masks, window_hides_some
 from olmo_sparsity.models.huggingface.position_limits import (
     PositionLimit,
     position_limit,
     windows_of,
+)
+from olmo_sparsity.models.huggingface.recomputing import (
+    checkpoint_layers,
+    layers_of,
+    recomputing_layers,
 )
 from olmo_sparsity.models.identity.model_identity import ModelIdentity
 from olmo_sparsity.models.identity.use import in_this_thread, in_use, last_identity
@@ -57,8 +62,6 @@ if TYPE_CHECKING:  # importing transformers takes two seconds, so only its model
     from peft import PeftModel
     from torch.utils.hooks import RemovableHandle
     from transformers import Cache, PreTrainedModel
-
-    from olmo_sparsity.models.huggingface.own_attention import LayerView
 
 
 MAX_MASK_ENTRIES = 2**27
@@ -86,7 +89,10 @@ is tried in the first one only."""
 
 
 class HuggingFaceLM(nn.Module):
-    """A causal LM of transformers as a `LanguageModel`. A model that does not fit is rejected."""
+    """A causal LM of transformers as a `LanguageModel`. A model that does not fit is rejected.
+
+    Its methods, in the order of the file: trying the model; what its config says; `hidden`, and the
+    three ways to compute it; states and attention of distant tokens; logits; training."""
 
     def __init__(self, model: PreTrainedModel | PeftModel, is_tried: bool = True) -> None:
         """Wrap a model, and try it.
@@ -110,14 +116,7 @@ class HuggingFaceLM(nn.Module):
             with in_use(self):
                 pass  # the model is tried on entering
 
-    def keep_own_attention(self) -> None:
-        """Set our attention permanently. Training needs it, because compiled code cannot enter the
-        context that sets it for one forward pass."""
-        from olmo_sparsity.models.huggingface import own_attention  # noqa: F401 (which registers it)
-
-        self.has_own_attention = True
-        for config in self._usual_configs:
-            config._attn_implementation_internal = OWN_SDPA
+    # --- trying the model -------------------------------------------------------------------------
 
     def fit(self) -> None:
         """Try the model as it is now, unless another wrapper of it has done so, and compute from
@@ -152,6 +151,8 @@ class HuggingFaceLM(nn.Module):
         # Each configuration once: most layers have that of the model.
         configs = [getattr(module, "config", None) for module in self.model.modules()]
         self._configs = list({id(config): config for config in configs if config}.values())
+
+    # --- what its config and modules say ----------------------------------------------------------
 
     @property
     def _usual_configs(self) -> list[Any]:
@@ -223,6 +224,8 @@ class HuggingFaceLM(nn.Module):
             )
         return self.logit_map.scale
 
+    # --- hidden states ----------------------------------------------------------------------------
+
     def forward(
         self, tokens_BL: Tensor, positions_BL: Tensor, attention_bias: Tensor | None = None
     ) -> Tensor:
@@ -289,7 +292,7 @@ class HuggingFaceLM(nn.Module):
 
             cache = DistantCache(distant)
             attention_bias = distant.window_bias(tokens_BL.shape[1])
-            keys_BK = _with_distant(distant, positions_BL)
+            keys_BK = distant.positions_before(positions_BL)
             # Only with distant states does attention keep its scores for a backward pass: without
             # them a fused kernel computes it.
             num_kept_keys = keys_BK.shape[1]
@@ -307,7 +310,7 @@ class HuggingFaceLM(nn.Module):
             if added_BLD is not None:
                 stack.enter_context(self._adding(added_BLD))
             if torch.is_grad_enabled() and self.recomputes(tokens_BL.numel(), num_kept_keys):
-                stack.enter_context(_recomputing(self.body))
+                stack.enter_context(recomputing_layers(self.body))
             return self._run_body(tokens_BL, positions_BL, masks, cache, num_last, **arguments)
 
     def _adding(self, added_BLD: Tensor) -> RemovableHandle:
@@ -380,30 +383,15 @@ class HuggingFaceLM(nn.Module):
         # Masks cover the row's own tokens only; the view of each layer adds the distant ones.
         causal = causal_bias(tokens_BL.shape[1], self.device)
         masks = self._masks(positions_BL, positions_BL, causal)
-        views = self._views(masks, positions_BL, distant)
+        views = views_of_layers(self._kinds_of_layers, self.windows, masks, positions_BL, distant)
         with attending_to(distant, views, self._usual_configs):
             return self._run_body(tokens_BL, positions_BL, masks, SharedCache(distant), num_last)
 
-    def _views(self, masks: Masks, positions_BL: Tensor, distant: DistantStates) -> list[LayerView]:
-        """Return what each layer sees of the row and of distant tokens."""
-        from olmo_sparsity.models.huggingface.own_attention import LayerView
-
-        # As in `windows_of`, the kind of layers that are all alike is "". Layers of any kinds are
-        # alike here if their windows hide nothing.
-        kind_of_layer = [""] * self.text_config.num_hidden_layers
-        if window_hides_some(self.windows, _with_distant(distant, positions_BL)):
-            kind_of_layer = getattr(self.text_config, "layer_types", None) or kind_of_layer
-
-        view_of_kind = {}
-        for kind in set(kind_of_layer):
-            mask = masks[kind] if isinstance(masks, dict) else masks
-            assert mask is not None
-            window = self.windows.get(kind)
-            if window is None:
-                view_of_kind[kind] = LayerView(mask, distant.bias_BF)
-            else:
-                view_of_kind[kind] = LayerView.through(window, mask, distant, positions_BL)
-        return [view_of_kind[kind] for kind in kind_of_layer]
+    @property
+    def _kinds_of_layers(self) -> list[str]:
+        """Return the kind of each layer, as `windows` and masks name it; "" if all are alike."""
+        kinds = getattr(self.text_config, "layer_types", None)
+        return kinds or [""] * self.text_config.num_hidden_layers
 
     @cached_property
     def _cache_name(self) -> str:
@@ -436,6 +424,8 @@ class HuggingFaceLM(nn.Module):
             hidden_BLD = hidden_BLD[:, -num_last:]
         return hidden_BLD.to(tokens_BL.device)  # a device map may have put it elsewhere
 
+    # --- states of distant tokens, attention to them ----------------------------------------------
+
     @torch.no_grad()
     def distant_states(
         self,
@@ -446,7 +436,7 @@ class HuggingFaceLM(nn.Module):
     ) -> DistantStates:
         """Return the states of `earlier` and of these tokens. `tokens_at_once`: how many tokens a
         forward pass computes at most."""
-        from olmo_sparsity.models.huggingface.caches import growing_cache, layers_of
+        from olmo_sparsity.models.huggingface.caches import growing_cache, states_in
 
         positions_BL = positions_BL.expand_as(tokens_BL)
         length = tokens_BL.shape[1]
@@ -464,7 +454,7 @@ class HuggingFaceLM(nn.Module):
             masks = self._masks(positions_BC, keys_BK)
             # The cache grows by this chunk, so that the next one sees it.
             hidden_chunks.append(self._run_body(tokens_BC, positions_BC, masks, cache, None))
-        states = DistantStates(keys_BK, layers_of(cache))
+        states = DistantStates(keys_BK, states_in(cache))
         return states.with_hidden_after(earlier, torch.cat(hidden_chunks, 1))
 
     @torch.no_grad()
@@ -498,6 +488,8 @@ class HuggingFaceLM(nn.Module):
         # The last token is the only query. Heads of all layers are put one after another.
         return torch.cat([layer_BH1K[:, :, 0].to(tokens_BL.device) for layer_BH1K in weights], 1)
 
+    # --- logits -----------------------------------------------------------------------------------
+
     def unembed(self, hidden: Tensor) -> Tensor:
         return self.logit_map(self.raw_logits(hidden))
 
@@ -506,43 +498,22 @@ class HuggingFaceLM(nn.Module):
         head = cast(nn.Module, self.model.get_output_embeddings())
         return head(hidden).to(hidden.device)
 
+    # --- layers, for training ---------------------------------------------------------------------
+
     @property
     def layers(self) -> list[Any]:
         """Return the layers, from the first to the last."""
-        return _layers_of(self.body)
+        return layers_of(self.body)
 
     def checkpoint_activations(self, every: int = 1) -> None:
         """Let every n-th layer be computed again in the backward passes of training. `every`: n."""
-        # Early releases of transformers 5 have the second name.
-        model: Any = self.model
-        if hasattr(model, "activation_checkpointing_enable"):
-            model.activation_checkpointing_enable({"use_reentrant": False})
-        else:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        for number, layer in enumerate(self.layers):
-            layer.gradient_checkpointing = number % every == 0
+        checkpoint_layers(self.model, self.body, every)
 
+    def keep_own_attention(self) -> None:
+        """Set our attention permanently. Training needs it, because compiled code cannot enter the
+        context that sets it for one forward pass."""
+        from olmo_sparsity.models.huggingface import own_attention  # noqa: F401 (which registers it)
 
-@contextmanager
-def _recomputing(body: nn.Module) -> Iterator[None]:
-    """Inside, layers keep only their inputs for a backward pass and compute the rest again. In
-    training, `checkpoint_activations` does the same."""
-    with ExitStack() as stack:
-        for layer in _layers_of(body):
-            stack.callback(setattr, layer, "forward", layer.forward)
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-        yield
-
-
-def _layers_of(body: nn.Module) -> list[Any]:
-    """Return the layers of a model. In all families they inherit from one class of transformers,
-    which lets them be computed again."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    return [module for module in body.modules() if isinstance(module, GradientCheckpointingLayer)]
-
-
-def _with_distant(distant: DistantStates, positions_BL: Tensor) -> Tensor:
-    """Return keys_BK: position IDs of distant tokens, then of the rows' own."""
-    distant_BF = distant.positions_BF.expand(len(positions_BL), -1)
-    return torch.cat((distant_BF, positions_BL), 1)
+        self.has_own_attention = True
+        for config in self._usual_configs:
+            config._attn_implementation_internal = OWN_SDPA

@@ -34,7 +34,6 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from olmo_sparsity.models.attention import AttentionWindow
 from olmo_sparsity.models.distant_attention import attend_to_distant
 from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.document_attention import attend_within
@@ -42,47 +41,12 @@ from olmo_sparsity.models.huggingface.attention_names import (
     OWN_IN_PLACE_OF,
     REPLACED_BY_OWN,
 )
+from olmo_sparsity.models.huggingface.layer_views import LayerView
 
 _HARMLESS_OPTIONS = frozenset(
     {"dropout", "is_causal", "sliding_window", "position_ids", "use_cache"}
 )
 """Options of a layer that change nothing here, because its mask says what it sees of its row."""
-
-
-@dataclass(frozen=True)
-class LayerView:
-    """What one layer sees: a mask over the rows' own tokens, and a bias over distant tokens."""
-
-    mask: Tensor
-    """The mask over the rows' own tokens, as it is passed to the model. A model that passes another
-    one on to its layers is rejected."""
-
-    bias: Tensor | None = None
-    """The bias over distant tokens: (B, F), or (B, L, F) where queries differ."""
-
-    first: int = 0
-    """The index of the first distant token in `bias`. Those before it are outside of the layer's
-    window."""
-
-    is_causal: bool = True
-    """Whether queries see all earlier tokens of their row, without a window."""
-
-    @staticmethod
-    def through(
-        window: AttentionWindow, mask: Tensor, distant: DistantStates, positions_BL: Tensor
-    ) -> LayerView:
-        """Return the view of a layer whose window hides some tokens from some queries."""
-        hides_BLF = window.hides(positions_BL, distant.positions_BF)
-        # Tokens at the beginning that are hidden from all queries are left out, so that they cost
-        # nothing: the cumulative product is 1 up to the first token that some query sees.
-        is_hidden_F = hides_BLF.flatten(0, 1).all(0)
-        first = int(is_hidden_F.long().cumprod(0).sum())
-        bias_BF = distant.bias_BF
-        if bias_BF is None:
-            bias_BF = torch.zeros(hides_BLF.shape[::2], dtype=torch.float, device=mask.device)
-        bias_BLF = bias_BF[:, None, first:].expand(-1, hides_BLF.shape[1], -1)
-        lowest = torch.finfo(torch.float).min
-        return LayerView(mask, bias_BLF.masked_fill(hides_BLF[..., first:], lowest), first, False)
 
 
 # --- what a thread asks of attention --------------------------------------------------------------
@@ -269,7 +233,7 @@ def _attend_with_shared_states(
     view = task.views[layer_index]
     _check_usual_attention(mask, view.mask, options)
     layer = task.distant.layers[layer_index]
-    distant_k, distant_v = (states[:, view.first :].transpose(1, 2) for states in layer)
+    distant_k, distant_v = (states[:, view.first_distant :].transpose(1, 2) for states in layer)
     # None lets `attend_to_distant` build the causal bias, which is the same for all layers.
     local_bias = None if view.is_causal else mask
     return attend_to_distant(
