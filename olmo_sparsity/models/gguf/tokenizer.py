@@ -1,7 +1,15 @@
 """Read the tokenizer of a GGUF file, and check its vocabulary.
 
-transformers converts the vocabulary and the merges. How text is split into words is set here, as
-llama.cpp does it by the name in `tokenizer.ggml.pre`.
+    entries of a file, without "tokenizer.ggml."        the tokenizer here
+    tokens          "a", "b", "ab", …              ─┐
+    merges          "a b", …                        ├─ transformers' converter ─> `_backend`
+    token_type      1, 1, 1, … (1 is ordinary)     ─┘
+    pre             "smollm"                       ─── digits are split off before merging
+    bos_token_id    0                              ─── `_post_processor`: what precedes a text
+
+How text is split into words is set here by the name in `pre`, as llama.cpp does it: transformers
+knows only some of these names. `tokenizer_of` is the entry: format.py calls it for a conversion,
+and sources/open.py, by `read_gguf_tokenizer`, for a model that llama.cpp runs.
 """
 
 from __future__ import annotations
@@ -80,27 +88,28 @@ def _special_tokens(entries: dict[str, Any]) -> dict[str, str]:
     """Return the texts of special tokens, such as `bos_token`."""
     special = {}
     for name, name_in_file in _SPECIAL.items():
-        number = entries.get(f"{name_in_file}_token_id")
-        if number is not None:
-            special[f"{name}_token"] = entries["tokens"][number]
+        token_id = entries.get(f"{name_in_file}_token_id")
+        if token_id is not None:
+            special[f"{name}_token"] = entries["tokens"][token_id]
     return special
 
 
 def _post_processor(entries: dict[str, Any], special: dict[str, str]) -> Any:
     """Return the step that puts special tokens before and after a text. Where the file does not say
     whether a text begins with one, it is as in llama.cpp."""
-    puts_bos = entries["model"] == "llama"
+    usually_puts_bos = entries["model"] == "llama"
     if entries["model"] == "gpt2":
-        puts_bos = entries.get("pre") in _WHOLE_WORDS
-    parts = ["$A"]
-    numbers = []
-    if entries.get("add_bos_token", puts_bos) and "bos_token" in special:
-        parts.insert(0, special["bos_token"])
-        numbers.append((special["bos_token"], entries["bos_token_id"]))
+        usually_puts_bos = entries.get("pre") in _WHOLE_WORDS
+
+    template = ["$A"]  # the text, in the words of `tokenizers`
+    ids_of_tokens = []
+    if entries.get("add_bos_token", usually_puts_bos) and "bos_token" in special:
+        template.insert(0, special["bos_token"])
+        ids_of_tokens.append((special["bos_token"], entries["bos_token_id"]))
     if entries.get("add_eos_token", False) and "eos_token" in special:
-        parts.append(special["eos_token"])
-        numbers.append((special["eos_token"], entries["eos_token_id"]))
-    return processors.TemplateProcessing(single=parts, special_tokens=numbers)
+        template.append(special["eos_token"])
+        ids_of_tokens.append((special["eos_token"], entries["eos_token_id"]))
+    return processors.TemplateProcessing(single=template, special_tokens=ids_of_tokens)
 
 
 def _check_vocabulary(header: Header, entries: dict[str, Any]) -> None:
@@ -127,16 +136,16 @@ def _check_vocabulary(header: Header, entries: dict[str, Any]) -> None:
 
 
 def _odd_special_tokens(header: Header, entries: dict[str, Any], kinds: list[int]) -> list[str]:
-    """Return special tokens whose type is that of ordinary ones. Reject numbers of no token."""
+    """Return special tokens whose type is that of ordinary ones. Reject IDs of no token."""
     tokens = entries["tokens"]
     odd: list[str] = []
-    for key, number in entries.items():
+    for key, token_id in entries.items():
         if not key.endswith("_token_id"):
             continue
-        if not 0 <= number < len(tokens):
-            raise damaged(header, f"tokenizer.ggml.{key}={number}, of {len(tokens)} tokens")
-        if kinds[number] == _NORMAL:
-            odd.append(tokens[number])
+        if not 0 <= token_id < len(tokens):
+            raise damaged(header, f"tokenizer.ggml.{key}={token_id}, of {len(tokens)} tokens")
+        if kinds[token_id] == _NORMAL:
+            odd.append(tokens[token_id])
     return odd
 
 

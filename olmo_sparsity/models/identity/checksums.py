@@ -1,4 +1,12 @@
-"""Identify tensors and plain values of a model in memory."""
+"""Identify tensors and plain values of a model in memory.
+
+    checksum(weight)                     32 bytes; a tensor on a GPU stays there
+    is_plain({"eps": 1e-5, "n": [1]})    True: its repr identifies it
+    is_plain(torch.nn.Linear(1, 1))      False: its repr leaves out its weights
+
+model_identity.py and replaced_code.py call them. Checksums are stored with results, so a change of
+how they are computed would make every stored result one of another model.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +18,9 @@ import torch
 from torch import Tensor
 
 BLOCK = 509
-"""The number of words of 8 bytes in a row of the matrix whose sums identify a tensor."""
+"""The number of words of 8 bytes in a row of the matrix whose sums identify a tensor. A prime,
+which is no width of a weight: so changes to whole rows and columns of a weight do not cancel in
+both kinds of sums."""
 
 
 def is_plain(value: Any) -> bool:
@@ -35,17 +45,21 @@ def checksum(tensor: Any) -> bytes:
         sums of the columns            so that two words which change places are noticed, too
     """
     if hasattr(tensor, "__tensor_flatten__"):  # of another library, such as a quantized one
+        # It holds plain tensors, and a context of shapes and options.
         names, context = tensor.__tensor_flatten__()
         inner = b"".join(checksum(getattr(tensor, name)) for name in names)
         return hashlib.sha256(inner + repr(context).encode()).digest()
-    digest = hashlib.sha256()
+
     plain = tensor.detach().as_subclass(Tensor)
     bytes_N = plain.contiguous().flatten().view(torch.uint8)
     if bytes_N.storage_offset() % 8:  # words must begin at multiples of their size
         bytes_N = bytes_N.clone()
+
     end = len(bytes_N) - len(bytes_N) % (8 * BLOCK)
     words = bytes_N[:end].view(torch.int64).view(-1, BLOCK)
+
     # Sums of integers that overflow wrap around, and are the same in any order.
+    digest = hashlib.sha256()
     for hashed in (words.sum(0), words.sum(1), bytes_N[end:]):
         digest.update(hashed.cpu().numpy().data)
     return digest.digest()

@@ -1,4 +1,10 @@
-"""Identify the files of a model by their bytes."""
+"""Identify the files of a model by their bytes, for results and caches that are stored.
+
+    fingerprint([Path("model.safetensors")])     "3f1c…", the same on each machine
+
+load.py calls it for a model that is read from files. A model that was changed in memory is
+identified by its tensors instead (model_identity.py).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +19,7 @@ _WHOLE_BYTES = 2**30
 
 _SAMPLE_BYTES = 2**16
 _NUM_SAMPLES = 1024
+"""How much of a larger file is read: 64 MiB in all."""
 
 
 def fingerprint(paths: Collection[Path]) -> str:
@@ -35,7 +42,8 @@ def _fingerprint_file(path: Path) -> str:
         return sha256_of(path)
     digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:
-        for sample in range(_NUM_SAMPLES):
-            file.seek(sample * (size - _SAMPLE_BYTES) // (_NUM_SAMPLES - 1))
+        # The first sample is the beginning of the file, and the last one its end.
+        for sample_index in range(_NUM_SAMPLES):
+            file.seek(sample_index * (size - _SAMPLE_BYTES) // (_NUM_SAMPLES - 1))
             digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()

@@ -1,8 +1,16 @@
 """Find functions that somebody has put in place of a model's methods, and describe what they
 compute.
 
-`replaced_code` is part of a model's identity (model_identity.py). Without it, a model with another
+    def double(x): return 2 * x
+    model.layers[0].mlp.forward = double
+    replaced_code(model)                # {"layers.0.mlp.forward": "(('9700…', ['None', '2'], …"}
+
+The text has the bytecode of `double` and of functions that it calls, with the values that they
+read. It is part of a model's identity (model_identity.py): without it, a model with another
 `forward` would continue the results of the model that it was.
+
+    replaced_code ─┬─ _replaced_in_modules, _replaced_in_classes     which functions
+                   └─ _code ─ _bytecode, _values_of                  what they compute
 """
 
 from __future__ import annotations

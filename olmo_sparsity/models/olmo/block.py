@@ -111,11 +111,12 @@ class PositionedBlock(OLMoSequentialBlock):
         documents: Where documents begin, if attention is restricted to them.
         """
         norm_after = self.config.norm_after  # as in OLMo 2: a norm of outputs, not of inputs
+
+        # Attention
         q, k, v = self._project(x if norm_after else self.attn_norm(x), tables)
         if bias is not None:
             bias = self._cast_attn_bias(bias, q.dtype)
         dropout_p = self.config.attention_dropout if self.training else 0.0
-
         if documents is not None:
             if self.config.scales_queries:
                 q = self.scale_queries(q, count_keys_of_documents(documents, *x.shape[:2]))
@@ -125,6 +126,7 @@ class PositionedBlock(OLMoSequentialBlock):
         mixed = self.attn_out(mixed.transpose(1, 2).flatten(2))
         x = x + self.dropout(self.attn_norm(mixed) if norm_after else mixed)
 
+        # Feed-forward network
         h = self.ff_out(self.act(self.ff_proj(x if norm_after else self.ff_norm(x))))
         return x + self.dropout(self.ff_norm(h) if norm_after else h)
 
