@@ -12,9 +12,10 @@ The way of a call:
           └─ each layer → transformers → `_attend` → the task
 
 Other threads may run the model meanwhile: they have no task, and `_attend` calls the attention that
-the model usually has.
+the model usually has. huggingface/model.py calls `attending_to`, `reading_weights` and
+`own_attention`. Importing this module registers our names.
 
-Dimension key: B rows, L tokens of a row, F distant tokens.
+Dimension key: B rows, L tokens of a row, F distant tokens, H heads, K width of a head.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from olmo_sparsity.models.distant_attention import attend_to_distant
 from olmo_sparsity.models.distant_states import DistantStates
-from olmo_sparsity.models.document_attention import attend_within
+from olmo_sparsity.models.document_attention import Documents, attend_within
 from olmo_sparsity.models.huggingface.attention_names import (
     OWN_IN_PLACE_OF,
     REPLACED_BY_OWN,
@@ -166,12 +167,18 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
+    documents: Documents | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Return attention (B, L, H, K) and its weights, as AttentionInterface requires. This is the
     function that layers call under our names. What it computes depends on `documents` and on the
-    task of this thread."""
-    documents = options.pop("documents", None)
+    task of this thread.
+
+    module: The attention module of a layer.
+    query, key, value: (B, heads, L, K).
+    scaling: The factor of scores; None: K ** −0.5.
+    options: What the layer passes besides, such as dropout.
+    """
     if documents is not None:
         assert scaling in (None, query.shape[-1] ** -0.5)
         # Layers with a window have a mask, which goes by position IDs and hides later tokens.
@@ -188,26 +195,47 @@ def _attend(
 
     if isinstance(task, _CollectWeights):
         # Fused kernels return no weights, so the family's eager attention computes them.
-        mixed, weights = _eager_attention_of(module)(
-            module,
-            query,
-            key,
-            value,
-            _in_numbers(attention_mask, query.dtype),
-            scaling=module.head_dim**-0.5 if scaling is None else scaling,
-            **options,
-        )
+        eager = _eager_attention_of(module)
+        mask = _in_numbers(attention_mask, query.dtype)
+        # Unlike fused ones, most eager functions have no default of this factor.
+        if scaling is None:
+            scaling = module.head_dim**-0.5
+        mixed, weights = eager(module, query, key, value, mask, scaling=scaling, **options)
         task.weights.append(weights)
         return mixed, None
 
     # Another thread has set our attention, and this one runs the model as usual.
+    usual = _usual_attention_of(module)
+    return usual(module, query, key, value, attention_mask, scaling=scaling, **options)
+
+
+def _usual_attention_of(module: Any) -> Any:
+    """Return the attention function that a layer calls while ours is not set."""
     own_name = module.config._attn_implementation
+    # By now the other thread may have restored the usual name.
     usual_name = REPLACED_BY_OWN.get(own_name, own_name)
     if usual_name == "eager":  # which each family defines for itself
-        usual = _eager_attention_of(module)
-    else:
-        usual = ALL_ATTENTION_FUNCTIONS[usual_name]
-    return usual(module, query, key, value, attention_mask, scaling=scaling, **options)
+        return _eager_attention_of(module)
+    return ALL_ATTENTION_FUNCTIONS[usual_name]
+
+
+def _eager_attention_of(module: Any) -> Any:
+    """Return the attention function of the layer's family that also returns weights. It is in the
+    Python module that defines the layer's class, or a class that this one inherits from."""
+    for parent in type(module).__mro__:
+        eager = getattr(sys.modules.get(parent.__module__), "eager_attention_forward", None)
+        if eager is not None:
+            return eager
+    raise NotImplementedError(f"{type(module).__name__} has no eager attention")
+
+
+def _in_numbers(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return a mask as eager attention takes it: numbers that are added to scores. The mask of the
+    fused kernel may have truth values instead."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    zeros = torch.zeros_like(mask, dtype=dtype)
+    return zeros.masked_fill_(~mask, torch.finfo(dtype).min)
 
 
 def _as_transformers_returns(mixed: Tensor) -> Tensor:
@@ -254,25 +282,6 @@ def _check_usual_attention(
     ]
     if unknown or not _is_same_mask(mask, expected_mask):
         raise NotImplementedError(f"attention with {unknown or 'another mask'}")
-
-
-def _in_numbers(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a mask as eager attention takes it: numbers that are added to scores. The mask of the
-    fused kernel may have truth values instead."""
-    if mask is None or mask.dtype != torch.bool:
-        return mask
-    zeros = torch.zeros_like(mask, dtype=dtype)
-    return zeros.masked_fill_(~mask, torch.finfo(dtype).min)
-
-
-def _eager_attention_of(module: Any) -> Any:
-    """Return the attention function of the layer's family that also returns weights. It is in the
-    Python module that defines the layer's class, or a class that this one inherits from."""
-    for parent in type(module).__mro__:
-        eager = getattr(sys.modules.get(parent.__module__), "eager_attention_forward", None)
-        if eager is not None:
-            return eager
-    raise NotImplementedError(f"{type(module).__name__} has no eager attention")
 
 
 def _is_same_mask(passed: Tensor | None, mask: Tensor | None) -> bool:
