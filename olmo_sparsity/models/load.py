@@ -256,47 +256,76 @@ def _load_hugging_face(
     folder: Path, name: str, placement: _Placement, whole_prompts: bool
 ) -> LoadedModel:
     """Load the model of a Hugging Face folder, or the adapter in it and its base model."""
-    is_adapter = (folder / ADAPTER).is_file()
-    base = folder
-    if is_adapter:
-        base = find_folder(base_of_adapter(folder))
-        if (base / ADAPTER).is_file() or not is_hugging_face(base):
-            raise DataError(
-                f"'{folder / ADAPTER}': '{base}' is not a base model of transformers; correct "
-                "base_model_name_or_path"
-            )
-    weight_files = check_weight_files(base)
-    try:
-        model: Any = read_hugging_face(
-            base, placement.dtype, placement.device, placement.device_map
-        )
-        if is_adapter:
-            adapter_file = check_adapter_file(folder)
-            weight_files.append(adapter_file)
-            model = add_adapter(model, folder, adapter_file, placement.device)
-        wrapped = _fitted(model, whole_prompts).eval()
-    except UserError:
-        raise
-    except Exception as error:  # a damaged config.json raises almost any
-        raise DataError(
-            f"transformers cannot load '{folder}': {reason_of(error)}; correct config.json (code "
-            "in the folder is never run)"
-        ) from None
-    folder_of_tokenizer = folder if has_tokenizer(folder) else base
-    config_files = [base / "config.json"]
-    if is_adapter:
-        config_files.append(folder / ADAPTER)
-    origin = None if is_adapter else find_origin(base)
+    files = _find_files(folder)
+    model = _read_model(files, placement, whole_prompts)
+
+    # A file that was converted has a hash of its own.
+    origin = None if files.adapter_weights is not None else find_origin(files.base_folder)
     if origin is None:
-        # With the configs: RoPE's angles or an adapter's scale change the numbers as weights do.
-        sha256 = fingerprint(weight_files + config_files)
+        sha256 = files.hash()
     else:
         sha256 = origin.sha256
         name = f"{name} ({origin.quantization})"
+
+    folder_of_tokenizer = folder if has_tokenizer(folder) else files.base_folder
     return describe_model(
-        wrapped,
+        model,
         tokenizer=find_tokenizer(folder_of_tokenizer),
         name=name,
         weights_sha256=sha256,
         find_transformers_tokenizer=partial(read_transformers_tokenizer, folder_of_tokenizer),
     )
+
+
+@dataclass(frozen=True)
+class _ModelFiles:
+    """The checked files of a Hugging Face folder. If it holds an adapter, they are in two
+    folders."""
+
+    folder: Path
+    base_folder: Path
+    """The folder of the model; that of the base model of an adapter."""
+
+    base_weights: list[Path]
+    adapter_weights: Path | None
+    """The weights of the adapter; None without an adapter."""
+
+    def hash(self) -> str:
+        """Return a hash of all that decides the numbers of the model. The configs are part of it:
+        RoPE's angles or an adapter's scale change the numbers as weights do."""
+        files = [*self.base_weights, self.base_folder / "config.json"]
+        if self.adapter_weights is not None:
+            files += [self.adapter_weights, self.folder / ADAPTER]
+        return fingerprint(files)
+
+
+def _find_files(folder: Path) -> _ModelFiles:
+    """Return the files of a Hugging Face folder, after checking their names and headers. Raise
+    DataError if an adapter names another adapter, or a run of ours, as its base model."""
+    if not (folder / ADAPTER).is_file():
+        return _ModelFiles(folder, folder, check_weight_files(folder), adapter_weights=None)
+    base = find_folder(base_of_adapter(folder))
+    if (base / ADAPTER).is_file() or not is_hugging_face(base):
+        raise DataError(
+            f"'{folder / ADAPTER}': '{base}' is not a base model of transformers; correct "
+            "base_model_name_or_path"
+        )
+    return _ModelFiles(folder, base, check_weight_files(base), check_adapter_file(folder))
+
+
+def _read_model(files: _ModelFiles, placement: _Placement, whole_prompts: bool) -> Any:
+    """Return the model of some files, wrapped for use."""
+    try:
+        model: Any = read_hugging_face(
+            files.base_folder, placement.dtype, placement.device, placement.device_map
+        )
+        if files.adapter_weights is not None:
+            model = add_adapter(model, files.folder, files.adapter_weights, placement.device)
+        return _fitted(model, whole_prompts).eval()
+    except UserError:
+        raise
+    except Exception as error:  # a damaged config.json raises almost any
+        raise DataError(
+            f"transformers cannot load '{files.folder}': {reason_of(error)}; correct config.json "
+            "(code in the folder is never run)"
+        ) from None
