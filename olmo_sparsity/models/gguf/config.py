@@ -1,7 +1,14 @@
 """Check the entries of a GGUF file, and complete the config that transformers makes of them.
 
-transformers reads only some entries. The others are set here (RoPE of Llama 3, windows of Gemma),
-known to change no number, or rejected: an entry without effect would change the numbers in silence.
+transformers reads only some entries, and an entry that nobody reads would change the numbers in
+silence. So each of the others is one of these:
+
+    gemma3.attention.sliding_window = 512     set in the config (`complete_config`)
+    llama.attention.causal = true             known to change no number (`_WITHOUT_EFFECT`)
+    llama.attn_logit_softcapping = 50         rejected, unless it is the config's default, too
+
+A file has no checksum, so `check_entries` also rejects numbers out of range: with one bit flipped,
+`llama.block_count` may be 16,390 in place of 6. format.py calls both functions.
 """
 
 from __future__ import annotations
@@ -145,10 +152,12 @@ def complete_config(config: Any, header: Header) -> None:
     known = {*(entries_read(header.architecture) or {}), *_WITHOUT_EFFECT}
     start = f"{header.architecture}."
     for key, value in header.metadata.items():
+        if not key.startswith(start):  # general, or of the tokenizer
+            continue
         name = key.removeprefix(start)
-        is_of_another_part = not key.startswith(start)  # general, or of the tokenizer
-        if is_of_another_part or name in known or name.startswith("rope.scaling."):
-            continue  # `_complete_rope` reads how RoPE is scaled
+        # `_complete_rope` reads how RoPE is scaled.
+        if name in known or name.startswith("rope.scaling."):
+            continue
         if name == "rope.freq_base_swa":
             config.rope_parameters["sliding_attention"]["rope_theta"] = value
         elif name == "attention.sliding_window" and hasattr(config, "sliding_window"):
@@ -158,6 +167,7 @@ def complete_config(config: Any, header: Header) -> None:
                 f"'{header.path}': transformers does not read {key}={value!r:.60}, which may "
                 f"change numbers; {REMEDY}"
             )
+
     is_gemma = header.architecture in ("gemma2", "gemma3")
     if is_gemma and header.get("block_count") in _GEMMA_27B_BLOCKS:
         config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads

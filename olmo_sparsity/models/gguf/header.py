@@ -1,9 +1,16 @@
 """Read the header of a GGUF file: its entries, and where its tensors lie.
 
-A file is, little-endian: "GGUF", a version, the numbers of tensors and of entries, the entries (a
-key, a type, a value), the tensors' names, shapes, types and offsets, and then their numbers, each
-tensor at a multiple of `general.alignment` bytes. `read_header` parses all but the numbers, and
-checks that tensors fill the file without a gap: GGUF has no checksum.
+A file is, little-endian:
+
+    "GGUF"  3  272  31                         version, number of tensors, number of entries
+    "llama.block_count"  4  30                 each entry: its key, type (4: uint32) and value
+    …
+    "blk.0.attn_q.weight"  2  576 576  3  0    each tensor: its name, number of dimensions, shape,
+    …                                          type (3: Q4_1), offset
+    the numbers of the tensors, each at a multiple of `general.alignment` bytes
+
+`read_header` parses all but the numbers into a `Header`, and checks that tensors fill the file
+without a gap: GGUF has no checksum. format.py and tokenizer.py call it.
 """
 
 from __future__ import annotations
