@@ -164,8 +164,10 @@ def _check_reasoning_is_apart(answer: Any, reasoning: str | None) -> None:
         texts = [answer]
     elif isinstance(answer, Answer):
         texts = [answer.text]
-    else:
-        texts = [text for text in answer or () if isinstance(text, str)]
+    elif isinstance(answer, Sequence):
+        texts = [text for text in answer if isinstance(text, str)]
+    else:  # None; anything else is refused where the answer is read
+        texts = []
     if any(CLOSING in text for text in texts):
         if reasoning:
             raise ConfigError(

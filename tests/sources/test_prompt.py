@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -191,10 +192,23 @@ def test_control_tokens_of_a_source_are_its_letters_unless_wanted() -> None:
         assert spelled in "".join(found.layout.document.texts)
 
 
-@pytest.mark.parametrize("answer", [" \n", "\ufeff", ["w1 w2", " "]])
+@pytest.mark.parametrize("answer", [" \n", "\ufeff"])
 def test_an_answer_without_a_letter_is_refused(answer: Any) -> None:
     with pytest.raises(DataError, match="the answer is empty"):
         asked(answer=answer)
+
+
+@pytest.mark.parametrize("answer", [["w1 w2", " "], ("w1 w2", " ")])
+def test_an_empty_statement_is_named(answer: Any) -> None:
+    """In a tuple it got a verdict."""
+    with pytest.raises(DataError, match="statement 1 of the answer is empty"):
+        asked(answer=answer)
+
+
+def test_an_answer_that_is_no_list_is_refused() -> None:
+    """The truth value of a Series is an error of pandas."""
+    with pytest.raises(ConfigError, match="must be a text, a list of texts"):
+        asked(answer=pd.Series(["w1 w2", "w3"]))
 
 
 def test_spans_of_an_answer_are_its_statements() -> None:

@@ -75,6 +75,8 @@ class ExplainRequest(Request):
             raise ConfigError("pass either text= or prompt=, not both and not neither")
         if self.text == "":
             raise ConfigError("text is empty; pass a text with distant tokens and a target")
+        if self.prompt == "":
+            raise ConfigError("prompt is empty; pass a prompt with distant tokens")
         has_options_of_text = self.at is not None
         has_options_of_prompt = self.target is not None or self.settings.chat
         if (self.text is None and has_options_of_text) or (

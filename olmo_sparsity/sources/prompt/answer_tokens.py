@@ -121,8 +121,13 @@ def _without_reasoning(
 def _check_not_empty(answer: Any, ids: AnswerIds) -> None:
     """Raise DataError unless each piece has tokens, and each statement a letter."""
     # A blank statement may have tokens, such as a line break, and would get a verdict.
-    statements = [answer] if isinstance(answer, str) else answer
-    is_blank = isinstance(statements, list) and any(map(_is_blank, statements))
+    if isinstance(answer, list | tuple):
+        for number, statement in enumerate(answer):
+            if _is_blank(statement):
+                raise DataError(
+                    f"statement {number} of the answer is empty (they count from 0); leave it out"
+                )
+    is_blank = isinstance(answer, str) and _is_blank(answer)
     if not ids.pieces or not all(ids.pieces) or is_blank:
         raise DataError("the answer is empty, or the model ends the text at once; give one")
 

@@ -411,6 +411,11 @@ def test_an_empty_text_is_named(model: Any) -> None:
         explain(model, text="")
 
 
+def test_an_empty_prompt_is_named(model: Any) -> None:
+    with pytest.raises(ConfigError, match="prompt is empty"):
+        explain(model, prompt="", target=" w1")
+
+
 def test_an_empty_target_is_named(model: Any) -> None:
     with pytest.raises(DataError, match="the target is empty"):
         explain(model, make_tokenizer(), prompt="w1 w2", target="")
