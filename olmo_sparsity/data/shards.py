@@ -1,5 +1,11 @@
 """Read prepared folders: token shards, as documents and as files for batches.
 
+    shards = open_shards(config.data, "train")    # checks the folder
+    shards.document(0)                            # the token IDs of a document, as an array
+    shards.paths                                  # files, of which sequences.py makes batches
+
+A folder:
+
     manifest.json                source, tokenization, and SHA-256 of every file below
     tokenizer.json               the complete tokenizer
     train-00000.tokens.uint16    token ids, little-endian, no header; every document ends with EOS
@@ -12,8 +18,8 @@ Two documents, "ab" and "c", of two groups:
     ends      3 5                tokens 0 to 2 are the first document, 3 and 4 the second
     groups    8823… 1406…
 
-`open_shards` checks a folder and returns its `TokenShards`. Token files have the format of OLMo's
-`MemMapDataset`, which names them .npy. encode_shards.py writes them.
+Token files have the format of OLMo's `MemMapDataset`, which names them .npy. encode_shards.py
+writes them.
 """
 
 from __future__ import annotations
@@ -88,13 +94,13 @@ class TokenShards:
         corpora: The shards of each of several corpora, by name. `files` are theirs, one corpus
             after the other.
         """
-        self.states = states
-        self.corpora = corpora
         self.files = list(files)
         self.paths = [file.tokens for file in files]
         self.dtype = np.dtype(dtype).newbyteorder("<")
-        self.tokenizer = tokenizer
         self.fingerprint = fingerprint
+        self.states = states
+        self.corpora = corpora
+        self.tokenizer = tokenizer
         self.vocab_size = count_vocabulary(tokenizer)
         self.eos_id = find_eos_id(tokenizer)
         self.num_tokens = sum(path.stat().st_size for path in self.paths) // self.dtype.itemsize
@@ -153,12 +159,16 @@ class TokenShards:
         """Return the token IDs of a document, without the final EOS."""
         if not 0 <= index < len(self):
             raise IndexError(f"document {index} of {len(self)}")
-        shard = bisect_right(self._first_documents, index) - 1
-        index_in_shard = index - self._first_documents[shard]
-        ends = self.ends[shard]
+        # The last shard whose first document is this one or an earlier one.
+        shard_index = bisect_right(self._first_documents, index) - 1
+        index_in_shard = index - self._first_documents[shard_index]
+
+        ends = self.ends[shard_index]
+        # A document begins where the one before it ends.
         start = int(ends[index_in_shard - 1]) if index_in_shard else 0
         end = int(ends[index_in_shard])
-        return np.array(self.arrays[shard][start : end - 1])
+        # A copy, so that the caller can change it and the mapped file stays.
+        return np.array(self.arrays[shard_index][start : end - 1])
 
 
 def open_shards(
@@ -220,13 +230,14 @@ def _load_complete_manifest(folder: Path) -> Manifest:
 
 
 def _join_corpora(corpora: Mapping[str, TokenShards]) -> TokenShards:
-    """Return the shards of several corpora as one text, which also has those of each corpus."""
+    """Return the shards of several corpora as one text, which also has those of each corpus. Raise
+    DataError if they have different tokenizers."""
     first_name, first = next(iter(corpora.items()))
-    tokenizer = tokenizer_fingerprint(first.tokenizer)
+    expected_fingerprint = tokenizer_fingerprint(first.tokenizer)
     files: list[ShardPaths] = []
     states: dict[Path, FileState] = {}
     for name, shards in corpora.items():
-        if tokenizer_fingerprint(shards.tokenizer) != tokenizer:
+        if tokenizer_fingerprint(shards.tokenizer) != expected_fingerprint:
             folder = shards.paths[0].parent
             raise DataError(
                 f"the corpora {first_name} and {name} were prepared with two tokenizers; "
@@ -253,20 +264,24 @@ def _verify_once(
     not hashed again."""
     verified = read_verified(folder)
     token_size = np.dtype(manifest.dtype).itemsize
-    to_hash = []
+    to_hash: list[ShardFile] = []
+    # Of the files in `to_hash`, by name: their states before they are hashed, so that a change
+    # meanwhile is noticed, and what the manifest says.
     states: dict[str, FileState] = {}
     hashes: dict[str, str] = {}
     for file in share.of(files):
         entries = file.contents(token_size)
         current_states = states_of(folder, entries)
-        is_known = all(
+        was_verified = all(
             is_verified(folder / name, current_states[name], entry.sha256, verified.get(name))
             for name, entry in entries.items()
         )
-        if not is_known:
-            to_hash.append(file)
-            states |= current_states
-            hashes |= {name: entry.sha256 for name, entry in entries.items()}
+        if was_verified:
+            continue
+        to_hash.append(file)
+        states |= current_states
+        for name, entry in entries.items():
+            hashes[name] = entry.sha256
     if to_hash:
         check_contents(folder, manifest, to_hash)
         remember(folder, share, states, hashes, verified)
@@ -277,7 +292,13 @@ def _open_ends(path: Path, num_tokens: int) -> np.ndarray:
     """Return where the documents of a token file end. Raise DataError unless each document has at
     least its EOS, and the last one ends with the file of `num_tokens` tokens."""
     ends = np.memmap(path, dtype="<u8", mode="r")
-    if not len(ends) or ends[0] < 1 or ends[-1] != num_tokens or (ends[1:] <= ends[:-1]).any():
+    is_right = (
+        len(ends) > 0
+        and ends[0] >= 1  # the first document has at least its EOS
+        and (ends[1:] > ends[:-1]).all()  # and so has each later one
+        and ends[-1] == num_tokens
+    )
+    if not is_right:
         raise DataError(
             f"{path} does not hold the ends of documents, which rise to the {num_tokens:,} tokens "
             f"of their file; {remedy_of(path.parent)}"

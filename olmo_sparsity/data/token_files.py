@@ -1,9 +1,14 @@
 """Verify token files once, and notice when one changes later.
 
 A terabyte takes half an hour to hash, so a start hashes only files that no earlier start has
-verified. The prepared folder has a record of verified files: size, time of modification and a hash
-of a sample (`read_verified`, `remember`). In training each read compares size and time with those
-of the start (`TokenFile`).
+verified:
+
+    first start    hashes train-00000.tokens.uint16, and remembers its size, its time of
+                   modification and a hash of a sample, in verified-00000-of-00001.json
+    later start    size, time and sample are the same: the file is not hashed again
+    each read      in training, `TokenFile.read` compares size and time with those of the start
+
+`shards.py` decides which files are hashed, sequences.py reads them.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -164,21 +170,24 @@ class TokenFile:
 
     def read(self, first: int, count: int) -> np.ndarray:
         """Return `count` tokens from the `first` on, as 64-bit integers."""
-        size = self.dtype.itemsize
+        token_size = self.dtype.itemsize
+        num_bytes = count * token_size
+
+        def read_once() -> _BytesOfFile:
+            return self._read_bytes(num_bytes, first * token_size)
 
         def report(line: str) -> None:
             say(f"{self.path}: {line}")
-            self.close()  # the handle that the disk no longer knows, if that is the error
+            # A network disk that came back may no longer know the handle: the next try opens again.
+            self.close()
 
         try:
-            content, state = retry(
-                lambda: self._read_bytes(count * size, first * size), may_pass, report
-            )
+            content, state = retry(read_once, may_pass, report)
         except OSError as error:
             if may_pass(error):
                 raise UnreadableNowError(self.path, error.strerror) from None
             raise DataError(f"{self.path} cannot be read: {error.strerror}; restore it") from None
-        if state != self.state or len(content) != count * size:
+        if state != self.state or len(content) != num_bytes:
             raise DataError(
                 f"{self.path} changed after this run started (it had {self.state.size:,} bytes and "
                 f"has {state.size:,}); restore it, or prepare again, and go on from the last "
@@ -186,13 +195,22 @@ class TokenFile:
             )
         return np.frombuffer(content, self.dtype).astype(np.int64)
 
-    def _read_bytes(self, count: int, first: int) -> tuple[bytes, FileState]:
-        """Return `count` bytes from the `first` on, and the state of the file after the read.
-        Before it, what is written between check and read would be trained on. Raises OSError."""
+    def _read_bytes(self, count: int, first: int) -> _BytesOfFile:
+        """Return `count` bytes from the `first` on, or fewer if the file ends before. Raise OSError
+        if the disk refuses to read."""
         if self._descriptor is None:
             self._descriptor = os.open(self.path, os.O_RDONLY)
         content = os.pread(self._descriptor, count, first)
-        return content, FileState.of_status(os.fstat(self._descriptor))
+        # After the read: what is written between a check before it and the read would be trained
+        # on.
+        return _BytesOfFile(content, FileState.of_status(os.fstat(self._descriptor)))
+
+
+class _BytesOfFile(NamedTuple):
+    """Bytes of a file, and the state of the file after they were read."""
+
+    content: bytes
+    state: FileState
 
 
 def states_of(folder: Path, names: Iterable[str]) -> dict[str, FileState]:
