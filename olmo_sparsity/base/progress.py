@@ -62,18 +62,19 @@ class Progress:
         now = time.perf_counter()
         elapsed_s = now - self.started
         rate = (done - self.done_at_start) / elapsed_s if elapsed_s > 0 else 0.0
-        count = f"{done:,}/{self.total:,}" if self.total else f"{done:,}"
-        parts = [self.title, f"{count} {self.unit}"]
+
+        parts = [self.title, f"{self._count_of(done)} {self.unit}"]
         for name, value in values.items():
             parts.append(f"{name.replace('_', ' ')} {value}")
-        time_left = ""
         if rate > 0:
             shown_rate = f"{rate:,.3g}" if rate < 1e3 else f"{rate:,.0f}"
             parts.append(f"{shown_rate} {self.unit}/s")
-            if self.total and done < self.total:
-                time_left = f" · {format_duration((self.total - done) / rate)} left"
         # Without the time left, as `__exit__` shows this text in its last line.
         self.text = printable(" · ".join(parts))
+        time_left = ""
+        if rate > 0 and self.total and done < self.total:
+            time_left = f" · {format_duration((self.total - done) / rate)} left"
+
         # In a log, `begin` prints a line for each unit in place of those by time.
         is_listed = not self.live and self.begun_at > -float("inf")
         if now - self.shown_at >= self.pause_s and not is_listed:
@@ -83,12 +84,15 @@ class Progress:
     def begin(self, what: str) -> None:
         """Show which unit begins: on a terminal in the line that is replaced; in a log as a line of
         its own, in place of those by time, and at most one a second."""
-        count = f"{self.done + 1:,}/{self.total:,}" if self.total else f"{self.done + 1:,}"
-        text = printable(f"{self.title} · {self.unit} {count} · {what}")
+        text = printable(f"{self.title} · {self.unit} {self._count_of(self.done + 1)} · {what}")
         now = time.perf_counter()
         if self.live or now - self.begun_at >= self.LEAST_PAUSE_S:
             self.begun_at = now
             self._show(text)
+
+    def _count_of(self, number: int) -> str:
+        """Return a number of units, of how many: `10/1,000`, or `10` if the total is unknown."""
+        return f"{number:,}/{self.total:,}" if self.total else f"{number:,}"
 
     def note(self, message: str) -> None:
         """Print a line that stays."""

@@ -110,11 +110,11 @@ def _run_one(experiment: Experiment, name: str) -> int:
     """
     jobs = {job.name: job for job in jobs_of(experiment)}
     if name.isdecimal():
-        number = int(name)
-        if number >= len(experiment.models):
-            last_number = len(experiment.models) - 1
-            raise ConfigError(f"--only={name}: {experiment.path} has models 0 to {last_number}")
-        name = experiment.models[number].name
+        model_index = int(name)
+        last_index = len(experiment.models) - 1
+        if model_index > last_index:
+            raise ConfigError(f"--only={name}: {experiment.path} has models 0 to {last_index}")
+        name = experiment.models[model_index].name
     if name not in jobs:
         raise ConfigError(f"--only={name} is not a job; the jobs are {', '.join(jobs)}")
     job = jobs[name]

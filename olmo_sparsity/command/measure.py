@@ -1,5 +1,10 @@
 """Run the command `measure`: which distant tokens the losses on many documents depend on.
 
+    measure RUN --out=FOLDER               this process's documents; the last process prints results
+    measure RUN --out=FOLDER --dry-run     the cost, before anything is measured
+    measure RUN --out=FOLDER --partial     results of the documents that are finished so far
+    measure CONFIG.yaml … --dry-run        the cost for a model that is not trained yet
+
 Place in the flow: below cli.py, on top of the package `analysis`.
 """
 
@@ -27,7 +32,7 @@ def run_measure(options: argparse.Namespace) -> int:
     keep_freed_memory()
     out = Path(options.out)
     keywords = given_options(options, MeasureRequest.names())
-    # The options that were typed, without what is added below.
+    # First of all: the options that were typed, without what is added below.
     keywords["typed"] = tuple(keywords)
     keywords["shard"] = parse_shard(options.shard, by_launch=False)
     keywords["command"] = tuple(typed_command())

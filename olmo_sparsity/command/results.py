@@ -1,5 +1,12 @@
 """Run the commands that show finished results: `figure`, `compare` and `report`.
 
+    figure RUN RUN --out=losses.png       losses of runs as they train      `draw_curves`
+    figure EXPERIMENT --out=figure.pdf    the figure of an experiment       `draw_folder`
+    figure RESULTS RESULTS --out=…        Figure 2 of measurements          `_draw_measurements`
+    compare RESULTS RESULTS               two measurements
+    compare EXPERIMENT                    the pairs of an experiment        `_compare_experiment`
+    report RESULTS --out=page.html        a page, or one for each model
+
 Place in the flow: below cli.py, on top of `analysis/results` and `analysis/report`.
 """
 

@@ -158,7 +158,11 @@ class SeveralCorpora:
         self.batch_size = batch_size
         self.stretches = [_Stretch(sizes, stretch, batch_size) for stretch in weights]
         self._epochs: list[_Epochs] = []
+        """The epochs of each corpus, in the order of `sizes`."""
+
         self._first_index: list[int] = []
+        """The index of each corpus's first sequence, among the sequences of all corpora."""
+
         num_in_corpora_before = 0
         for size in sizes.values():
             self._epochs.append(_Epochs(size, seed, order))
