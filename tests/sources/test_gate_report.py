@@ -11,6 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.sources.gate import suite
 from olmo_sparsity.sources.gate.answers import (
     read_answers,
 )
@@ -84,3 +86,19 @@ def test_failures_are_counted_by_what_expects_them(
     )
     report = check(questions([None, None]), out, earlier)
     assert report.describe() == "0 of 2 checks of the baseline failed: passed"
+
+
+@pytest.mark.parametrize(
+    ("questions", "message"),
+    [
+        ([], "questions is an empty list"),
+        ([{"question": "Who?", "expect": {"a"}}], "question 1 cannot be written as JSON"),
+    ],
+)
+def test_questions_in_memory_that_cannot_be_a_file_are_refused(
+    tmp_path: Path, questions: Any, message: str
+) -> None:
+    """The message was about a file that the user did not write, or an error of the library."""
+    with pytest.raises(ConfigError, match=message):
+        suite.check("demo", questions, tmp_path / "gate")
+    assert not [*tmp_path.iterdir()]

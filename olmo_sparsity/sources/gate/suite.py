@@ -21,7 +21,7 @@ import pandas as pd
 
 from olmo_sparsity.analysis.measurement.reading import load
 from olmo_sparsity.analysis.options import ModelOptions, build
-from olmo_sparsity.base.errors import check_type
+from olmo_sparsity.base.errors import ConfigError, check_type
 from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.base.path_options import path_of
 from olmo_sparsity.config.schema import schema_fields
@@ -156,9 +156,19 @@ def _as_file(questions: str | Path | Sequence[Mapping[str, Any]], out: Path) -> 
         return path_of("questions", questions)
     accepted = "a .jsonl file, or a list of its objects"
     check_type("questions", questions, Mapping, accepted, several=True)
+    if not len(questions):
+        raise ConfigError("questions is an empty list, which would check nothing; pass questions")
+    lines = []
+    for number, record in enumerate(questions, start=1):
+        try:
+            lines.append(json.dumps(dict(record)) + "\n")
+        except TypeError as error:
+            raise ConfigError(
+                f"questions: question {number} cannot be written as JSON ({error}); pass strings, "
+                "numbers, lists and mappings of Python"
+            ) from None
     # Next to the folder of results, as that holds nothing but results.
     path = out.with_name(f"{out.name}.questions.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(dict(record)) + "\n" for record in questions]
     write_atomically(path, "".join(lines))
     return path
