@@ -1,8 +1,14 @@
 """Attend to distant tokens whose keys and values many rows share, without a copy for each row.
 
+Two rows that see the same 1,000 distant tokens, and two local ones each:
+
+    row 0    d d d … d d  a b        d: keys and values are stored once, as a view for each row
+    row 1    d d d … d d  x y        a, b, x, y: the rows' own
+
 `attend_to_distant` computes attention to the shared states and to a row's own tokens separately,
 and joins the two. `can_share_distant` says where that is possible and worth it: it tries the
-kernels of the hardware once.
+kernels of the hardware once. Both kinds of models call them (olmo/layer_steps.py,
+huggingface/own_attention.py).
 
 Dimension key: B rows, L queries, K local tokens, F distant tokens, H heads.
 """
@@ -10,6 +16,7 @@ Dimension key: B rows, L queries, K local tokens, F distant tokens, H heads.
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,7 +71,7 @@ def attend_to_distant(
     grouped = q.unflatten(1, (num_heads, -1)).flatten(2, 3)
     group_size = grouped.shape[2] // num_queries
     local_bias = local_bias.repeat(1, 1, group_size, 1)
-    local, local_sum = _attend_with_sum(grouped, k, v, local_bias, scale)
+    local, local_log_sum = _attend_with_log_sum(grouped, k, v, local_bias, scale)
     if num_distant == 0:
         return local.unflatten(2, (-1, num_queries)).flatten(1, 2)
 
@@ -73,18 +80,30 @@ def attend_to_distant(
         grouped_bias = distant_bias[:, None].repeat(1, 1, group_size, 1)
     elif distant_bias is not None:
         grouped_bias = distant_bias[:, None, None]
-    distant, distant_sum = _attend_with_sum(grouped, distant_k, distant_v, grouped_bias, scale)
+    distant, distant_log_sum = _attend_with_log_sum(
+        grouped, distant_k, distant_v, grouped_bias, scale
+    )
 
-    fraction = (distant_sum - local_sum).sigmoid()[..., None]  # of attention, to distant tokens
+    # The fraction f of attention to distant tokens. It is in fp32, as the kernels' sums are.
+    fraction = (distant_log_sum - local_log_sum).sigmoid()[..., None]
     mixed = torch.lerp(local.to(fraction), distant.to(fraction), fraction)
     return mixed.to(local.dtype).unflatten(2, (-1, num_queries)).flatten(1, 2)
 
 
-def _attend_with_sum(
+class _AttentionWithLogSum(NamedTuple):
+    """Attention, and what is needed to join it with attention to other keys."""
+
+    mixed: Tensor
+    """(B, H, L, width of a head)."""
+
+    log_sum_BHL: Tensor
+    """The log-sum-exp of each query's scores."""
+
+
+def _attend_with_log_sum(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None
-) -> tuple[Tensor, Tensor]:
-    """Return attention without a causal mask, and the log-sum-exp of each query's scores. `bias`
-    alone hides keys."""
+) -> _AttentionWithLogSum:
+    """Return attention without a causal mask, with its log-sum-exp. `bias` alone hides keys."""
     if bias is not None:
         num_keys = bias.shape[-1]
         # Half the lowest number: the kernel of CUDA multiplies scores by log2(e), and a query that
@@ -94,10 +113,10 @@ def _attend_with_sum(
         aligned = functional.pad(bias, (0, -num_keys % 16))
         bias = aligned.narrow(-1, 0, num_keys).expand(len(q), q.shape[1], q.shape[2], -1)
     if q.device.type == "cpu":
-        return CPU_KERNEL(q, k, v, attn_mask=bias, scale=scale)
+        return _AttentionWithLogSum(*CPU_KERNEL(q, k, v, attn_mask=bias, scale=scale))
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention
-    mixed, sum_BHL, _, _ = kernel(q, k, v, bias, compute_log_sumexp=True, scale=scale)
-    return mixed, sum_BHL.narrow(-1, 0, q.shape[2])  # the kernel pads the sums
+    mixed, padded_log_sum, _, _ = kernel(q, k, v, bias, compute_log_sumexp=True, scale=scale)
+    return _AttentionWithLogSum(mixed, padded_log_sum.narrow(-1, 0, q.shape[2]))
 
 
 def can_share_distant(

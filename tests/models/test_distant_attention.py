@@ -51,10 +51,15 @@ def test_rows_of_a_bias_begin_at_multiples_of_16(
     num_keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, Any] = {}
-    monkeypatch.setattr(distant_attention, "CPU_KERNEL", lambda *_, **named: given.update(named))
+
+    def kernel(q: Tensor, *_: Tensor, **named: Any) -> tuple[Tensor, Tensor]:
+        given.update(named)
+        return q, q[..., 0]
+
+    monkeypatch.setattr(distant_attention, "CPU_KERNEL", kernel)
     q, k, bias = torch.zeros(2, 3, 4, 8), torch.zeros(2, 3, num_keys, 8), torch.ones(2, 1, 1, 20)
     bias[..., 0] = torch.finfo(torch.float).min
-    distant_attention._attend_with_sum(q, k, k, bias[..., :num_keys], None)
+    distant_attention._attend_with_log_sum(q, k, k, bias[..., :num_keys], None)
     mask = given["attn_mask"]
     assert mask.shape == (2, 3, 4, num_keys)
     assert mask.stride()[0] == -(-num_keys // 16) * 16
@@ -122,7 +127,7 @@ def test_sharing_distant_states_is_tried_on_the_hardware_that_is_there(
     for head_width in (10, 16, 64):
         assert tried(torch.device("cpu"), dtype, head_width)
     assert not tried(torch.device("cpu"), torch.int8, 16)
-    right = distant_attention._attend_with_sum
+    right = distant_attention._attend_with_log_sum
 
     def other_base(*inputs: Any) -> tuple[Tensor, Tensor]:
         mixed, sums = right(*inputs)
@@ -132,5 +137,5 @@ def test_sharing_distant_states_is_tried_on_the_hardware_that_is_there(
         raise RuntimeError("no kernel for this dtype")
 
     for wrong in (other_base, missing):
-        monkeypatch.setattr(distant_attention, "_attend_with_sum", wrong)
+        monkeypatch.setattr(distant_attention, "_attend_with_log_sum", wrong)
         assert not tried(torch.device("cpu"), dtype, 16)
