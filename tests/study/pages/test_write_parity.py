@@ -79,9 +79,12 @@ def test_the_sentences_on_the_table_have_its_numbers() -> None:
     assert f"where it was trained, {k6[1].mean:.2f}" in page
     ends = ", ".join(f"{interval.low:.2f} to {interval.high:.2f}" for interval in k6)
     assert f"are wide ({ends})" in page
-    first, second = (model.accuracy.loc[12, 500] for model in select(read_table(), "pose", 12))
+    of_12 = select(read_table(), "pose", 12)
+    first, second = (model.accuracy.loc[12, 500] for model in of_12 if model.mastered)
     lengths = "of the samples of 500 tokens"
     assert f"one answers k = 12 right in {first:.2f} {lengths}, the other in {second:.2f}" in page
+    (not_learnt,) = (model.accuracy for model in of_12 if not model.mastered)
+    assert f"answers k = 4 right in {not_learnt.loc[4, 50]:.2f} of the samples of 50" in page
 
 
 def test_readme_has_the_numbers_of_the_row_of_4() -> None:
