@@ -38,11 +38,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from olmo_sparsity.analysis.results.intervals import (
-    Interval,
-    percentile_interval,
-    rank_correlations,
-)
+from olmo_sparsity.analysis.results.intervals import Interval, percentile_interval
+from olmo_sparsity.analysis.results.rank_correlation import rank_correlations
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.models.huggingface.exchange import export

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from olmo_sparsity.analysis.callbacks.olmo_core import OLMoCoreLosses as OLMoCoreLosses
     from olmo_sparsity.analysis.callbacks.trainer import TrainerLosses as TrainerLosses
     from olmo_sparsity.analysis.measurement.recovery import recover as recover
-    from olmo_sparsity.analysis.results.results import compare as compare
-    from olmo_sparsity.analysis.results.results import read_results as read_results
-    from olmo_sparsity.analysis.results.results import transfer as transfer
+    from olmo_sparsity.analysis.results.compare import compare as compare
+    from olmo_sparsity.analysis.results.compare import transfer as transfer
     from olmo_sparsity.analysis.results.statistics import summarize as summarize
+    from olmo_sparsity.analysis.results.stored_results import read_results as read_results
     from olmo_sparsity.analysis.scoring.document_losses import context_losses as context_losses
     from olmo_sparsity.analysis.scoring.losses_by_place import losses_by_place as losses_by_place
     from olmo_sparsity.analysis.scoring.scorer import Scorer as Scorer
@@ -59,7 +59,7 @@ else:
         "Windows": "text.windows",
         "attribute": "sources.attribute",
         "check": "sources.gate.suite",
-        "compare": "analysis.results.results",
+        "compare": "analysis.results.compare",
         "context_losses": "analysis.scoring.document_losses",
         "estimate_cost": "analysis.api",
         "explain": "analysis.api",
@@ -68,10 +68,10 @@ else:
         "losses_by_place": "analysis.scoring.losses_by_place",
         "measure": "analysis.api",
         "open_documents": "text.inputs",
-        "read_results": "analysis.results.results",
+        "read_results": "analysis.results.stored_results",
         "recover": "analysis.measurement.recovery",
         "summarize": "analysis.results.statistics",
-        "transfer": "analysis.results.results",
+        "transfer": "analysis.results.compare",
     }
     """The module of each public name, without `olmo_sparsity.` before it."""
 

@@ -287,6 +287,6 @@ def results_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def results(results_folder: Path) -> Results:
-    from olmo_sparsity.analysis.results.results import read_results
+    from olmo_sparsity.analysis.results.stored_results import read_results
 
     return read_results(results_folder)

@@ -24,8 +24,8 @@ from olmo_sparsity.base.progress import say
 if TYPE_CHECKING:
     import pandas as pd
 
+    from olmo_sparsity.analysis.results.compare import WindowPair
     from olmo_sparsity.analysis.results.loss_statistics import SavingColumn
-    from olmo_sparsity.analysis.results.results import WindowPair
     from olmo_sparsity.experiment.file import Experiment
 
 
@@ -61,7 +61,7 @@ def _draw_measurements(folders: list[str], out: Path, labels: list[str] | None) 
     """
     from olmo_sparsity.analysis.report.figure_style import Missing
     from olmo_sparsity.analysis.report.figures import draw_figure2
-    from olmo_sparsity.analysis.results.results import read_results
+    from olmo_sparsity.analysis.results.stored_results import read_results
 
     names = [Path(folder).name for folder in folders]
     # With one label for each folder, those of unfinished measurements are left out below.
@@ -90,8 +90,11 @@ def _draw_measurements(folders: list[str], out: Path, labels: list[str] | None) 
 
 def run_compare(options: argparse.Namespace) -> int:
     """Print the differences of pairs of measurements; return the exit code."""
-    from olmo_sparsity.analysis.results.comparison import compare_with_remarks, describe_comparison
-    from olmo_sparsity.analysis.results.results import read_results
+    from olmo_sparsity.analysis.results.comparison_text import (
+        compare_with_remarks,
+        describe_comparison,
+    )
+    from olmo_sparsity.analysis.results.stored_results import read_results
 
     if options.out is not None:
         check_suffix("--out", options.out, ".csv")
@@ -119,8 +122,11 @@ def _compare_experiment(folder: str, transfers: bool) -> list[pd.DataFrame]:
     folder: The experiment's folder.
     transfers: Whether --transfer was given, which has no meaning here.
     """
-    from olmo_sparsity.analysis.results.comparison import compare_with_remarks, describe_comparison
-    from olmo_sparsity.analysis.results.results import read_results
+    from olmo_sparsity.analysis.results.comparison_text import (
+        compare_with_remarks,
+        describe_comparison,
+    )
+    from olmo_sparsity.analysis.results.stored_results import read_results
     from olmo_sparsity.experiment.comparisons import comparisons_of, describe_agreement
     from olmo_sparsity.experiment.file import saved_experiment
 
@@ -163,7 +169,8 @@ def _print_savings_of_longer_windows(experiment: Experiment) -> None:
     """Print for each longer long window how much lower it makes the loss of each model than the
     shortest one, and the differences between schemes. Print nothing if the experiment has one
     window, or too little is finished."""
-    from olmo_sparsity.analysis.results.results import WindowPair, read_results
+    from olmo_sparsity.analysis.results.compare import WindowPair
+    from olmo_sparsity.analysis.results.stored_results import read_results
     from olmo_sparsity.experiment.comparisons import longer_windows_of, name_of_model
 
     for window in longer_windows_of(experiment):
@@ -195,7 +202,7 @@ def _print_savings_of_longer_windows(experiment: Experiment) -> None:
 def _describe_saving(windows: WindowPair, subtracted: WindowPair | None = None) -> str:
     """Return what a longer window saves a model, and how much more that is than with unrelated
     text. With `subtracted`, return the differences from another model."""
-    from olmo_sparsity.analysis.results.results import difference_of_loss_saved, loss_saved
+    from olmo_sparsity.analysis.results.compare import difference_of_loss_saved, loss_saved
     from olmo_sparsity.analysis.results.view import with_interval
 
     shown: dict[SavingColumn, str] = {}
@@ -212,7 +219,7 @@ def _describe_saving(windows: WindowPair, subtracted: WindowPair | None = None) 
 def run_report(options: argparse.Namespace) -> int:
     """Write a page for each measurement; return the exit code."""
     from olmo_sparsity.analysis.report.report import write_report
-    from olmo_sparsity.analysis.results.results import read_results
+    from olmo_sparsity.analysis.results.stored_results import read_results
     from olmo_sparsity.command.experiment import measurements_in
 
     if options.max_documents is not None and options.max_documents < 1:

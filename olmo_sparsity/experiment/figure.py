@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from olmo_sparsity.analysis.report.figure_style import Missing
 from olmo_sparsity.analysis.report.figures import draw_figure2
-from olmo_sparsity.analysis.results.results import Results, read_results
+from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.stored_results import read_results
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.windows import long_window

@@ -60,7 +60,7 @@ import pandas as pd
 import torch
 
 from olmo_sparsity import attribute, load_model
-from olmo_sparsity.analysis.results.intervals import rank_correlations
+from olmo_sparsity.analysis.results.rank_correlation import rank_correlations
 from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.files import write_atomically

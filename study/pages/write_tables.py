@@ -17,12 +17,8 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
-from olmo_sparsity.analysis.results.intervals import (
-    FEW_FOR_BOOTSTRAP,
-    Bootstrapped,
-    elementwise,
-    resample,
-)
+from olmo_sparsity.analysis.results.intervals import Bootstrapped, elementwise, resample
+from olmo_sparsity.analysis.results.student_t import FEW_FOR_BOOTSTRAP
 from olmo_sparsity.analysis.results.two_measurements import net_differences
 from olmo_sparsity.base.files import write_atomically
 from study.benchmarks import questions, reasoning

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.results.intervals import quantile
+from olmo_sparsity.analysis.results.student_t import quantile
 from study.tables_of_rows import markdown, read_rows
 
 TABLE = "table.parquet"

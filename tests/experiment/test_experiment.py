@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from olmo_sparsity.analysis.results.results import read_results
+from olmo_sparsity.analysis.results.stored_results import read_results
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.launch import EXIT_STOPPED
 from olmo_sparsity.base.locks import LOCK, STALE_S, Owner

@@ -23,7 +23,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from olmo_sparsity.analysis.results.results import Results, read_results
+from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.stored_results import read_results
 from olmo_sparsity.command.cli import build_parser, main
 from olmo_sparsity.experiment.file import read_experiment
 from olmo_sparsity.experiment.jobs import jobs_of

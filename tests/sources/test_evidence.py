@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from olmo_sparsity.analysis.options import MIN_GAP
-from olmo_sparsity.analysis.results.intervals import quantile, tail
+from olmo_sparsity.analysis.results.student_t import quantile, tail
 from olmo_sparsity.sources.verdicts import effect_tests, evidence
 from olmo_sparsity.sources.verdicts.effect_tests import PRIOR_NATS, run_tests
 from olmo_sparsity.sources.verdicts.evidence import collect_evidence

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olmo_sparsity.analysis.results.intervals import rank_correlations
+from olmo_sparsity.analysis.results.rank_correlation import rank_correlations
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.text.units import Units, span_width
 from olmo_sparsity.text.windows import Windows

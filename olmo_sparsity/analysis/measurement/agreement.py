@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.analysis.results.intervals import rank_correlations
+from olmo_sparsity.analysis.results.rank_correlation import rank_correlations
 from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
 from olmo_sparsity.analysis.scoring.rows import Context
 from olmo_sparsity.analysis.scoring.scorer import Scorer

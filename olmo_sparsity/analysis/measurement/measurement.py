@@ -35,7 +35,8 @@ from olmo_sparsity.analysis.measurement.sharing import wait_for_documents, work_
 from olmo_sparsity.analysis.measurement.summing_up import check_any_target, sum_up
 from olmo_sparsity.analysis.options import ALL_DOCUMENTS, Shard
 from olmo_sparsity.analysis.results.notes import describe_induction, describe_sink
-from olmo_sparsity.analysis.results.results import FILES, Results, read_results
+from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.stored_results import FILES, read_results
 from olmo_sparsity.analysis.results.target_rows import half_of
 from olmo_sparsity.base.devices import device_name
 from olmo_sparsity.base.errors import ConfigError, DataError

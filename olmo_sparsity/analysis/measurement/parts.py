@@ -36,7 +36,7 @@ from olmo_sparsity.analysis.measurement.stored_part import (
 from olmo_sparsity.analysis.measurement.unfinished import UnfinishedDocument
 from olmo_sparsity.analysis.options import MIN_GAP
 from olmo_sparsity.analysis.results.meta import Meta
-from olmo_sparsity.analysis.results.results import FILES
+from olmo_sparsity.analysis.results.stored_results import FILES
 from olmo_sparsity.analysis.results.tables import (
     MADE_OF_PARTS,
     PHASES,

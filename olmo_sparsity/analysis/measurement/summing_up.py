@@ -25,8 +25,9 @@ from olmo_sparsity.analysis.measurement.targets import check_all_evaluated, targ
 from olmo_sparsity.analysis.results.loss_statistics import longppl
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.reported import STUDENT
-from olmo_sparsity.analysis.results.results import Results, complete_summary, read_results
+from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import RELIABILITY, mean_lds, summarize
+from olmo_sparsity.analysis.results.stored_results import complete_summary, read_results
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT, half_of, with_ends
 from olmo_sparsity.base.devices import device_name
 from olmo_sparsity.base.errors import DataError

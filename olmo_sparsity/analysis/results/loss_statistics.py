@@ -11,8 +11,9 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.results.intervals import NO_INTERVAL, Interval, resample, width_ratio
+from olmo_sparsity.analysis.results.intervals import NO_INTERVAL, Interval, resample
 from olmo_sparsity.analysis.results.reported import MIN_DOCUMENTS
+from olmo_sparsity.analysis.results.student_t import width_ratio
 from olmo_sparsity.analysis.results.target_rows import KEYS, Parts, whole_documents
 
 INDUCTION_SHARE = 0.15

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from olmo_sparsity.analysis.results.intervals import t_interval
+from olmo_sparsity.analysis.results.student_t import t_interval
 from olmo_sparsity.analysis.results.view import format_interval
 from olmo_sparsity.base.errors import DataError
 

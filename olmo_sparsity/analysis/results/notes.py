@@ -13,10 +13,11 @@ import pandas as pd
 
 from olmo_sparsity.analysis.interpretation import Interpretation
 from olmo_sparsity.analysis.results.doubts import describe_few, warnings_of_few
-from olmo_sparsity.analysis.results.intervals import BOOTSTRAP, FEW_FOR_BOOTSTRAP
+from olmo_sparsity.analysis.results.intervals import BOOTSTRAP
 from olmo_sparsity.analysis.results.loss_statistics import INDUCTION_SHARE
 from olmo_sparsity.analysis.results.meta import main_set
 from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.student_t import FEW_FOR_BOOTSTRAP
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT, KEYS, losses_of_targets
 from olmo_sparsity.analysis.results.view import num_of
 

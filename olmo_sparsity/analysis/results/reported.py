@@ -14,7 +14,7 @@ from typing import Literal
 import pandas as pd
 
 from olmo_sparsity.analysis.results.columns import SUMMARY, SummaryColumn
-from olmo_sparsity.analysis.results.intervals import width_ratio
+from olmo_sparsity.analysis.results.student_t import width_ratio
 
 MIN_TARGETS = 10
 MIN_DOCUMENTS = 5

@@ -57,7 +57,7 @@ from math import sqrt
 
 import numpy as np
 
-from olmo_sparsity.analysis.results.intervals import quantile, tail
+from olmo_sparsity.analysis.results.student_t import quantile, tail
 from olmo_sparsity.sources.verdicts.losses import StatementLosses
 
 EFFECTS = ("gives", "lost")

@@ -21,7 +21,7 @@ from olmo_sparsity.analysis.measurement.text_evaluation import TextEvaluation
 from olmo_sparsity.analysis.measurement.unfinished import UnfinishedDocument
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.conclusion import conclude
-from olmo_sparsity.analysis.results.results import read_results
+from olmo_sparsity.analysis.results.stored_results import read_results
 from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import Scorer

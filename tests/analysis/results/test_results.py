@@ -30,7 +30,8 @@ from olmo_sparsity.analysis.results.columns import (
     terminal_columns,
     types_of_columns,
 )
-from olmo_sparsity.analysis.results.comparison import compare_with_remarks, describe_comparison
+from olmo_sparsity.analysis.results.compare import compare
+from olmo_sparsity.analysis.results.comparison_text import compare_with_remarks, describe_comparison
 from olmo_sparsity.analysis.results.conclusion import quoted_row_of
 from olmo_sparsity.analysis.results.loss_statistics import (
     gap_difference,
@@ -42,8 +43,9 @@ from olmo_sparsity.analysis.results.loss_statistics import (
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.pairing import pair
 from olmo_sparsity.analysis.results.reported import with_t_intervals
-from olmo_sparsity.analysis.results.results import FILES, Results, compare, read_results
+from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import ENOUGH, summarize
+from olmo_sparsity.analysis.results.stored_results import FILES, read_results
 from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.results.tables import SCHEMAS
 from olmo_sparsity.analysis.results.target_rows import has_spans, losses_of_targets
@@ -318,7 +320,7 @@ def ratios_with_halved(sums):
 
 statistics.ratios_of_sums = ratios_with_halved
 from olmo_sparsity.analysis.report.report import write_report
-from olmo_sparsity.analysis.results.results import read_results
+from olmo_sparsity.analysis.results.stored_results import read_results
 from olmo_sparsity.analysis.results.summary import describe
 
 results = read_results(sys.argv[1])

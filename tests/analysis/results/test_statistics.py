@@ -9,13 +9,9 @@ import pandas as pd
 import pytest
 
 from olmo_sparsity.analysis.results import statistics
-from olmo_sparsity.analysis.results.intervals import (
-    percentile_interval,
-    quantile,
-    rank_correlations,
-    tail,
-)
+from olmo_sparsity.analysis.results.intervals import percentile_interval
 from olmo_sparsity.analysis.results.loss_statistics import longppl
+from olmo_sparsity.analysis.results.rank_correlation import rank_correlations
 from olmo_sparsity.analysis.results.reported import with_t_intervals
 from olmo_sparsity.analysis.results.statistics import (
     mean_lds,
@@ -23,6 +19,7 @@ from olmo_sparsity.analysis.results.statistics import (
     summarize_pairs,
     weights_of_equal_gaps,
 )
+from olmo_sparsity.analysis.results.student_t import quantile, tail
 from olmo_sparsity.analysis.results.two_measurements import both_ways, net_differences
 from olmo_sparsity.base.errors import DataError
 from tests.support.measurements import losses_table, recovery_rows

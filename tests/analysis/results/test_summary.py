@@ -15,13 +15,13 @@ import pytest
 from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.results.chosen_units import median_distances, shares_of_all
 from olmo_sparsity.analysis.results.columns import SUMMARY, column_named
-from olmo_sparsity.analysis.results.comparison import (
+from olmo_sparsity.analysis.results.comparison_text import (
     compare_with_remarks,
     describe_comparison,
     with_remarks,
 )
 from olmo_sparsity.analysis.results.conclusion import conclude, summary_in_order_of_units
-from olmo_sparsity.analysis.results.intervals import BOOTSTRAP, FEW_FOR_BOOTSTRAP
+from olmo_sparsity.analysis.results.intervals import BOOTSTRAP
 from olmo_sparsity.analysis.results.loss_statistics import mean_gap
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.notes import (
@@ -32,8 +32,10 @@ from olmo_sparsity.analysis.results.notes import (
     describe_noise,
 )
 from olmo_sparsity.analysis.results.reported import as_reported
-from olmo_sparsity.analysis.results.results import FILES, Results, read_results
+from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import GROUPS, summarize
+from olmo_sparsity.analysis.results.stored_results import FILES, read_results
+from olmo_sparsity.analysis.results.student_t import FEW_FOR_BOOTSTRAP
 from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.results.tables import SCHEMAS, write_as_json, write_table
 from olmo_sparsity.analysis.results.terminal_table import format_summary

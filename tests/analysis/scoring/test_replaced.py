@@ -19,7 +19,8 @@ from olmo_sparsity.analysis.explain.unrelated import unrelated_documents
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.options import Settings
-from olmo_sparsity.analysis.results.results import Results, read_results
+from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.stored_results import read_results
 from olmo_sparsity.analysis.scoring.document_losses import context_losses
 from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
 from olmo_sparsity.analysis.selectors.influence import Question, halving

@@ -2,7 +2,7 @@
 
     two Results → `compare_with_remarks` → a table → `describe_comparison` → text
 
-`compare` and `transfer` of results.py compute the numbers; here each row gets a remark that says
+`compare` and `transfer` of compare.py compute the numbers; here each row gets a remark that says
 what makes its intervals doubtful. Never imports torch.
 """
 
@@ -11,14 +11,16 @@ from __future__ import annotations
 import pandas as pd
 
 from olmo_sparsity.analysis.results.columns import HEADINGS
+from olmo_sparsity.analysis.results.compare import compare, differing_conditions, transfer
 from olmo_sparsity.analysis.results.doubts import (
     SETS_BY_OUTCOME,
     describe_missing_placebo,
     warnings_of_few,
 )
-from olmo_sparsity.analysis.results.intervals import BOOTSTRAP, FEW_FOR_BOOTSTRAP
+from olmo_sparsity.analysis.results.intervals import BOOTSTRAP
 from olmo_sparsity.analysis.results.reported import has_few_targets
-from olmo_sparsity.analysis.results.results import Results, compare, differing_conditions, transfer
+from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.student_t import FEW_FOR_BOOTSTRAP
 from olmo_sparsity.analysis.results.view import with_interval
 
 _IN_NATS = {"net_nats", "excess_nats"}
