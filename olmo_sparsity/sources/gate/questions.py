@@ -1,14 +1,24 @@
 """Attribute the answers to many questions of a .jsonl file, and write tables of all statements.
 
-Place in the flow: **`measure_questions`** calls
+Place in the flow: suite.py, or the command without a gate → **`measure_questions`**, which calls
 
     questions_file.py   reads the file: a request for each line
     run_request.py      answers each question
     answers.py          stores the answer: one file for each question
     index_page.py       lists the pages, if they are wanted
 
+For example, two questions whose answers have two statements and one. The folder then holds
+
+    identity.json            model, settings, questions
+    questions/000000.json    answer 0      statements.parquet   question  text                …
+    questions/000001.json    answer 1                                  0  It opened in 1921.
+                                                                       0  Anna Weiss opened it.
+                                                                       1  Tickets cost 4 euros.
+
 Since each finished question is one file, a killed run resumes where it stopped, and several
-processes can share a folder.
+processes can share a folder: the one that finds all files there writes the tables.
+
+A question's *index* is from 0, in names of files and in tables. People read its number, from 1.
 """
 
 from __future__ import annotations
@@ -66,7 +76,7 @@ def measure_questions(
         sources of other questions).
     questions: The .jsonl file.
     out: The folder of the results.
-    shard: Number of this process, from 0, and of all that share the questions.
+    shard: Index of this process, from 0, and number of all that share the questions.
     pages: A folder that gets a page for each question. A question without its page is answered
         again.
     """
@@ -74,10 +84,12 @@ def measure_questions(
     requests = read_questions(common, questions)
     folder = WorkFolder(Path(out), "out", IDENTITY, own_key="questions")
     folder.create("questions")
-    own_numbers = Share(*shard).of(range(len(requests)))
-    _answer_questions(common, questions, requests, own_numbers, folder, pages)
+    own_indices = Share(*shard).of(range(len(requests)))
+    _answer_questions(common, questions, requests, own_indices, folder, pages)
 
-    if not all(answer_file(folder.path, number).exists() for number in range(len(requests))):
+    # Another process may still have questions. The last one to finish finds all files; if two end
+    # at once, both write the same tables.
+    if not all(answer_file(folder.path, index).exists() for index in range(len(requests))):
         return None
     statements = _write_tables(folder.path, len(requests))
     if pages is not None:
@@ -89,7 +101,7 @@ def _answer_questions(
     common: AttributeRequest,
     questions: str | Path,
     requests: Sequence[AttributeRequest],
-    own_numbers: Sequence[int],
+    own_indices: Sequence[int],
     folder: WorkFolder,
     pages: Path | None,
 ) -> None:
@@ -97,25 +109,26 @@ def _answer_questions(
 
     common, questions, pages: As in `measure_questions`.
     requests: The requests of all questions.
-    own_numbers: Numbers of the questions of this process.
+    own_indices: Indices of the questions of this process.
     folder: The folder of the results.
     """
     model = common.model
     lines = [*read_lines(questions)]
-    unfinished = [n for n in own_numbers if not _is_finished(folder.path, pages, n)]
-    with using(model), Progress("explaining", len(own_numbers), "questions") as progress:
+    unfinished = [index for index in own_indices if not _is_finished(folder.path, pages, index)]
+    with using(model), Progress("explaining", len(own_indices), "questions") as progress:
         # Raises if the folder is of other questions, another model or other settings.
         identity_keys = identity_of_questions(common, questions)
         identity = folder.identify(identity_keys, versions=versions_of_numbers())
         if model.prompt_model is not None:
             # A server may have loaded another model since the folder was begun.
             model.prompt_model.recognize_in(folder.path)
-        progress.resume_at(len(own_numbers) - len(unfinished))
-        for number in unfinished:
-            line = lines[number]
-            progress.begin(_describe_question(requests[number], number, line.id))
+
+        progress.resume_at(len(own_indices) - len(unfinished))
+        for index in unfinished:
+            line = lines[index]
+            progress.begin(_describe_question(requests[index], index, line.id))
             with naming(line.location):  # errors name the line of the question
-                answered = _answer_question(model, requests[number], number, line.id, pages)
+                answered = _answer_question(model, requests[index], index, line.id, pages)
             write_answer(folder.path, identity, answered.answer, answered.tables)
             progress.update(progress.done + 1)
 
@@ -124,25 +137,25 @@ SHOWN_SOURCES = 3
 """Names of sources in a line of progress."""
 
 
-def _describe_question(request: AttributeRequest, number: int, id: str) -> str:
+def _describe_question(request: AttributeRequest, index: int, id: str) -> str:
     """Return which question is read next, for a line of progress, by id or number, with the names
     of its sources."""
     names = [part.name for part in parts_of(read_turns(request.sources)) if part.is_source]
     shown = ", ".join(names[:SHOWN_SOURCES])
     num_left = len(names) - SHOWN_SOURCES
     and_more = f" and {num_left} more" if num_left > 0 else ""
-    return f"reading {id or f'question {number + 1}'}: {shown or 'no sources'}{and_more}"
+    return f"reading {id or f'question {index + 1}'}: {shown or 'no sources'}{and_more}"
 
 
-def _is_finished(folder: Path, pages: Path | None, number: int) -> bool:
+def _is_finished(folder: Path, pages: Path | None, index: int) -> bool:
     """Return whether a question has its answer, and its page where pages are written."""
-    has_page = pages is None or page_file(pages, number).exists()
-    return has_page and answer_file(folder, number).exists()
+    has_page = pages is None or page_file(pages, index).exists()
+    return has_page and answer_file(folder, index).exists()
 
 
 @dataclass(frozen=True)
 class _Answered:
-    """What is stored of a question, in two forms."""
+    """What is stored of a question, in two forms: for the gate, and for the tables."""
 
     answer: StoredAnswer
     tables: dict[str, Any]
@@ -150,31 +163,36 @@ class _Answered:
 
 
 def _answer_question(
-    model: LoadedModel, request: AttributeRequest, number: int, id: str, pages: Path | None
+    model: LoadedModel, request: AttributeRequest, index: int, id: str, pages: Path | None
 ) -> _Answered:
-    """Attribute the answer to a question, and write its page."""
+    """Attribute the answer to a question, and write its page.
+
+    index, id: The question's index in the file, and its id; empty if it has none.
+    pages: The folder of the pages, if they are wanted.
+    """
     if not read_turns(request.sources):
         # A prompt builder that finds nothing must not end the suite.
-        return _answer_without_sources(model, request, number, id, pages)
+        return _answer_without_sources(model, request, index, id, pages)
+
     began = time.monotonic()
     attribution = LoadedRequest(model, request, quiet=True).run()
     seconds = time.monotonic() - began
     if pages is not None:
-        attribution.to_html(page_file(pages, number))
-    answer = StoredAnswer.of(number, request.question_text, attribution, id, seconds)
+        attribution.to_html(page_file(pages, index))
+    answer = StoredAnswer.of(index, request.question_text, attribution, id, seconds)
     return _Answered(answer, attribution.to_dict())
 
 
 def _answer_without_sources(
-    model: LoadedModel, request: AttributeRequest, number: int, id: str, pages: Path | None
+    model: LoadedModel, request: AttributeRequest, index: int, id: str, pages: Path | None
 ) -> _Answered:
     """Return verdicts of "no source" on the statements of an answer whose prompt has no sources. No
     model is run."""
     assert request.answer is not None  # `read_questions` requires it
     texts = statement_texts(model, request.answer)
-    answer = StoredAnswer.without_sources(number, request.question_text, texts, id)
+    answer = StoredAnswer.without_sources(index, request.question_text, texts, id)
     if pages is not None:
-        write_page_without_sources(pages, number, request.question_text)
+        write_page_without_sources(pages, index, request.question_text)
     # Columns of other answers that these lack, such as `p`, are empty in the table.
     columns = ("text", "nats", "kind", "sources", "open", "verdict", "origins")
     rows = [
@@ -196,7 +214,7 @@ def _write_table(folder: Path, name: str, answers: list[dict[str, Any]]) -> pd.D
     name: "statements" or "matrix", as in stored answers.
     """
     rows = [
-        pd.DataFrame(stored[name]).assign(question=number) for number, stored in enumerate(answers)
+        pd.DataFrame(stored[name]).assign(question=index) for index, stored in enumerate(answers)
     ]
     table = pd.concat(rows, ignore_index=True)
     with writing(folder / f"{name}.parquet") as partial:
@@ -216,7 +234,8 @@ def count_questions(common: AttributeRequest, questions: str | Path) -> Cost:
         if read_turns(request.sources):
             with naming(line.location):
                 question = LoadedRequest(common.model, request, quiet=True)
-                _ = question.layouts  # kept; an error here names the line of the question
+                # `cost_of` asks for it, too, and gets what is kept. An error here names the line.
+                _ = question.layouts
                 counted.append(question)
     if not counted:
         raise DataError(f"{questions}: no question has sources, so there is nothing to count")

@@ -28,7 +28,13 @@ from olmo_sparsity.base.progress import say
 from olmo_sparsity.sources.dialects import DIALECTS, ECHO
 from olmo_sparsity.sources.servers.connection import safe
 from olmo_sparsity.sources.servers.probe import distance
-from olmo_sparsity.sources.servers.server import MANY_TOKENS, REQUIRED, Server, as_log_p
+from olmo_sparsity.sources.servers.server import (
+    MANY_TOKENS,
+    NOISE_FACTOR,
+    REQUIRED,
+    Server,
+    as_log_p,
+)
 from olmo_sparsity.sources.servers.threads import in_threads
 
 
@@ -118,8 +124,8 @@ def _check_not_misplaced(server: Server) -> None:
             continue
         num_compared += 1
         log_p_in_prompt = server.score([*ids, token], end)[0]
-        is_same = abs(log_p_in_prompt - generated.log_p) <= MISPLACED_NATS + 3 * server.noise
-        if not is_same:
+        tolerance = MISPLACED_NATS + NOISE_FACTOR * server.noise
+        if abs(log_p_in_prompt - generated.log_p) > tolerance:
             numbers = (
                 f"{generated.log_p:.2f} when it is generated, {log_p_in_prompt:.2f} in a prompt"
             )
@@ -174,7 +180,7 @@ def _check_context_is_read(server: Server) -> None:
     without_copy = [*np.resize(filler, len(passage)).tolist(), *between, *passage]
     first = len(with_copy) - min(REPEATED_TOKENS, len(passage))
     nats = distance(server.score(with_copy, first), server.score(without_copy, first))
-    min_nats = max(CONTEXT_NATS, 3 * server.noise)
+    min_nats = max(CONTEXT_NATS, NOISE_FACTOR * server.noise)
     if nats < min_nats:
         numbers = f"{nats:.3f} nats a token (at least: {min_nats:.3f})"
         change = f"a passage {len(between)} tokens before changes its numbers by {numbers}"

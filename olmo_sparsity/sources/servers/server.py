@@ -3,6 +3,8 @@
 Place in the flow: prompts as token IDs → requests (dialects.py, connection.py) → **log p**
 (`Server.score`) → pool.py, which shares prompts among several servers.
 
+    server.score([464, 7696, 9721], first=1)  →  [-7.2, -3.1]    log p of 7696 and of 9721
+
 A server is not trusted. checks.py proves what its numbers are before any is used. Here every reply
 must show which prompt it is of, and a server must show that it is still the same model:
 
@@ -10,7 +12,8 @@ must show which prompt it is of, and a server must show that it is still the sam
     recognize      connection lost, or all prompts of a call scored → score the probe again → as at
                    the first time? → go on
 
-A *probe* is a fixed text by whose numbers a model is recognized (probe.py).
+The *probe* is a fixed text by whose numbers a model is recognized (probe.py). A *dialect* is the
+form of requests and replies that a kind of server has, such as vLLM's (dialects.py).
 """
 
 from __future__ import annotations
@@ -38,7 +41,12 @@ MAX_LOG_P = 1e-3
 MANY_TOKENS = 8
 """This many different tokens never have the same number. Two may, by rounding."""
 
+NOISE_FACTOR = 3
+"""Two numbers may be of one model if they differ by this many times the server's noise: the noise
+is the largest of a few differences, and others may be larger."""
+
 REQUIRED = "it must be vLLM, SGLang, llama-server, or support `echo`"
+"""The end of messages about a server that cannot be used."""
 
 OF_ANOTHER_FORM = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 """What reading a reply of another form may raise."""
@@ -57,7 +65,7 @@ class ScoredPrompt(NamedTuple):
 class Server:
     """One server at one URL: `http://host:8000`, or with the name of a model, `…#NAME`.
 
-    Before it is used, `server_checks.meet` finds out its dialect and checks its numbers."""
+    Before it is used, `meet` (checks.py) finds out its dialect and checks its numbers."""
 
     def __init__(
         self,
@@ -75,6 +83,7 @@ class Server:
         """
         self.url, self.model = parse_url(url)
         self.tokenizer = tokenizer
+        # Until `meet` has read which kind of server it is.
         self.dialect: Dialect = ECHO
         self.card: dict[str, Any] = {}
         """Keys of /v1/models that identify the model."""
@@ -84,27 +93,30 @@ class Server:
         """log p of `probe_ids` from the second token on, when the server was met."""
 
         self.noise = 0.0
-        """Nats a token by which two replies to the same request differ at most."""
+        """Nats a token by which two replies to the same request differed at most, when the server
+        was met."""
 
         self._connection = Connection(self.url, timeout_s, patience_s, first_patience_s)
         # After a restart all threads would score the probe; one is enough.
-        self._recognizing = threading.Lock()
-        # Whether its replies have the identifier of the request, seen at the first one.
-        self._names_requests = False
+        self._recognition_lock = threading.Lock()
+        # Whether replies repeat the identifier of their request. The first reply shows it.
+        self._replies_name_requests = False
         self._named_models = dict[str, str]()
         """The model that the first reply on each path named."""
 
+        # Kept, as each token of each reply is compared with it.
         self._spelling = cache(lambda token: tokenizer.decode([token], skip_special_tokens=False))
 
     # --- scoring ---
 
     @property
     def identifies_prompts(self) -> bool:
-        """Whether a reply shows which prompt it is of. If not, one request may be under way."""
-        return self._names_requests or self.dialect.repeats_prompts
+        """Whether a reply shows which prompt it is of. If not, the server gets one request at a
+        time: a proxy that exchanges two replies would not be noticed."""
+        return self._replies_name_requests or self.dialect.repeats_prompts
 
     def score(self, ids: list[int], first: int) -> np.ndarray:
-        """Return log p of the tokens from the index `first` on."""
+        """Return log p of the tokens from the index `first` on: [len(ids) − first], in nats."""
         return self.score_and_generate(ids, first).log_p
 
     def score_and_generate(self, ids: list[int], first: int) -> ScoredPrompt:
@@ -155,32 +167,37 @@ class Server:
     def _check_request(self, reply: Reply, request_name: str) -> None:
         """Raise DataError if the reply is to another request. A server that has named a request
         once must name all of them."""
-        if self._names_requests and reply.request_name != request_name:
+        if self._replies_name_requests and reply.request_name != request_name:
             raise self.error("returned the reply to another request")
-        self._names_requests |= reply.request_name == request_name
+        # Once True it stays True: two threads may both set it, and no lock is needed.
+        self._replies_name_requests |= reply.request_name == request_name
 
     def _check_tokens(self, tokens: Sequence[Any], sent_ids: list[int]) -> None:
         """Raise DataError unless the tokens of a reply are those that were sent."""
         for token, sent_id in zip(tokens, sent_ids, strict=True):
-            if not self._is_same(token, sent_id):
+            if not self._is_sent_token(token, sent_id):
                 expected = f"{self._spelling(sent_id)!r} ({sent_id})"
                 difference = f"{safe(repr(token))[:40]} for {expected}"
                 remedy = "pass the tokenizer of its model"
                 problem = f"replied about other tokens than were sent ({difference}); {remedy}"
                 raise self.error(problem)
 
-    def _is_same(self, token: Any, sent_id: int) -> bool:
+    def _is_sent_token(self, token: Any, sent_id: int) -> bool:
         """Return whether a token of a reply, an ID or a text, is the token that was sent."""
         if not isinstance(token, str):
             return self.id_of(token) == sent_id
+
+        # Texts are compared without white space, which servers write in several ways.
         sent_text = self._spelling(sent_id)
         # SentencePiece writes a space as ▁.
         spelt = token.replace("\ufffd", "").replace("▁", " ").strip()
+
         # A token that is a part of a letter has no text of its own: servers write its bytes, the
         # whole letter, or the mark of what cannot be decoded.
         if "\ufffd" in sent_text:
             is_bytes = token.startswith(("bytes:", "<0x"))
             return is_bytes or sent_text.replace("\ufffd", "").strip() in spelt
+
         # Some servers write special tokens as nothing.
         is_special = not spelt and sent_id in self.tokenizer.get_added_tokens_decoder()
         return spelt == sent_text.strip() or is_special
@@ -218,6 +235,7 @@ class Server:
         return self._connection.request("/v1/models")
 
     def _request(self, path: str, body: dict[str, Any]) -> Any:
+        """Return the parsed reply to a request for the model of this server."""
         reply = self._connection.request(path, {"model": self.model} | body)
         self._check_named_model(path, reply)
         return reply
@@ -268,7 +286,8 @@ class Server:
     def recognize(self) -> None:
         """Raise DataError if the server may be another one by now, and its numbers for the probe
         are others than when it was met."""
-        with self._recognizing:
+        with self._recognition_lock:
+            # Asked within the lock: a thread that has waited for it finds the answer of another.
             if self._connection.may_be_another:
                 log_p = self.score(self.probe_ids, 1)
                 self.check_same_model(log_p, self.probe_log_p, "than when it was first asked")
@@ -283,7 +302,7 @@ class Server:
         compared_with: What the other numbers are from, for the message: "than …".
         """
         nats = distance(probe_log_p, other_log_p)
-        if nats > max(OTHER_NATS, 3 * self.noise):
+        if nats > max(OTHER_NATS, NOISE_FACTOR * self.noise):
             numbers = f"{nats:.2f} nats a token, between requests by {self.noise:.2f}"
             problem = f"serves another model {compared_with}: one text's loss differs by {numbers}"
             raise self.error(problem)

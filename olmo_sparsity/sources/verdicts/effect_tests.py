@@ -5,7 +5,10 @@ which joins the tests and names sources. The module needs NumPy only, not PyTorc
 
 **What is tested.** Each source has two effects on the loss of a statement (losses.py): what it
 *gives* when decoys replace all other sources, and what is *lost* when a decoy replaces it. Each is
-measured with D decoys of the source, and its mean over them is tested against 0.
+measured with D decoys of the source, and its mean over them is tested against 0 (a t-test).
+
+    in     losses of statements, with two decoys of each source     [T, S, D], in nats
+    out    a p-value of each effect: 0.0006 for A, 0.26 for B       [E, T, S]
 
 **Why a mean differs from 0 by chance.** A source that does not matter is like one more decoy: its
 text might have been drawn as a decoy, too. Then
@@ -139,12 +142,13 @@ class EffectTests:
 
     @property
     def has_means(self) -> bool:
-        """Return whether any effect was evaluated with this number of decoys."""
+        """Whether any effect was evaluated with this number of decoys."""
         return bool(np.isfinite(self.mean_ETS).any())
 
     @property
     def p_ETS(self) -> np.ndarray:
-        """The largest p-value of these tests; 1 for effects with fewer decoys."""
+        """The largest p-value of these tests, as a source must pass all; 1 for effects that were
+        evaluated with fewer decoys."""
         p_by_test = [
             tail(self.mean_ETS / error.nats_TS, error.degrees_of_freedom)
             for error in self.standard_errors
@@ -209,12 +213,13 @@ class _Effects:
 
     @property
     def have_variance(self) -> bool:
-        """Return whether any effect was evaluated with several decoys, and so has a variance."""
+        """Whether any effect was evaluated with several decoys, and so has a variance."""
         return self.num_decoys > 1 and bool(self.is_complete_ETS.any())
 
     def variance_over_decoys(self) -> np.ndarray:
         """Return variance_TS: the mean of the variances over decoys of all complete effects of a
         statement. It is the same for all its sources, as each has too few decoys for its own."""
+        # ddof=1, as the mean is estimated from the same D decoys.
         variance_ETS = np.where(self.is_complete_ETS, self.nats_ETSD.var(-1, ddof=1), np.nan)
         variance_T1 = np.nanmean(variance_ETS, (0, 2))[:, None]
         return np.zeros(self.nats_ETSD.shape[1:3]) + variance_T1
@@ -262,11 +267,13 @@ def _variance_at_other_sources(losses: StatementLosses) -> np.ndarray:
     num_sources = losses.lost_TSD.shape[1]
     # Only the first decoy is certain to be evaluated at each source.
     squares_TS = losses.lost_TSD[..., 0] ** 2
+
     # The median is not changed by the one or two sources that do matter.
     median_by_source = []
     for source in range(num_sources):
         squares_of_others = np.delete(squares_TS, source, axis=1)
         median_by_source.append(np.median(squares_of_others, axis=1))
+
     # What is lost without a source that does not matter is the difference of two draws, the source
     # and its decoy. So its variance is twice the square of the spread.
     return np.stack(median_by_source, 1) / (2 * MEDIAN_OF_CHI2)
