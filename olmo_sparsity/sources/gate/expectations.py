@@ -26,12 +26,13 @@ from olmo_sparsity.base.errors import DataError, UserError
 from olmo_sparsity.sources.gate.answers import StoredStatement
 from olmo_sparsity.sources.gate.questions_file import QuestionLine, names_by_id, read_lines
 
+# The forms of an entry, for messages.
 FORMS = '{"both": [name, …]}, {"either": [name, …]}, each with "nats": least number if wanted'
 
 NO_SOURCE = "none"
 """What `expect` says in place of a name for a statement that rests on no source."""
 
-MOST_NATS = 1e6
+MAX_NATS = 1e6
 """No effect is so large: a larger number, such as 1e999, is a slip, and nothing could meet it."""
 
 
@@ -83,13 +84,15 @@ def _expectations_of(line: QuestionLine) -> list[Expectation]:
     expectations: list[Expectation] = []
     if isinstance(expect, list):
         _check_length(expect, line.record.get("answer"), line.location)
-        for number, entry in enumerate(expect):
+        for index, entry in enumerate(expect):
             if entry is not None:
-                expectations.append(_read_entry(entry, number, line.location))
+                expectations.append(_read_entry(entry, index, line.location))
     elif expect is not None:
         expectations.append(_read_entry(expect, None, line.location))
     if not expectations:
         return []
+
+    # An entry may name a document, of which the sources are chunks.
     try:
         ids = names_by_id(line)
     except (UserError, ValueError):  # `read_questions` says what is wrong with the sources
@@ -172,7 +175,7 @@ def _read_entry(entry: Any, statement: int | None, location: str) -> Expectation
 def _is_number_of_nats(value: Any) -> bool:
     """Return whether a value from JSON is a number that an effect can reach."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0 <= value <= MOST_NATS
+    return is_number and 0 <= value <= MAX_NATS
 
 
 # --- compare a verdict ----------------------------------------------------------------------------

@@ -1,11 +1,16 @@
 """Check stored answers against what a questions file expects, and against an earlier run.
 
-Place in the flow: stored answers (answers.py) → **`check`** → a `GateReport` (gate/report.py).
-`check_has_expectations` is called before anything is measured, so that a file that expects nothing
-fails at once. A `Check` compares one verdict with one expectation:
+Place in the flow: suite.py → stored answers (answers.py) → **`check`** → a `GateReport`
+(gate/report.py). suite.py calls `check_has_expectations` before anything is measured, so that a
+file that expects nothing fails at once. A `Check` compares one verdict with one expectation:
 
     field `expect` of a question   → expectations.py   → checks of the kind "expect"
     verdicts of an earlier run     → baseline.py       → checks of the kinds "baseline" and "new"
+
+For example, two questions of which the first expects a source:
+
+    question 1   "expect": "faq.md"   rests on report.pdf    fails
+    question 2   (without `expect`)   rests on faq.md        passes, if the baseline has it, too
 """
 
 from __future__ import annotations
@@ -57,6 +62,7 @@ def check_has_expectations(
     must_pass: The fraction of the checks of `expect` that must pass.
     """
     _warn_of_missing_sources(questions)
+    # `must_pass` is a fraction of the checks of `expect` alone.
     if must_pass < 1 and baseline is not None and not any(read_expectations(questions)):
         raise ConfigError(
             f"must_pass={must_pass} is a share of the checks of `expect`, and no question of "
@@ -73,6 +79,7 @@ def check_has_expectations(
             f"--baseline {baseline} holds no results of questions; pass the --out folder of an "
             "earlier run"
         )
+    # Both raise errors about the baseline, before hours of work.
     compare_identities(identity, baseline, allow_other_model)
     read_answers(baseline)
 
@@ -167,38 +174,6 @@ def check(
     return GateReport([*checks, *comparison.checks], notes, must_pass)
 
 
-def _as_expected(checks: Sequence[Check]) -> set[StatementKey]:
-    """Return the statements that pass an expectation of their own, without help of the margin. What
-    a person expects outweighs what an earlier run found."""
-    return {
-        StatementKey(check.question, check.statement)
-        for check in checks
-        if check.passed and not check.by_margin and check.statement is not None
-    }
-
-
-def _note_of_margin(check: Check) -> str:
-    """Return the note of a check that passes only by the margin."""
-    return f"{check.where} passes by the margin: expected {check.expected}; found: {check.found}"
-
-
-SHOWN_STATEMENTS = 5
-"""Statements that a note lists by their numbers."""
-
-
-def _note_of_unchecked(keys: Sequence[StatementKey]) -> str:
-    """Return a note of the statements that neither `expect` nor the baseline checks."""
-    shown = [str(key) for key in keys[:SHOWN_STATEMENTS]]
-    if len(keys) > SHOWN_STATEMENTS:
-        shown.append("…")
-    subject = "1 statement" if len(keys) == 1 else f"{len(keys)} statements"
-    verb = "is" if len(keys) == 1 else "are"
-    return (
-        f"{subject} of the baseline {verb} undecided, so that any verdict passes; "
-        f"write `expect` for {'; '.join(shown)}"
-    )
-
-
 def _check_expectations(
     questions: str | Path, out: str | Path, answers: Sequence[StoredAnswer], margin: float
 ) -> list[Check]:
@@ -210,9 +185,11 @@ def _check_expectations(
             f"{out} has {len(answers)} questions, and {questions} {num_questions}; "
             "pass the file that the results are of"
         )
+
     checks: list[Check] = []
     for answer, expectations in zip(answers, expectations_of_questions, strict=True):
         checks += [_check_expectation(expected, answer, margin) for expected in expectations]
+
     # A text is split into statements only when it is answered, so the length of the list was not
     # checked when the file was read.
     for answer, line in zip(answers, read_lines(questions), strict=True):
@@ -241,6 +218,7 @@ def _check_expectation(expected: Expectation, answer: StoredAnswer, margin: floa
     number = None if expected.statement is None else expected.statement + 1
     statements = answer.statements if number is None else answer.statements[number - 1 : number]
     text = " ".join(statement.text for statement in statements)
+
     missing = _missing_sources(expected, answer)
     if missing:
         return check_of(
@@ -260,6 +238,8 @@ def _check_expectation(expected: Expectation, answer: StoredAnswer, margin: floa
             found="no such statement",
             passed=False,
         )
+
+    # Both, so that a check that passes only by the margin gets a note.
     passes_strictly = _is_met(expected, statements, margin=0.0)
     passes = _is_met(expected, statements, margin)
     return check_of(
@@ -290,3 +270,38 @@ def _is_met(expected: Expectation, statements: Sequence[StoredStatement], margin
     is_met = (meets(statement, expected, margin) for statement in statements)
     is_about_all = expected.statement is None
     return all(is_met) if is_about_all and not expected.sources else any(is_met)
+
+
+def _as_expected(checks: Sequence[Check]) -> set[StatementKey]:
+    """Return the statements that pass an expectation of their own, without help of the margin. What
+    a person expects outweighs what an earlier run found."""
+    return {
+        StatementKey(check.question, check.statement)
+        for check in checks
+        if check.passed and not check.by_margin and check.statement is not None
+    }
+
+
+# --- notes ----------------------------------------------------------------------------------------
+
+
+def _note_of_margin(check: Check) -> str:
+    """Return the note of a check that passes only by the margin."""
+    return f"{check.where} passes by the margin: expected {check.expected}; found: {check.found}"
+
+
+SHOWN_STATEMENTS = 5
+"""Statements that a note lists by their numbers."""
+
+
+def _note_of_unchecked(keys: Sequence[StatementKey]) -> str:
+    """Return a note of the statements that neither `expect` nor the baseline checks."""
+    shown = [str(key) for key in keys[:SHOWN_STATEMENTS]]
+    if len(keys) > SHOWN_STATEMENTS:
+        shown.append("…")
+    subject = "1 statement" if len(keys) == 1 else f"{len(keys)} statements"
+    verb = "is" if len(keys) == 1 else "are"
+    return (
+        f"{subject} of the baseline {verb} undecided, so that any verdict passes; "
+        f"write `expect` for {'; '.join(shown)}"
+    )

@@ -1,8 +1,8 @@
 """Read a .jsonl file of questions: one JSON object a line.
 
 Place in the flow: **`read_questions`** makes a request of each line, which questions.py answers.
-**`read_lines`** yields the lines as they are, for expectations.py. A line is a question with its
-sources, or a log that ends with the answer:
+**`read_lines`** yields the lines as they are, for expectations.py and questions.py. A line is a
+question with its sources, or a log that ends with the answer:
 
     {"id": "t1", "sources": {"faq.md": "…"}, "question": "…", "answer": "…", "expect": "faq.md"}
     {"id": "t2", "messages": [{"role": "user", …}, …], "passages": "document", "expect": "none"}
@@ -30,7 +30,9 @@ from olmo_sparsity.sources.reading.surrogates import check_no_lone_surrogates
 from olmo_sparsity.sources.request import AttributeRequest, check_options_are_used
 
 MOST_DECOYS = 200
-"""Largest number of sources of other questions that are a question's decoys, if none are passed."""
+"""Largest number of sources of other questions that are a question's decoys, if none are passed.
+Decoys are joined to the length of a source, and by default eight are drawn, so more would only be
+encoded in vain."""
 
 FIELDS = (
     "id",
@@ -82,6 +84,7 @@ def read_questions(common: AttributeRequest, path: str | Path) -> list[Attribute
         requests.append(request)
     if not requests:
         raise DataError(f"{path} has no questions; write one JSON object a line")
+    # Of all lines together: an option has an effect if one line needs it.
     check_options_are_used(requests)
     if common.decoys is None:
         return _with_decoys(requests)
@@ -89,13 +92,14 @@ def read_questions(common: AttributeRequest, path: str | Path) -> list[Attribute
 
 
 def read_lines(path: str | Path) -> Iterator[QuestionLine]:
-    """Yield each line that is not blank."""
+    """Yield each line that is not blank, parsed and with its fields checked."""
     location_of_id: dict[str, str] = {}
     # Not splitlines: a text in JSON may hold U+2028.
     for number, raw in enumerate(read_text(str(path)).encode().split(b"\n"), start=1):
         if not raw.strip():
             continue
         line = _read_line(raw, f"{path}:{number}")
+
         # A baseline is compared by id, so questions must not share one.
         if line.id and line.id in location_of_id:
             raise DataError(
@@ -112,6 +116,7 @@ def _read_line(raw: bytes, location: str) -> QuestionLine:
     location: Path and number, for messages.
     """
     try:
+        # A key that a line has twice would silently lose its first value.
         record = json.loads(raw, object_pairs_hook=unique)
     except DuplicateKey as error:
         raise DataError(f"{location}: {error}") from None
@@ -120,6 +125,8 @@ def _read_line(raw: bytes, location: str) -> QuestionLine:
         raise DataError(f"{location} is not JSON ({reason}); write one object a line") from None
     if not isinstance(record, dict):
         raise DataError(f"{location} is not a JSON object; write one object a line")
+
+    # A lone surrogate, half of an emoji, would fail in the tokenizer without naming the line.
     try:
         for name, value in record.items():
             check_no_lone_surrogates(name, f"the field {printable(name)}")
@@ -142,6 +149,8 @@ def _check_fields(record: dict[str, Any], location: str) -> None:
             continue
         remedy = f"did you mean {similar[0]}?" if similar else f"fields are {', '.join(FIELDS)}"
         raise DataError(f"{location} has the unknown field {name!r:.40}; {remedy}")
+
+    # Python counts True as an int.
     id = record.get("id", "")
     if not isinstance(id, str | int) or isinstance(id, bool):
         raise DataError(f"{location}: id={id!r:.40} must be a text or a whole number")
@@ -162,6 +171,7 @@ def _request_fields(line: QuestionLine) -> dict[str, Any]:
             "message": record.get("message", -1),
             "passages": record.get("passages"),
         }
+
     for name in ("message", "passages"):
         if name in record:
             raise DataError(f"it has {name}, but no messages; omit it, or give messages")
@@ -249,7 +259,7 @@ def names_by_id(line: QuestionLine) -> dict[str, set[str]]:
     """Return, by each id of a document, the names of the sources that are chunks of it."""
     names: dict[str, set[str]] = {}
     fields = _request_fields(line)
-    # Without a request, whose warnings would be printed once more.
+    # Read here, not by making a request, which would print its warnings a second time.
     if "messages" in fields:
         log = read_messages(fields["messages"], fields["message"], fields["passages"])
         sources: Any = log.sources
@@ -263,13 +273,17 @@ def names_by_id(line: QuestionLine) -> dict[str, set[str]]:
 
 def _with_decoys(requests: list[AttributeRequest]) -> list[AttributeRequest]:
     """Return the requests with the sources of other requests as decoys. Those of later lines come
-    first, so that not all requests get the same ones where there are more than needed."""
+    first, so that not all requests get the same ones where there are more than needed:
+
+        request   0      1      2
+        decoys    1, 2   2, 0   0, 1      the requests whose sources they are
+    """
     texts_of_requests = [_source_texts(request) for request in requests]
     with_decoys: list[AttributeRequest] = []
-    for number, request in enumerate(requests):
+    for index, request in enumerate(requests):
         # Its own sources are left out: a decoy that is the source would change nothing.
         decoys: list[str] = []
-        for texts in [*texts_of_requests[number + 1 :], *texts_of_requests[:number]]:
+        for texts in [*texts_of_requests[index + 1 :], *texts_of_requests[:index]]:
             decoys += texts
         with_decoys.append(replace(request, decoys=decoys[:MOST_DECOYS]))
     return with_decoys
