@@ -11,6 +11,12 @@ on texts whose numbers are known to differ or to agree. `meet` raises an error f
     without context  numbers do not change with what precedes the last tokens
     another scale    numbers are no natural logarithms, or of probabilities at another temperature
 
+For example, a server that returns each number one token too late, which looks sound by itself:
+
+    tokens                      The     bridge   opened   in
+    it should return             –      −7.2     −3.1    −0.9
+    it returns                   –       –       −7.2    −3.1     "in", when generated: −0.9
+
 The *probe* is a text of 30 words that every server scores first (probe.py). A *number* is what a
 server returns as the log-probability of a token.
 """
@@ -49,6 +55,7 @@ def meet(server: Server, reference: Server) -> None:
     # Not `created`, the time of the request or of the start in vLLM and llama-cpp-python.
     server.card = {key: card[key] for key in ("root", "max_model_len") if key in card}
 
+    # In this order: the checks after the first need the noise that it measures.
     _score_probe(server)
     server.check_same_model(server.probe_log_p, reference.probe_log_p, f"than {reference.url}")
     _check_not_misplaced(server)
@@ -114,6 +121,7 @@ def _check_not_misplaced(server: Server) -> None:
     it is generated after a prompt and when it is sent as the last token of this prompt."""
     num_compared = 0
     num_tokens = len(server.probe_ids)
+    # At several places, as a single token may be as probable as the one beside it.
     for end in (num_tokens // 4, num_tokens // 2, num_tokens):
         ids = server.probe_ids[:end]
         generated = server.score_and_generate(ids, 1).generated
@@ -224,7 +232,7 @@ MIN_PROMPTS = 4
 
 
 class _Candidates(NamedTuple):
-    """The most probable tokens after a prompt, in all."""
+    """The probabilities of the most probable tokens after a prompt, summed up."""
 
     num_tokens: int
     total: float
@@ -242,14 +250,19 @@ class _Candidates(NamedTuple):
 def _check_scale(server: Server) -> None:
     """Raise if numbers are no natural logarithms of probabilities. The probabilities of the most
     probable tokens add up to at most 1, and each other token has less than the last of them."""
-    max_tokens = 1.1 * server.tokenizer.get_vocab_size()  # models may have a few more
+    # A model may have more tokens than its tokenizer: its matrices are padded.
+    max_tokens = 1.1 * server.tokenizer.get_vocab_size()
     tails: list[float] = []
     for prompt in _prompts_of_scale(server.probe_ids):
         log_p = server.candidates(prompt)
         if len(log_p) < 2:
             say(f"{server.url} returns no candidates, so the scale of its numbers is not checked")
             return
-        candidates = _Candidates(len(log_p), sum(map(math.exp, log_p)), math.exp(min(log_p)))
+        candidates = _Candidates(
+            num_tokens=len(log_p), total=sum(map(math.exp, log_p)), last=math.exp(min(log_p))
+        )
+
+        # If every other token were as probable as the last candidate, they would have this much.
         most_of_others = max_tokens * candidates.last + UNEXPLAINED
         if candidates.total > MORE_THAN_ALL or 1 - candidates.total > most_of_others:
             raise _scale_error(

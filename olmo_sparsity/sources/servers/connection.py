@@ -7,6 +7,9 @@ that the user can act on. What may happen to a request:
     busy, late, cut off       sent again, until `patience_s` is over: `ServerGone`
     connection lost           the same, and the server may be another one afterwards
     another status, a page    an error at once, as the same request would fail again
+
+With a patience of 10 s, a server that stays busy gets a request at second 0, 0.5, 1.5, 3.5 and 7.5;
+the next wait of 8 s would end after the 10 s.
 """
 
 from __future__ import annotations
@@ -196,6 +199,7 @@ class Connection:
         deadline = time.monotonic() + self.timeout_s
         too_late = _NoReply(f"no whole reply within {self.timeout_s:g} s")
         raw = bytearray()
+
         try:
             with (
                 self._reporting(path),
@@ -217,6 +221,7 @@ class Connection:
         except httpx.HTTPError as error:
             reason = safe(f"{type(error).__name__}: {error}")
             raise _NoReply(reason, is_lost=True) from None
+
         self._check_status(response, path, raw)
         return self._parsed(path, raw)
 
@@ -229,6 +234,7 @@ class Connection:
             # Nine digits, as a number of thousands of digits cannot be read.
             after_s = float(retry_after[:9]) if retry_after.isdecimal() else 0.0
             raise _NoReply(f"status {status}", after_s)
+
         if status != 200:
             remedy = f"; set {API_KEY}" if status in (401, 403) else ""
             if response.has_redirect_location:
@@ -237,6 +243,7 @@ class Connection:
                 )
             text = safe(raw.decode(errors="replace"))
             raise self.error(f"replied to {path} with status {status} ({text}){remedy}")
+
         encoding = safe(response.headers.get("Content-Encoding", "identity"))
         if encoding != "identity":
             remedy = "turn compression off, in the server or its proxy"

@@ -90,6 +90,7 @@ class Servers(PromptModel):
         # Sorted, so that prompts with the same beginning meet what a server's cache holds of it.
         different = sorted({prompt.key for prompt in prompts})
         work = _Work(deque(different))
+
         # Again if a server has put its prompt back when the threads of the others had ended.
         while work.waiting:
             alive = self._alive(work)

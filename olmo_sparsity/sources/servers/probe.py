@@ -3,10 +3,10 @@
 A server tells the name of its model, but the name stays when other weights are loaded. So the
 log-probabilities of the probe are compared:
 
-    servers/checks.py   with those of the first server, when a server is met
-    server.py          with those when it was met, after the connection was lost
-    servers/pool.py         with those that a folder of results keeps, when a run goes on in it
-    same_model.py      with those of the baseline
+    servers/checks.py    with those of the first server, when a server is met
+    servers/server.py    with those when it was met, after the connection was lost
+    servers/pool.py      with those that a folder of results keeps, when a run goes on in it
+    gate/same_model.py   with those of the baseline
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Run calls at once in threads.
 
-Place in the flow: below servers/pool.py and servers/checks.py, which send several requests at once.
+    in_threads([lambda: 1, lambda: 2])   →   [1, 2]
+
+servers/pool.py and servers/checks.py call it, to send several requests at once.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class _Outcome:
-    """How a call has ended."""
+    """How a call has ended: with a result, or with an error."""
 
-    number: int
+    call_index: int
     result: Any = None
     error: BaseException | None = None
 
@@ -27,19 +29,21 @@ def in_threads(calls: Sequence[Callable[[], Any]]) -> list[Any]:
     other calls, which may take minutes."""
     outcomes = SimpleQueue[_Outcome]()
 
-    def run(number: int) -> None:
+    def run(call_index: int) -> None:
         try:
-            outcomes.put(_Outcome(number, calls[number]()))
-        except BaseException as error:
-            outcomes.put(_Outcome(number, error=error))
+            outcomes.put(_Outcome(call_index, calls[call_index]()))
+        except BaseException as error:  # it is raised again in the thread that waits
+            outcomes.put(_Outcome(call_index, error=error))
 
-    for number in range(len(calls)):
+    for call_index in range(len(calls)):
         # Daemons do not keep the program from ending.
-        threading.Thread(target=run, args=(number,), daemon=True).start()
+        threading.Thread(target=run, args=(call_index,), daemon=True).start()
+
+    # In the order in which they end.
     results: dict[int, Any] = {}
     for _ in calls:
         outcome = outcomes.get()
         if outcome.error is not None:
             raise outcome.error
-        results[outcome.number] = outcome.result
-    return [results[number] for number in range(len(calls))]
+        results[outcome.call_index] = outcome.result
+    return [results[call_index] for call_index in range(len(calls))]

@@ -29,11 +29,12 @@ from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.sources.prompt.pieces import SourcePrompt
 from olmo_sparsity.text.inputs import open_documents
 
-TRIES = 20
-"""Attempts for each decoy, before an error reports that no more of them differ."""
+NUM_ATTEMPTS = 20
+"""Attempts for each decoy, before an error reports that no more of them differ. With few texts, a
+decoy may come out as an earlier one."""
 
 MIN_TEXTS = 100
-"""At least this many texts are read, or all if the input has fewer."""
+"""At least this many texts are read, or all if the input has fewer, so that decoys differ."""
 
 
 def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[np.ndarray]:
@@ -119,15 +120,16 @@ def draw_decoys(
             f"{num_tokens:,} tokens: some share text"
         )
     decoys: list[np.ndarray] = []
-    for number, source_L in enumerate(prompt.ids_of_sources):
-        decoys_DL = _draw_different(texts, source_L, draws, stream(seed, "decoys", number))
+    for source, source_L in enumerate(prompt.ids_of_sources):
+        # A stream of its own, so that a further source changes no decoy of the others.
+        decoys_DL = _draw_different(texts, source_L, draws, stream(seed, "decoys", source))
         if len(decoys_DL) < draws:
             raise DataError(
                 f"decoys: the texts make only {len(decoys_DL)} different ones of {len(source_L)} "
                 f"tokens, and draws={draws}; give more texts"
             )
         # A section is replaced by the section of the decoy that has its places.
-        lengths = [len(ids) for ids in prompt.sections_by_source[number]]
+        lengths = [len(ids) for ids in prompt.sections_by_source[source]]
         decoys += np.split(decoys_DL, np.cumsum(lengths)[:-1], axis=1)
     return decoys
 
@@ -146,7 +148,7 @@ def _draw_different(
     length = len(source_L)
     decoys: dict[bytes, np.ndarray] = {}
     # The text with which each attempt begins: all texts in random order, again and again.
-    first_texts = np.resize(generator.permutation(len(texts)), TRIES * draws).tolist()
+    first_texts = np.resize(generator.permutation(len(texts)), NUM_ATTEMPTS * draws).tolist()
     for attempt, first in enumerate(first_texts):
         order = generator.permutation(len(texts)).tolist()
         others = [texts[other] for other in order if other != first]

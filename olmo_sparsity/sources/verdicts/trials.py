@@ -13,6 +13,9 @@ a prompt with such a gap. The trials of three sources, with their first decoys:
     among (1)      decoy 0    source 1   decoy 2        what source 1 gives
     without (1)    source 0   decoy 1    source 2       what is lost without source 1
 
+A loss is kept by the kind of its trial: that of among (1) with draw 0 at `among[:, 1, 0]`, for all
+statements at once.
+
 `run` goes in rounds, and stops as soon as more decoys would change no verdict:
 
     first round    all, decoys, and without each source; one decoy of each
@@ -114,11 +117,13 @@ class Trials:
         report: Called with the number of rounds that are done.
         """
         self.evaluate(first_round(len(self.decoys)))
+
         for num_rounds, num_draws in enumerate([1, *decoy_rounds(self.num_draws)], start=1):
             report(num_rounds)
             more_decoys = needs_more_decoys(self.losses, rate)
             gives_sources = np.flatnonzero(more_decoys.gives_S).tolist()
             lost_sources = np.flatnonzero(more_decoys.lost_S).tolist()
+
             if not gives_sources and not lost_sources:
                 break
             self.evaluate(
@@ -142,8 +147,9 @@ class Trials:
         return _as_losses(self._token_losses)
 
     def unread_sources(self) -> list[int]:
-        """Return the numbers of sources that the model has not read: a decoy in place of such a
+        """Return the indices of sources that the model has not read: a decoy in place of such a
         source changes no token's loss in any digit."""
+        # With the first decoy alone, as only that is evaluated for every source.
         with_all_W = self._token_losses["all"][:, 0]
         without_WS = self._token_losses["without"][:, :, 0]
         is_uncertain_W = with_all_W > CERTAIN_NATS
@@ -174,10 +180,10 @@ class Trials:
 
         if not self._token_losses:
             self._token_losses = self._losses_to_evaluate(losses_PW.shape[1])
-        for number, trial in enumerate(new_trials):
-            index = (slice(None), *trial.loss_index)
-            self.statement_losses[trial.kind][index] = losses_TP[:, number]
-            self._token_losses[trial.kind][index] = losses_PW[number]
+        for prompt_index, trial in enumerate(new_trials):
+            index = (slice(None), *trial.loss_index)  # of all statements, or all tokens
+            self.statement_losses[trial.kind][index] = losses_TP[:, prompt_index]
+            self._token_losses[trial.kind][index] = losses_PW[prompt_index]
 
     def _is_evaluated(self, trial: Trial) -> bool:
         # A trial gives the losses of all statements at once, so the first one tells.

@@ -22,7 +22,8 @@ a nat are beyond chance.
 
 A statement to which both give 0.5 nats together, and neither gives any alone, gets "none".
 
-Dimension key: T statements, S sources, D decoys of a source, W tokens of the answer.
+Dimension key: T statements, S sources, D decoys of a source, W tokens of the answer. A suffix 1 is
+a dimension of size 1.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ def judge(
     gives_TS = np.nan_to_num(mean_over_decoys(losses.gives_TSD), nan=-np.inf)
     lost_TS = mean_over_decoys(losses.lost_TSD)
 
+    # The two properties of each source.
     suffices_TS = evidence.is_named_TS & (gives_TS >= SUFFICIENT_FRACTION * gap_T1)
     is_needed_TS = evidence.is_named_TS & (lost_TS >= NEEDED_FRACTION * gap_T1)
     is_needed_TS &= lost_TS >= (1 - REPLACED_FRACTION) * gives_TS
@@ -111,6 +113,7 @@ def judge(
         suffices_TS &= ~_is_true_of_another_source(is_needed_for_tokens_TS)
         is_needed_TS |= is_needed_for_tokens_TS
 
+    # Where no source is named, "none" is said only if none is open, nor all together.
     may_rely_T = evidence.is_open_TS.any(1) | (losses.gap_T >= SEVERAL_NATS)
     verdicts = [
         _classify(suffices_S, is_needed_S, may_rely)
@@ -186,7 +189,13 @@ def needs_more_decoys(losses: StatementLosses, rate: float) -> MoreDecoys:
     """Return for which sources more decoys may change a verdict.
 
     What a source gives is evaluated only if prompts without single sources do not decide: if no
-    source, or more than one, costs a good part of the nats.
+    source, or more than one, costs a good part of the nats. Statements of 8 nats, for example,
+    after one decoy of each source:
+
+        lost without A   without B    is evaluated with more decoys
+             7.5            0.1       what is lost without A
+             4.0            3.9       what is lost without A and without B, and what both give
+             0.2            0.1       what A and B give: each may have what the other has
 
     losses: Losses of each statement, with the decoys that were evaluated so far.
     rate: The fraction of the named sources that is expected to be named by chance.
@@ -195,6 +204,7 @@ def needs_more_decoys(losses: StatementLosses, rate: float) -> MoreDecoys:
     gap_T1 = losses.gap_T[:, None]
     gives_TS = mean_over_decoys(losses.gives_TSD)
     lost_TS = mean_over_decoys(losses.lost_TSD)
+
     is_unsettled_TS = (gap_T1 >= MIN_GAP) & ~evidence.is_named_TS
     may_be_needed_TS = lost_TS >= SCREENED_FRACTION * gap_T1
 
