@@ -9,6 +9,13 @@ user gets. It has verdicts/verdict.py turn the losses into verdicts, once, and s
     e.to_json(), e.to_html(path)        what other programs and people read (page.py)
     print(e)                            a line for each statement
 
+For example, of an answer of two statements `print(e)` shows, below how to read it,
+
+    "It opened in 1921."
+      rests on bridge.txt (gives 9.2 nats; beats 8 of 8 decoys)
+    "The sun rises in the east."
+      rests on no source (all together: 0.1 nats)
+
 If the model reasons before it answers, the sentences of the reasoning count as sources, too. The
 answer's attribution then has in `steps` the attribution of each sentence that it relies on:
 
@@ -111,7 +118,7 @@ class Attribution:
         """Return the indices of the sentences of the reasoning that a verdict names."""
         named = set[str]().union(*self.statements.sources)
         sentence_names = self.names[self._num_sources :]
-        return [number for number, name in enumerate(sentence_names) if name in named]
+        return [index for index, name in enumerate(sentence_names) if name in named]
 
     @cached_property
     def answer_texts(self) -> list[AnswerText]:
@@ -124,7 +131,10 @@ class Attribution:
         return [text for text, statement in self.answer_texts if statement is not None]
 
     def source_text(self, number: int) -> str:
-        """Return the text of a source, as the model reads it."""
+        """Return the text of a source, as the model reads it.
+
+        number: The index of the source, from 0.
+        """
         first = self.layout.units.first[number]
         return "".join(self.layout.document.texts[first : self.layout.text_ends[number]])
 
@@ -171,8 +181,9 @@ class Attribution:
             draws=self.settings.draws,
         )
         rows: list[dict[str, Any]] = []
-        for number in range(len(self._judgement.verdicts)):
-            row = statement_rows.row(number)
+        for index in range(len(self._judgement.verdicts)):
+            row = statement_rows.row(index)
+            # Added here, as they need the attributions of the reasoning's sentences.
             rows.append(row | {"origins": self.origins(row["sources"])})
         return pd.DataFrame(rows, columns=STATEMENT_COLUMNS)
 
@@ -194,7 +205,10 @@ class Attribution:
 
     def chain(self, named: Sequence[str], depth: int = 2) -> Iterator[ReasoningStep]:
         """Yield the sentences of the reasoning among these names, each followed by the sentences
-        that it relies on."""
+        that it relies on. It ends, as a sentence relies on earlier ones only.
+
+        depth: How far these sentences are indented. The verdict above them has 1.
+        """
         for name in named:
             if name in self.steps:
                 (row,) = self.steps[name].statements.itertuples()
@@ -222,6 +236,7 @@ class Attribution:
             self._check_statement_number(statement)
             rows = rows.iloc[[statement]]
 
+        # Without a source, all statements must rely on none; with one, any must rely on it.
         if source is None:
             # An undecided statement may rely on a source, so "no source" does not hold.
             relies = [bool(row.origins) or self.is_undecided(row) for row in rows.itertuples()]
@@ -254,11 +269,11 @@ class Attribution:
         statements = [
             span._asdict() | row for span, row in zip(self._character_spans(), rows, strict=True)
         ]
-        reasoning = [
-            {"name": name, "text": self.source_text(number).strip()} | self._step_record(name)
-            for number, name in enumerate(self.names)
-            if number >= self._num_sources  # sentences follow the sources
-        ]
+        reasoning: list[dict[str, Any]] = []
+        for index in range(self._num_sources, len(self.names)):  # sentences follow the sources
+            name = self.names[index]
+            record = {"name": name, "text": self.source_text(index).strip()}
+            reasoning.append(record | self._step_record(name))
         return {
             "schema": "olmo-sparsity/attribution",
             "version": JSON_VERSION,

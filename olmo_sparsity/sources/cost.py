@@ -6,7 +6,11 @@ several questions). How many trials verdicts need depends on the losses, so two 
     at most       all decoys of all sources, shown and replaced
     if clear      one decoy of each source, and two of the first: that source is clear at once
 
-A *token-forward* is one token through the model. Prompts with the same beginning share it.
+A *token-forward* is one token through the model. Prompts with the same beginning share it. Of three
+sources with eight decoys each, for example, the prompts at most are
+
+    1 with all sources, 8 with decoys in place of all, 3 × 8 with decoys in place of one source,
+    and 3 × 8 with decoys in place of all but one: 57
 """
 
 from __future__ import annotations
@@ -88,7 +92,7 @@ def cost_of(questions: Sequence[LoadedRequest]) -> Cost:
 def flops_per_second() -> float:
     """Return the speed of products of matrices on this machine. It is measured, which takes a
     fraction of a second."""
-    size = 768
+    size = 768  # the width of a model of about 100M parameters
     matrix = torch.ones(size, size)
     seconds: list[float] = []
     for _ in range(5):

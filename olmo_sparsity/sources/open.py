@@ -35,6 +35,7 @@ from olmo_sparsity.sources.servers.llama import LlamaCpp
 from olmo_sparsity.sources.servers.pool import Servers
 
 LLAMA = "llama:"
+"""The beginning of the names of models that llama.cpp computes."""
 
 
 def open_prompt_model(
@@ -64,12 +65,14 @@ def open_prompt_model(
     urls = [] if is_llama else [url.strip() for url in name.split(",")]
     for url in urls:
         parse_url(url)  # from here on messages may repeat it: it has no password
+
     check_unset(f"'{name}' is loaded elsewhere", dtype=dtype, device_map=device_map)
     if is_llama:
         check_unset(f"'{name}' is not a server", timeout=timeout, patience=patience)
         if tokenizer is not None:
             raise ConfigError(f"tokenizer={tokenizer}: '{name}' has its own tokenizer; omit it")
         return _open_llama(name.removeprefix(LLAMA), name, device)
+
     check_unset(f"'{name}' computes where its server runs", device=device)
     if tokenizer is None:
         raise ConfigError(
@@ -106,6 +109,7 @@ def _open_servers(
         first_patience_s=patience,
         are_checked=not only_counts,
     )
+
     # All servers were checked to serve one model, so the first one stands for all.
     first = model.servers[0]
     identity = {"model": first.model, "tokenizer": fast_tokenizer.to_str()} | first.card
@@ -141,6 +145,7 @@ def _open_llama(path: str, name: str, device: str) -> LoadedModel:
     file = find_smollm2_gguf() if path == "smollm2" else Path(path)
     if not file.is_file():
         raise DataError(f"'{file}' is not a file; pass llama:FILE.gguf with a GGUF file")
+
     tokenizer = read_gguf_tokenizer(file)
     model = LlamaCpp(file, str(choose_device(device)))
     return LoadedModel(
@@ -149,6 +154,7 @@ def _open_llama(path: str, name: str, device: str) -> LoadedModel:
         name=name,
         num_parameters=model.num_parameters,
         limit=PositionLimit(model.max_positions, "context_length of the GGUF file"),
+        # Another hash than that of the file: loaded by models/gguf, it computes other numbers.
         weights_sha256=hashlib.sha256(f"llama.cpp {sha256_of(file)}".encode()).hexdigest(),
         find_transformers_tokenizer=lambda: tokenizer,
     )
@@ -161,6 +167,7 @@ def _read_tokenizer(tokenizer: Any) -> Any:
         return tokenizer
     if str(tokenizer).endswith(".gguf"):
         return read_gguf_tokenizer(Path(tokenizer))
+
     path = Path(tokenizer)
     if tokenizer in ("smollm2", "demo") or path.is_dir():
         # `find_folder` takes models only, and a folder may hold a tokenizer alone.
@@ -169,6 +176,7 @@ def _read_tokenizer(tokenizer: Any) -> Any:
         if in_folder is None:
             raise DataError(f"tokenizer: '{tokenizer}' holds no tokenizer; pass another folder")
         return in_folder
+
     from transformers import AutoTokenizer
 
     try:  # of the hub, without the weights

@@ -5,6 +5,14 @@ Place in the flow: Python call, command line or a line of a questions file → a
 of sources there:
 
     messages, message, passages   →   sources, answer, reasoning
+
+For example, the log of a tool's output and an answer:
+
+    messages   [{"role": "tool", "content": "It opened in 1921."},
+                {"role": "user", "content": "When did it open?"},
+                {"role": "assistant", "content": "In 1921."}]
+    sources    the first two messages, in which the tool's output is the source "tool: result"
+    answer     "In 1921."
 """
 
 from __future__ import annotations
@@ -71,13 +79,17 @@ class AttributeRequest(Request):
         self.settings.check()
         if self.messages is not None:
             return self._with_log_read().checked()
+
+        # What belongs to a log has no effect without one.
         if self.passages is not None:
             raise ConfigError(f"passages={self.passages!r:.40} belongs to `messages`; leave it out")
         if self.message != LAST_MESSAGE:
             raise ConfigError(f"message={self.message} belongs to `messages`; leave it out")
+
         self._check_question()
         if self.reasoning is not None and not isinstance(self.reasoning, str):
             raise ConfigError(f"reasoning={self.reasoning!r:.60} must be a text")
+
         # Half of a letter would be an error of the tokenizer, without a word about where it is.
         check_no_lone_surrogates(self.question, "question")
         check_no_lone_surrogates(self.reasoning, "reasoning")
@@ -106,6 +118,7 @@ class AttributeRequest(Request):
         for name in ("sources", "question", "answer", "reasoning"):
             if getattr(self, name) is not None:
                 raise ConfigError(f"{name} cannot be combined with messages; leave it out")
+
         assert self.messages is not None
         logged = read_messages(self.messages, self.message, self.passages)
         if not any(part.is_source for part in parts_of(read_turns(logged.sources))):
@@ -116,6 +129,7 @@ class AttributeRequest(Request):
             )
         for doubt in logged.doubts:
             say(doubt)
+
         return replace(
             self,
             messages=None,
@@ -168,6 +182,7 @@ def _check_reasoning_is_apart(answer: Any, reasoning: str | None) -> None:
         texts = [text for text in answer if isinstance(text, str)]
     else:  # None; anything else is refused where the answer is read
         texts = []
+
     if any(CLOSING in text for text in texts):
         if reasoning:
             raise ConfigError(

@@ -121,8 +121,8 @@ class _Similarity(NamedTuple):
     negative_ratio: float
     """Fraction of letters in common, times −1."""
 
-    number: int
-    earlier_number: int
+    new_index: int
+    earlier_index: int
 
 
 def _match_similar(

@@ -68,15 +68,7 @@ def check(
         def test_answers_rest_on_their_sources(tmp_path):
             assert check("smollm2", "questions.jsonl", tmp_path, decoys="my_texts", prefix="\\n")
     """
-    # A misspelt option would otherwise have no effect.
-    known = {
-        *schema_fields(SourceSettings),
-        *schema_fields(ModelOptions),
-        *schema_fields(ServerOptions),
-    }
-    unknown = sorted(options.keys() - known)
-    if unknown:
-        raise TypeError(f"check has no option {', '.join(unknown)}")
+    _check_options_are_known(options)
     settings = build(SourceSettings, options)
     loading = build(ModelOptions, options)
     gate.check_margin(margin)
@@ -86,9 +78,11 @@ def check(
     for name, folder in (("baseline", baseline), ("pages", pages)):
         if folder is not None:
             path_of(name, folder)
+
     path = _as_file(questions, path_of("out", out))
     # A wrong expectation is an error before a model is loaded, which may take minutes.
     read_expectations(path)
+
     serving = build(ServerOptions, options)
     loaded = load(model, tokenizer, loading, is_read=True, whole_prompts=True, **serving.loading)
     common = AttributeRequest(model=loaded, decoys=decoys, settings=settings, loading=loading)
@@ -103,6 +97,18 @@ def check(
         must_pass=must_pass,
         new_need_source=new_need_source,
     ).report
+
+
+def _check_options_are_known(options: Mapping[str, Any]) -> None:
+    """Raise TypeError for a misspelt option, which would have no effect."""
+    known = {
+        *schema_fields(SourceSettings),
+        *schema_fields(ModelOptions),
+        *schema_fields(ServerOptions),
+    }
+    unknown = sorted(options.keys() - known)
+    if unknown:
+        raise TypeError(f"check has no option {', '.join(unknown)}")
 
 
 class GateRun(NamedTuple):

@@ -34,6 +34,7 @@ def encode_prompt(model: LoadedModel, request: AttributeRequest) -> SourcePrompt
     turns = read_turns(request.sources)
     segments_of_request = parts_of(turns)
     names = _candidate_names(segments_of_request, request.candidates)
+
     if request.is_chat:
         texts = template_texts(model, turns, request.question)
         prefix_ids: list[int] = []  # the template writes its own
@@ -41,17 +42,17 @@ def encode_prompt(model: LoadedModel, request: AttributeRequest) -> SourcePrompt
         texts = plain_texts(turns, request.question)
         prefix_ids = model.prefix_ids(request.loading.prefix, segments_of_request[0].text)
 
+    # Texts between sources follow another text, so a tokenizer puts no space before them.
     after_texts = [part.after for part in texts.parts]
     local_ids, *after_ids = model.encode([texts.closing, *after_texts], follow=True)
+
     segments = [part.segment for part in texts.parts]
     text_ids = _encode_segments(model, segments, settings.control_tokens)
     pieces: list[Piece] = []
-    for number, segment in enumerate(segments):
+    for index, segment in enumerate(segments):
         # A source that is no candidate stays in view, as a text without a name does.
         source = names.index(segment.name) if segment.name in names else None
-        pieces.append(
-            Piece(text_ids[number], after_ids[number], source=source, whole_source=source)
-        )
+        pieces.append(Piece(text_ids[index], after_ids[index], source=source, whole_source=source))
     prompt = SourcePrompt(
         model=model, names=names, pieces=pieces, local_ids=local_ids, prefix_ids=prefix_ids
     )
@@ -63,7 +64,7 @@ def encode_prompt(model: LoadedModel, request: AttributeRequest) -> SourcePrompt
 def _candidate_names(segments: Sequence[Segment], candidates: Sequence[str] | None) -> list[str]:
     """Return the names of the sources that a verdict may name, in the order of the prompt."""
     names = [segment.name for segment in segments if segment.is_source]
-    duplicates = [name for number, name in enumerate(names) if name in names[:number]]
+    duplicates = [name for index, name in enumerate(names) if name in names[:index]]
     if duplicates:
         raise ConfigError(f"two sources have one name, '{printable(duplicates[0])}'; rename one")
     if isinstance(candidates, str):
@@ -94,20 +95,20 @@ def _encode_segments(
     encoded as what it is: the beginning of the prompt, or a text that follows another, before which
     a tokenizer puts no space.
     """
-    source_numbers = [number for number, segment in enumerate(segments) if segment.is_source]
-    in_view_numbers = [number for number, segment in enumerate(segments) if not segment.is_source]
-    beginning_number = [number for number in in_view_numbers if number == 0]
-    following_numbers = [number for number in in_view_numbers if number > 0]
-    ids_by_number: dict[int, list[int]] = {}
+    source_indices = [index for index, segment in enumerate(segments) if segment.is_source]
+    in_view_indices = [index for index, segment in enumerate(segments) if not segment.is_source]
+    beginning_indices = [index for index in in_view_indices if index == 0]
+    following_indices = [index for index in in_view_indices if index > 0]
+    ids_by_index: dict[int, list[int]] = {}
     # One call for each kind of text, as tokenizers encode many texts faster than one by one.
-    for numbers, options in (
-        (source_numbers, {"control_tokens": control_tokens}),
-        (beginning_number, {}),
-        (following_numbers, {"follow": True}),
+    for indices, options in (
+        (source_indices, {"control_tokens": control_tokens}),
+        (beginning_indices, {}),
+        (following_indices, {"follow": True}),
     ):
-        encoded = model.encode([segments[number].text for number in numbers], **options)
-        ids_by_number.update(zip(numbers, encoded, strict=True))
-    return [ids_by_number[number] for number in range(len(segments))]
+        encoded = model.encode([segments[index].text for index in indices], **options)
+        ids_by_index.update(zip(indices, encoded, strict=True))
+    return [ids_by_index[index] for index in range(len(segments))]
 
 
 # --- sections of sources --------------------------------------------------------------------------

@@ -9,6 +9,16 @@ targets.
     distant tokens                        │ local window        │ targets
     source 0, text in view, …, source S−1 │ question, reasoning │ statement 0, statement 1, …
 
+For example, two sources of 5 and 4 tokens, each followed by a separator of one token, a question of
+3 tokens, and an answer of two statements:
+
+    places       0 … 4     5    6 … 9     10   │ 11 … 13   │ 14 … 18      19 … 21
+    tokens       source 0  \\n  source 1  \\n   │ question  │ statement 0  statement 1
+
+    units        first [0, 6], end [6, 11]       with their separators
+    text_ends    [5, 10]                         without them: what decoys replace
+    statements   [(0, 5), (5, 8)]                counted from the start of the answer
+
 Dimension key: W tokens of the answer, R rows of losses, T statements.
 """
 

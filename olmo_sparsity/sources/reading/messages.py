@@ -137,9 +137,9 @@ class _SourceNamer:
         for message in log:
             for call in message.tool_calls:
                 self.tool_names[str(call["id"])] = call["function"].get("name")
-        user_numbers = [number for number, message in enumerate(log) if message.role == "user"]
-        self.last_user_number = user_numbers[-1] if user_numbers else None
-        if passages is not None and not user_numbers:
+        user_indices = [index for index, message in enumerate(log) if message.role == "user"]
+        self.last_user_index = user_indices[-1] if user_indices else None
+        if passages is not None and not user_indices:
             roles = ", ".join(printable(message.role) for message in log) or "none"
             raise ConfigError(
                 f"passages={passages!r:.40} are in the last message of the role user, and no "
@@ -150,11 +150,11 @@ class _SourceNamer:
         """Return the messages as chat templates take them, but with a list of parts as the content
         of each."""
         return [
-            {"role": message.role} | message.keys | {"content": self._parts(number, message)}
-            for number, message in enumerate(self.log)
+            {"role": message.role} | message.keys | {"content": self._parts(index, message)}
+            for index, message in enumerate(self.log)
         ]
 
-    def _parts(self, number: int, message: LogMessage) -> list[Any]:
+    def _parts(self, index: int, message: LogMessage) -> list[Any]:
         """Return the parts of a message: a `Segment` if it is a source, a text if it stays in
         view."""
         role = message.role
@@ -172,7 +172,7 @@ class _SourceNamer:
             tool_name = message.keys.get("name") or called_name or "result"
             return [self._source(f"{role}: {tool_name}", text) for text in texts]
         # Earlier messages of the user may state facts. The last one asks, so it must stay in view.
-        if role == "user" and number != self.last_user_number:
+        if role == "user" and index != self.last_user_index:
             return [self._source(f"user: {_title(text)}", text) for text in texts]
         if role == "user" and self.passages is not None:
             return self._parts_with_passages(texts, self.passages)

@@ -101,15 +101,18 @@ def doubts_about(texts: Sequence[str], parts: Sequence[MessagePart], passages: s
     doubts: list[str] = []
     if _may_hold_the_question(texts, parts):
         doubts.append(_doubt_about_question(texts, parts, passages))
-    found = [part for part in parts if isinstance(part, Passage)]
-    if len(found) == 1 and _holds_further_matches(found[0], texts, pattern):
+
+    found_passages = [part for part in parts if isinstance(part, Passage)]
+    if len(found_passages) == 1 and _holds_further_matches(found_passages[0], texts, pattern):
+        name = printable(found_passages[0].name)
         doubts.append(
-            f"passages={passages!r:.40}: the only source, '{printable(found[0].name)}', holds "
-            "further matches; let each passage end before the next begins"
+            f"passages={passages!r:.40}: the only source, '{name}', holds further matches; let "
+            "each passage end before the next begins"
         )
         return doubts
+
     if _is_tag(pattern):
-        for passage in found:
+        for passage in found_passages:
             if re.search(rf"<{passages}\b", passage.text):
                 doubts.append(
                     f"passages={passages!r:.40}: another <{passages}> begins within the source "

@@ -56,25 +56,25 @@ class StatementRows:
     draws: int
     """Largest number of decoys of each source."""
 
-    def row(self, number: int) -> dict[str, Any]:
-        """Return the row of a statement, by its columns."""
+    def row(self, index: int) -> dict[str, Any]:
+        """Return the row of the statement with this index, by its columns."""
         evidence = self.judgement.evidence
-        verdict = self.judgement.verdicts[number]
+        verdict = self.judgement.verdicts[index]
         named = [self.names[source] for source in verdict.sources]
-        open_sources = np.flatnonzero(evidence.is_open_TS[number])
+        open_sources = np.flatnonzero(evidence.is_open_TS[index])
         open_names = [self.names[source] for source in open_sources]
 
         # An undecided verdict is about the sources that may matter.
         described_names = open_names if verdict.kind == "undecided" else named
-        cells = self.matrix.loc[number].loc[described_names]
-        nats = self.losses.gap_T[number]
+        cells = self.matrix.loc[index].loc[described_names]
+        nats = self.losses.gap_T[index]
         # One number for the statement; sources differ only where there are more than four.
-        spread = evidence.spread_TS[number].mean()
+        spread = evidence.spread_TS[index].mean()
         # Bonferroni over both effects of each source.
-        smallest_p = evidence.p_ETS[:, number].min()
+        smallest_p = evidence.p_ETS[:, index].min()
         p = (len(EFFECTS) * len(self.names) * smallest_p).clip(max=1.0)
         return {
-            "text": self.texts[number].strip(),
+            "text": self.texts[index].strip(),
             "nats": nats,
             "spread": spread,
             "p": p,
@@ -82,10 +82,10 @@ class StatementRows:
             "sources": tuple(named),
             "open": tuple(open_names),
             "verdict": verdict_in_words(verdict.kind, cells, nats, spread, self.draws),
-            "by_word": self._by_word(number, verdict, cells),
+            "by_word": self._by_word(index, verdict, cells),
         }
 
-    def _by_word(self, number: int, verdict: Verdict, cells: pd.DataFrame) -> str:
+    def _by_word(self, index: int, verdict: Verdict, cells: pd.DataFrame) -> str:
         """Return how the nats of a statement are spread over its words; empty if it rests on no
         source.
 
@@ -99,7 +99,7 @@ class StatementRows:
             # Several lists of words, so each says of which source it is.
             return describe_words(
                 {
-                    self.names[source]: self._words(number, lost_WS[:, source])
+                    self.names[source]: self._words(index, lost_WS[:, source])
                     for source in verdict.sources
                 }
             )
@@ -111,13 +111,13 @@ class StatementRows:
             shown_WS = gives_WS if is_shown_by_gives(cells.iloc[0]) else lost_WS
             nats_W = shown_WS[:, source]
         # A single list of words needs no name, as the verdict above it has the name.
-        return describe_words({"": self._words(number, nats_W)})
+        return describe_words({"": self._words(index, nats_W)})
 
-    def _words(self, number: int, nats_W: np.ndarray) -> list[WordNats]:
+    def _words(self, index: int, nats_W: np.ndarray) -> list[WordNats]:
         """Return the words of a statement with their nats.
 
         nats_W: Nats of each token of the answer.
         """
-        first, end = self.layout.statements[number]
+        first, end = self.layout.statements[index]
         place = self.layout.block.start + first
         return nats_by_word(self.layout.document, place, nats_W[first:end])

@@ -26,7 +26,8 @@ from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.models.prompts import Prompt, PromptModel
 
 BATCH = 512
-"""Tokens of one call of `llama_decode`."""
+"""Tokens of one call of `llama_decode`, as llama-cpp-python has by default. Longer prompts take
+several calls."""
 
 
 class LlamaCpp(PromptModel):
@@ -44,8 +45,10 @@ class LlamaCpp(PromptModel):
         self._on_gpu = device != "cpu"
         self._llama: Any = None
         self._num_positions = 0
-        # Tokens whose states llama.cpp's cache holds.
+        # The tokens whose states llama.cpp's cache holds, in order.
         self._cached: list[int] = []
+
+        # Opened to read what follows. `score` opens it again if its prompts need more room.
         model = self._open(2 * BATCH).model
         if llama_cpp.llama_model_has_encoder(model):
             raise DataError(f"'{path}' holds an encoder; pass a decoder-only model")
@@ -65,6 +68,11 @@ class LlamaCpp(PromptModel):
             weakref.finalize(self, self._llama.close)  # before Python unloads what it needs
             self._cached = []
         return self._llama
+
+    @property
+    def _open_context(self) -> Any:
+        """llama.cpp's context, as the model is open: with the cache that it has."""
+        return self._llama.ctx
 
     def _load(self) -> Any:
         """Load the model, with room for `_num_positions` tokens."""
@@ -115,7 +123,11 @@ class LlamaCpp(PromptModel):
         return generated
 
     def _log_p(self, prefix: list[int], continuation: list[int]) -> np.ndarray:
-        """Return log p of the tokens of a continuation: a log-softmax whose sum is in fp64."""
+        """Return log p of the tokens of a continuation: [W], in nats.
+
+        log p = logit − max − log Σ exp(logit − max)      the sum over the vocabulary, in fp64
+        """
+        # The logits of a token are those after the token before it.
         logits_WV = self._logits([*prefix, *continuation[:-1]], len(prefix) - 1)
         highest_W = logits_WV.max(1)
         total_W = np.log(np.exp(logits_WV - highest_W[:, None], dtype=np.float64).sum(1))
@@ -128,7 +140,7 @@ class LlamaCpp(PromptModel):
 
         # Tokens from `first` on are computed again if they are in the cache, as it has no logits.
         self._keep_in_cache(min(_num_shared(self._cached, tokens), first))
-        context = self._open(0).ctx
+        context = self._open_context
         rows: list[np.ndarray] = []
         while len(self._cached) < len(tokens):
             begin = len(self._cached)
@@ -140,6 +152,7 @@ class LlamaCpp(PromptModel):
                 raise DataError(f"llama.cpp failed on {len(tokens):,} tokens ({code})")
             self.token_forwards += len(part)
             self._cached += part
+
             for i in range(max(first - begin, 0), len(part)):
                 pointer = llama_cpp.llama_get_logits_ith(context, i)
                 # Copied, as the next call of llama_decode overwrites it.
@@ -165,7 +178,7 @@ class LlamaCpp(PromptModel):
         """Forget all but the first tokens of the last prompt."""
         import llama_cpp
 
-        memory = llama_cpp.llama_get_memory(self._open(0).ctx)
+        memory = llama_cpp.llama_get_memory(self._open_context)
         if num_tokens == 0 or not llama_cpp.llama_memory_seq_rm(memory, 0, num_tokens, -1):
             # The state of a recurrent model holds all tokens, and cannot lose the last ones.
             llama_cpp.llama_memory_clear(memory, True)
