@@ -18,8 +18,10 @@ from olmo_sparsity.config.schema import option
 class SourceSettings:
     """The settings that determine the verdicts. Results store them."""
 
-    # Two, as one decoy has no variance.
-    draws: int = option(8, least=2)
+    # Two, as one decoy has no variance. With 1,024 the rounds of tests double nine times, and each
+    # spends a tenth of the error rate before the last (verdicts/evidence.py); with more, nothing
+    # or less than nothing would be left for the last.
+    draws: int = option(8, least=2, most=1024)
     units: str = "sources"
     rate: float = option(0.05, least=1e-06, most=0.999999)
     chat: bool = False
@@ -28,8 +30,10 @@ class SourceSettings:
     seed: int = option(0, least=0)
 
     def check(self) -> None:
+        """Raise ConfigError if a setting is out of its range, or `units` has no such form."""
         validate(self)
         if self.units != "sources":
+            # Imported here, as it imports NumPy, which `--help` does without.
             from olmo_sparsity.text.units import span_width
 
             span_width(self.units)

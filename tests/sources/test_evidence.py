@@ -10,6 +10,8 @@ import pytest
 
 from olmo_sparsity.analysis.options import MIN_GAP
 from olmo_sparsity.analysis.results.student_t import quantile, tail
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.sources.options import SourceSettings
 from olmo_sparsity.sources.verdicts import effect_tests, evidence
 from olmo_sparsity.sources.verdicts.effect_tests import PRIOR_NATS, run_tests
 from olmo_sparsity.sources.verdicts.evidence import collect_evidence
@@ -224,3 +226,12 @@ def test_the_named_sources_are_those_of_benjamini_and_hochberg(
     ranks = [sum(p_TS.ravel() <= p) for p in p_TS.ravel()]
     passed = p_TS.ravel() <= 0.05 * np.array(ranks) / p_TS.size
     assert found.is_named_TS.tolist() == (p_TS <= max(p_TS.ravel()[passed], default=-1)).tolist()
+
+
+def test_a_number_of_decoys_leaves_a_part_of_the_error_rate_for_the_last_round() -> None:
+    SourceSettings(draws=1024).check()
+    with pytest.raises(ConfigError, match="draws=1025"):
+        SourceSettings(draws=1025).check()
+
+    num_early_rounds = len(evidence.decoy_rounds(1024)) - 1
+    assert evidence.EARLY_ROUND_FRACTION * num_early_rounds < 1
