@@ -16,6 +16,8 @@ sentence that a verdict names is then attributed in turn, as an answer of its ow
     answer       sources, question, reasoning 1 to n        the answer
     reasoning 2  sources, question, reasoning 1             sentence 2 of the reasoning
     reasoning 1  sources, question                          sentence 1 of the reasoning
+
+A *link* is one row of this table: an answer, or a sentence, with the prompt that precedes it.
 """
 
 from __future__ import annotations
@@ -132,9 +134,9 @@ class LoadedRequest:
         """
         steps: dict[str, Attribution] = {}
         waiting = [*answer.named_sentences]
-        for number in waiting:  # grows, by the sentences that a sentence relies on
-            name = f"reasoning {number + 1}"
-            step = self._attribute_link(f"explaining {name}", sentence_links[number])
+        for index in waiting:  # grows, by the sentences that a sentence relies on
+            name = f"reasoning {index + 1}"
+            step = self._attribute_link(f"explaining {name}", sentence_links[index])
             # All steps share one dictionary, in which a sentence finds the sentences that it relies
             # on.
             steps[name] = replace(step, steps=steps)
@@ -168,9 +170,9 @@ class LoadedRequest:
         tokens = ids.reasoning
         spans = sentence_spans(tokens, self.model.tokenizer)
         links = [Link(self._prompt.with_reasoning(tokens, spans), ids)]
-        for number, (first, end) in enumerate(spans):
+        for index, (first, end) in enumerate(spans):
             # Earlier sentences are sources of a sentence, too.
-            prompt = self._prompt.with_reasoning(tokens[:first], spans[:number])
+            prompt = self._prompt.with_reasoning(tokens[:first], spans[:index])
             sentence = AnswerIds(pieces=[tokens[first:end]], are_statements=[True])
             links.append(Link(prompt, sentence))
         return links
@@ -190,6 +192,7 @@ class LoadedRequest:
         prompt = link.prompt
         decoys = draw_decoys(prompt, self._decoy_texts(prompt), settings.draws, settings.seed)
         layout = lay_out(prompt, link.answer)
+
         logprobs = logprobs_of(self.model, self.request.loading.batch_tokens)
         forwards_before = logprobs.token_forwards
         if isinstance(logprobs, ModelLogprobs):
@@ -202,6 +205,7 @@ class LoadedRequest:
             trials = Trials(logprobs, layout, decoys)
             losses = trials.run(settings.rate, progress.update)
             progress.update(num_rounds)
+
         self._check_sources_are_read(trials, prompt, layout)
         return Attribution(
             prompt=prompt,

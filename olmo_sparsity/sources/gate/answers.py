@@ -104,6 +104,7 @@ class StoredStatement:
 
     @property
     def rests_on_none(self) -> bool:
+        """Whether no source is named, and none may matter."""
         return not self.origins and not self.is_undecided
 
     @property
@@ -231,11 +232,11 @@ def identity_in(folder: str | Path) -> dict[str, Any]:
 def read_answers(folder: str | Path) -> list[StoredAnswer]:
     """Return the answers of finished results."""
     answers: list[StoredAnswer] = []
-    for file, stored in read_stored(Path(folder), identity_in(folder)["num_questions"]):
+    for file in read_stored(Path(folder), identity_in(folder)["num_questions"]):
         try:
-            answers.append(conform(stored.get("gate"), StoredAnswer))
+            answers.append(conform(file.record.get("gate"), StoredAnswer))
         except ValueError as error:
-            raise DataError(f"{file}: {error}; measure the questions again") from None
+            raise DataError(f"{file.path}: {error}; measure the questions again") from None
     return answers
 
 
@@ -253,22 +254,30 @@ def write_answer(folder: Path, identity: str, answer: StoredAnswer, tables: dict
     write_as_json(answer_file(folder, answer.question), with_crc(to_json_value(stored)))
 
 
-def read_stored(folder: Path, num_questions: int) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield each question's file and what it holds. Raise DataError for a file that was written for
-    another question or with other settings."""
+class StoredFile(NamedTuple):
+    """The file of a question."""
+
+    path: Path
+    record: dict[str, Any]
+    """What it holds, as `write_answer` has written it."""
+
+
+def read_stored(folder: Path, num_questions: int) -> Iterator[StoredFile]:
+    """Yield each question's file. Raise DataError for a file that was written for another question
+    or with other settings."""
     identity = sha256_of(folder / IDENTITY)
-    for number in range(num_questions):
-        file = answer_file(folder, number)
+    for index in range(num_questions):
+        file = answer_file(folder, index)
         stored = read_json(file, dict, "delete it, and run again")
-        if (stored.get("question"), stored.get("identity")) != (number, identity):
+        if (stored.get("question"), stored.get("identity")) != (index, identity):
             raise DataError(f"{file} is of other questions or settings; delete it, and run again")
-        yield file, stored
+        yield StoredFile(file, stored)
 
 
-def answer_file(folder: Path, number: int) -> Path:
-    """Return the file of the answer to a question."""
+def answer_file(folder: Path, index: int) -> Path:
+    """Return the file of the answer to the question with this index."""
     # With leading zeros, so that a listing of the folder is in the order of the questions.
-    return folder / "questions" / f"{number:06d}.json"
+    return folder / "questions" / f"{index:06d}.json"
 
 
 def hash_of(value: Any) -> str:

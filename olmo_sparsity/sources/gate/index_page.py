@@ -1,7 +1,11 @@
 """Write the index of a file of questions, and the page of a question without sources.
 
-Place in the flow: stored answers (answers.py) → **index.html** (`write_index`), which links the
-pages of answers that page.py has written.
+Place in the flow: questions.py, and suite.py with checks → stored answers (answers.py) →
+**`write_index`** → index.html, which links the pages of answers that page.py has written:
+
+    question                   statements   rest on a source   undecided   checks
+    opening: When did it open?          2                  1           0   passed
+    What do tickets cost?               1                  0           0   none
 """
 
 from __future__ import annotations

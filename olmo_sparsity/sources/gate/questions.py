@@ -203,7 +203,7 @@ def _answer_without_sources(
 
 def _write_tables(folder: Path, num_questions: int) -> pd.DataFrame:
     """Write the tables of all questions, and return the table of statements."""
-    answers = [stored for _, stored in read_stored(folder, num_questions)]
+    answers = [file.record for file in read_stored(folder, num_questions)]
     _write_table(folder, "matrix", answers)
     return _write_table(folder, "statements", answers)
 

@@ -2,7 +2,11 @@
 
 Place in the flow: two folders of results → **`compare_identities`**, by identity.json, and
 **`compare_servers`**, by the probe → notes for gate.py, or an error. Verdicts of two models cannot
-be compared: another model knows other facts by heart.
+be compared: another model knows other facts by heart. For example, two identities that differ:
+
+    earlier   {"model": "smollm2", "settings": {"draws": 4, "units": "sources"}, …}
+    now       {"model": "smollm2", "settings": {"draws": 8, "units": "paragraphs"}, …}
+    error     settings.units differs; `draws` may differ
 """
 
 from __future__ import annotations

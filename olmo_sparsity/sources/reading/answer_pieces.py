@@ -1,5 +1,8 @@
 """Cut an answer into statements and the texts between them, at spans that a user passes.
 
+Example: `Answer("It opened. Thanks.", [(0, 10)])` has the statement "It opened." and the text
+" Thanks.", which stays in view.
+
 Place in the flow: answer → **`Answer.pieces`** → answer_tokens.py, which encodes the pieces. (An
 answer without spans is cut into sentences there.)
 """

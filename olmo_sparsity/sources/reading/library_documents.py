@@ -1,5 +1,11 @@
 """Turn documents of LangChain and nodes of LlamaIndex into sources.
 
+Place in the flow: read_sources.py → **`with_segments`** → `Segment` (prompt_parts.py). For example,
+two chunks of one file, as a retriever of LangChain returns them:
+
+    Document("It opened in 1921.", {"source": "faq.md"})   →   Segment("faq.md", "It opened …")
+    Document("Tickets cost 4.", {"source": "faq.md"})      →   Segment("faq.md (2)", "Tickets …")
+
 Both are recognized by their attributes, so that neither library needs to be installed.
 """
 
