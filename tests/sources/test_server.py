@@ -319,7 +319,9 @@ def test_nothing_is_said_of_requests_that_a_command_leaves_when_it_ends(
     servers: list[FakeServer], said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers.append(FakeServer(TOKENIZER))
-    asked = connection.Connection(servers[0].url, timeout_s=1.0, patience_s=1.0)
+    asked = connection.Connection(
+        servers[0].url, connection.WaitLimits(timeout_s=1.0, patience_s=1.0)
+    )
 
     def fail(path: str, body: Any) -> None:
         asked._client.close()  # as when the interpreter ends

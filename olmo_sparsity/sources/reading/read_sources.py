@@ -8,6 +8,14 @@ A part with a name is a source, and a part without a name stays in view. `read_t
     [Segment("faq.md", text), "In view.", …]       sources, and texts in view
     [Document(…), TextNode(…), …]                  documents of LangChain, nodes of LlamaIndex
     [{"role": "user", "content": [Segment(…)]}, …] chat messages with sources in them
+
+For example,
+
+    read_turns({"faq.md": "It opened in 1921."})
+    →  [Turn("", [Segment("faq.md", "It opened in 1921.")])]         outside messages
+
+    read_turns([{"role": "user", "content": ["Notes:", Segment("faq.md", "It opened in 1921.")]}])
+    →  [Turn("user", [Segment("", "Notes:"), Segment("faq.md", "It opened in 1921.")])]
 """
 
 from __future__ import annotations

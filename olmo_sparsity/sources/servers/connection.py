@@ -114,24 +114,31 @@ def safe(text: object) -> str:
     return printable(one_line(str(text)))
 
 
+class WaitLimits(NamedTuple):
+    """How long a server is waited for, in seconds."""
+
+    timeout_s: float = TIMEOUT_S
+    """How long one request may take."""
+
+    patience_s: float = PATIENCE_S
+    """For how long a request that fails is sent again."""
+
+    first_patience_s: float | None = None
+    """The same for a server that has never replied, which may still load its model. None: a few
+    seconds, as its URL may be wrong."""
+
+
 class Connection:
     """Requests to one server."""
 
-    def __init__(
-        self, url: str, timeout_s: float, patience_s: float, first_patience_s: float | None = None
-    ) -> None:
+    def __init__(self, url: str, limits: WaitLimits) -> None:
         """Prepare requests; nothing is sent yet.
 
         url: As `parse_url` returns it.
-        timeout_s: Seconds that one request may take.
-        patience_s: Seconds for which a request that fails is sent again.
-        first_patience_s: The same for a server that has never replied, which may still load its
-            model. None: a few seconds, as its URL may be wrong.
+        limits: How long the server is waited for.
         """
         self.url = url
-        self.timeout_s = timeout_s
-        self.patience_s = patience_s
-        self.first_patience_s = first_patience_s
+        self.limits = limits
         self.has_replied = False
         self.may_be_another = True
         """Whether the connection was lost since somebody set this to False: the server may have
@@ -141,7 +148,7 @@ class Connection:
         self._has_reported = False
         self._client = httpx.Client(
             verify=ssl.create_default_context() if url.startswith("https") else False,
-            timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, NEW_PATIENCE_S)),
+            timeout=httpx.Timeout(limits.timeout_s, connect=min(limits.timeout_s, NEW_PATIENCE_S)),
             # Idle connections end before servers close them, which would look like a restart.
             limits=httpx.Limits(max_connections=None, keepalive_expiry=2),
             trust_env=False,  # use no proxy and no .netrc of the environment
@@ -184,10 +191,10 @@ class Connection:
     def _current_patience_s(self) -> float:
         """Seconds for which a request that fails now is sent again."""
         if self.has_replied:
-            return self.patience_s
-        if self.first_patience_s is None:
-            return min(self.patience_s, NEW_PATIENCE_S)
-        return self.first_patience_s
+            return self.limits.patience_s
+        if self.limits.first_patience_s is None:
+            return min(self.limits.patience_s, NEW_PATIENCE_S)
+        return self.limits.first_patience_s
 
     def _send(self, path: str, body: Mapping | None) -> Any:
         """Return the reply to one request, sent once."""
@@ -196,8 +203,8 @@ class Connection:
         # Encoded here, as the length of the request limits the length of the reply.
         content = b"" if body is None else json.dumps(body).encode()
         most_bytes = MAX_REPLY_BYTES + MAX_REPLY_BYTES_PER_BYTE * len(content)
-        deadline = time.monotonic() + self.timeout_s
-        too_late = _NoReply(f"no whole reply within {self.timeout_s:g} s")
+        deadline = time.monotonic() + self.limits.timeout_s
+        too_late = _NoReply(f"no whole reply within {self.limits.timeout_s:g} s")
         raw = bytearray()
 
         try:
@@ -268,7 +275,7 @@ class Connection:
         """Print a line if what happens inside takes long: the time limit may be many minutes
         away."""
         waiting = f"has not replied to {path} for {HANGING_S:g} s"
-        line = f"{self.url} {waiting}; a request ends after {self.timeout_s:g} s (--timeout)"
+        line = f"{self.url} {waiting}; a request ends after {self.limits.timeout_s:g} s (--timeout)"
         timer = threading.Timer(HANGING_S, self._report_once, (line,))
         timer.daemon = True
         timer.start()

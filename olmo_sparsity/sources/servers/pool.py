@@ -26,7 +26,12 @@ from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.models.prompts import Prompt, PromptModel
 from olmo_sparsity.sources.servers.checks import meet
-from olmo_sparsity.sources.servers.connection import PATIENCE_S, TIMEOUT_S, ServerGone
+from olmo_sparsity.sources.servers.connection import (
+    PATIENCE_S,
+    TIMEOUT_S,
+    ServerGone,
+    WaitLimits,
+)
 from olmo_sparsity.sources.servers.probe import PROBE_FILE, read_probe
 from olmo_sparsity.sources.servers.server import Server, check_not_constant
 from olmo_sparsity.sources.servers.threads import in_threads
@@ -73,12 +78,11 @@ class Servers(PromptModel):
         urls: One URL for each server.
         tokenizer: The tokenizer of the model.
         at_once: Number of requests that a server gets at a time.
-        timeout_s, patience_s, first_patience_s: How long a server is waited for (`Connection`).
+        timeout_s, patience_s, first_patience_s: How long a server is waited for (`WaitLimits`).
         are_checked: Whether to check the servers' numbers. Without it, no request is sent.
         """
-        self.servers = [
-            Server(url, tokenizer, timeout_s, patience_s, first_patience_s) for url in urls
-        ]
+        limits = WaitLimits(timeout_s, patience_s, first_patience_s)
+        self.servers = [Server(url, tokenizer, limits) for url in urls]
         self.at_once = at_once
         self.vocab_size = 1 + max(tokenizer.get_vocab().values())
         if are_checked:

@@ -28,7 +28,7 @@ import numpy as np
 
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.sources.dialects import ECHO, Dialect, Reply, Scored
-from olmo_sparsity.sources.servers.connection import Connection, parse_url, safe
+from olmo_sparsity.sources.servers.connection import Connection, WaitLimits, parse_url, safe
 from olmo_sparsity.sources.servers.probe import OTHER_NATS, PROBE, distance
 
 MIN_LOG_P = -1e3
@@ -67,19 +67,12 @@ class Server:
 
     Before it is used, `meet` (checks.py) finds out its dialect and checks its numbers."""
 
-    def __init__(
-        self,
-        url: str,
-        tokenizer: Any,
-        timeout_s: float,
-        patience_s: float,
-        first_patience_s: float | None = None,
-    ) -> None:
+    def __init__(self, url: str, tokenizer: Any, limits: WaitLimits) -> None:
         """Prepare requests; none is sent yet.
 
         url: As in the class's docstring.
         tokenizer: The tokenizer of its model, of the package tokenizers.
-        timeout_s, patience_s, first_patience_s: How long it is waited for (`Connection`).
+        limits: How long it is waited for.
         """
         self.url, self.model = parse_url(url)
         self.tokenizer = tokenizer
@@ -96,7 +89,7 @@ class Server:
         """Nats a token by which two replies to the same request differed at most, when the server
         was met."""
 
-        self._connection = Connection(self.url, timeout_s, patience_s, first_patience_s)
+        self._connection = Connection(self.url, limits)
         # After a restart all threads would score the probe; one is enough.
         self._recognition_lock = threading.Lock()
         # Whether replies repeat the identifier of their request. The first reply shows it.

@@ -12,6 +12,8 @@ prompt shows. With three sources A, B and C, and decoys a, b and c of the same l
     decoys_TD     a  b  c               all_T: what all sources give together (the gap)
     among_TSD     a  B  c               decoys_TD: what B *gives* among decoys
 
+effect_tests.py has an example by numbers.
+
 Both effects of a source are needed. If A and B say the same, nothing is lost without B, although B
 alone would give everything. If a statement needs A and B together, B alone gives little, although
 much is lost without it.
