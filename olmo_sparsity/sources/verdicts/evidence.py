@@ -145,8 +145,8 @@ class _Round(NamedTuple):
 
 
 def _run_rounds(losses: StatementLosses) -> list[_Round]:
-    """Test all effects after 2, 4, 8, … decoys. Results of an earlier round do not change with the
-    decoys that follow, so all rounds are computed again here rather than kept."""
+    """Test all effects after 2, 4, 8, … decoys. Early rounds are computed again each time: sources
+    whose decoys were evaluated later take part in them, too."""
     nums_decoys = decoy_rounds(losses.decoys_TD.shape[-1])
     num_early_rounds = len(nums_decoys) - 1
     last_fraction = 1 - EARLY_ROUND_FRACTION * num_early_rounds
