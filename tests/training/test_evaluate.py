@@ -65,7 +65,7 @@ def test_induction_is_the_fall_in_loss_on_a_second_reading(make_config: MakeConf
     shares = []
     for rank in range(30):  # more processes than the last batch has passages
         engine.processes = SimpleNamespace(
-            rank=rank, world_size=30, add_up=lambda sums: shares.append(sums) or torch.ones(3)
+            rank=rank, world_size=30, sum_in_place=lambda sums: shares.append(sums) or torch.ones(3)
         )
         build_evaluation(heldout, config).induction_drop(engine)
     assert sum(shares).tolist() == [3 * 64, 0, 64]
