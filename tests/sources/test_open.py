@@ -164,7 +164,7 @@ def test_questions_resume_after_a_server_has_died(
     whole = measured("whole", model)
     needed = server.number - began
     for one in model.model.servers:
-        one._connection.patience_s = 0.05
+        one._connection.limits = connection.WaitLimits(patience_s=0.05)
     server.fault = lambda number: "closed" if number > first + needed // 2 else None
     first = server.number
     with pytest.raises(DataError, match="no server is left"):
