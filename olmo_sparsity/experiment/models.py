@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.installed import find_config
@@ -174,10 +175,17 @@ def _check_models_differ(models: Sequence[Model], path: str) -> None:
             raise ConfigError(f"{path}: {count} models have run_folder={folder}; name one for each")
 
 
-def pairs_of_seeds(models: Sequence[Model]) -> Iterator[tuple[Model, Model]]:
+class SeedPair(NamedTuple):
+    """Two models of one scheme with different seeds."""
+
+    model: Model
+    other_seed: Model
+
+
+def pairs_of_seeds(models: Sequence[Model]) -> Iterator[SeedPair]:
     """Yield each model together with the next seed of its scheme, and the last seed with the first:
     (seed1, seed2), (seed2, seed3), (seed3, seed1). A scheme with one seed has no pairs."""
     for model in models:
         seeds = [other for other in models if other.scheme == model.scheme]
         if len(seeds) > 1:
-            yield model, seeds[(seeds.index(model) + 1) % len(seeds)]
+            yield SeedPair(model, seeds[(seeds.index(model) + 1) % len(seeds)])

@@ -86,11 +86,24 @@ class MeasuredText(NamedTuple):
     has_real_lengths: bool
 
 
+class TextKey(NamedTuple):
+    """All that determines which documents are read."""
+
+    text: str | None
+    """The text that is measured; None: the held-out text of the config."""
+
+    data: str
+    """The section `data` of the config, as text."""
+
+    reading: str
+    """The options by which documents are read and chosen, as text."""
+
+
 @dataclass
 class PriceCache:
     """Documents and prices that several measurements of an experiment have in common."""
 
-    texts: dict[tuple[str | None, str, str], MeasuredText] = field(default_factory=dict)
+    texts: dict[TextKey, MeasuredText] = field(default_factory=dict)
     """Documents by the text and how it is read."""
 
     prices: dict[str, MeasurementPrice] = field(default_factory=dict)
@@ -120,7 +133,7 @@ def price_config(
 
     # Read the documents.
     model = stand_in_for(config)
-    text_key = (text, repr(config.data), repr(request.reading))
+    text_key = TextKey(text, repr(config.data), repr(request.reading))
     if text_key not in cache.texts:
         cache.texts[text_key] = _read_text(config, model, request, text)
     documents, has_real_lengths = cache.texts[text_key]

@@ -214,10 +214,20 @@ def _trainings(jobs: Sequence[Job]) -> list[TrainingJob]:
 def _arrays_of(todo: Sequence[Job], flags: Flags) -> list[list[TrainingJob]]:
     """Return groups of trainings that can be one array: their time limit and the jobs that they
     need are the same."""
-    groups: dict[tuple[str | None, tuple[str, ...]], list[TrainingJob]] = defaultdict(list)
+    groups: dict[_ArrayKey, list[TrainingJob]] = defaultdict(list)
     for job in _trainings(todo):
-        groups[flags.time_of(job.name), job.needs].append(job)
+        groups[_ArrayKey(flags.time_of(job.name), job.needs)].append(job)
     return list(groups.values())
+
+
+class _ArrayKey(NamedTuple):
+    """What the trainings of an array have in common, as sbatch takes one of each for an array."""
+
+    time: str | None
+    """The time limit; None for the script's own."""
+
+    needs: tuple[str, ...]
+    """The names of the jobs that must have ended."""
 
 
 def _dependency(jobs: Sequence[Job], numbers: Mapping[str, str]) -> list[str]:

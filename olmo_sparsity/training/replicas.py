@@ -2,10 +2,22 @@
 in the precision of a step, with `fsdp` and `engine.shard_over=node` the parts of each node.
 
 All copies take the same updates, so they stay equal, unless a GPU or its memory is faulty. A
-checkpoint takes each weight from one of the processes, so that it would mix unequal copies.
+checkpoint takes each weight from one of the processes, so that it would mix unequal copies. Only
+two sums of each weight are compared, as weights are too many to send:
+
+    Σ w of one weight    process 0    12.5
+                         process 1    12.5
+                         process 2    12.9    differs: a faulty GPU on its node?
+                         process 3    12.5
+
+Called by steps.py before each save.
+
+Dimension key: R processes (ranks) that hold copies of one part, W weights.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +32,17 @@ on GPUs of different kinds may drift apart by the rounding of the gradient norm,
 less (1e-10); a single update that one process has missed is more."""
 
 
+class WeightSums(NamedTuple):
+    """What a process tells the others about its copies."""
+
+    part_number: int
+    """The part of the model of which it holds a copy."""
+
+    node: str
+    sums: list[list[float]]
+    """For each weight its sum, and the sum of its absolute values."""
+
+
 def check_replicas(engine: Engine, step: int) -> None:
     """Raise UserError if the copies of a weight differ between processes. Every process must call
     it, before it saves a step."""
@@ -32,14 +55,17 @@ def check_replicas(engine: Engine, step: int) -> None:
         for weight in copies.values()
     ]
     own_sums = torch.stack(sums).tolist() if sums else []
-    gathered = processes.gather((engine.part_number, node_name(), own_sums))
-    names = list(copies)
-    parts = [part for part, _, _ in gathered]
-    different = find_different(parts, [sums_of_process for _, _, sums_of_process in gathered])
+    gathered: list[WeightSums] = processes.gather(
+        WeightSums(engine.part_number, node_name(), own_sums)
+    )
+    different = find_different(
+        [of_process.part_number for of_process in gathered],
+        [of_process.sums for of_process in gathered],
+    )
     with processes.raising_together():
         if different:
-            where = ", ".join(f"process {rank} on {gathered[rank][1]}" for rank in different)
-            first_name = names[min(different.values())]
+            where = ", ".join(f"process {rank} on {gathered[rank].node}" for rank in different)
+            first_name = list(copies)[min(different.values())]
             raise UserError(
                 f"step {step} is not saved: the weights of {where} differ from the copies of other "
                 f"processes, the first in {first_name} (a faulty GPU or memory?); "
@@ -62,7 +88,7 @@ def find_different(parts: list[int], sums: list[list[list[float]]]) -> dict[int,
         if len(ranks) == 1 or sums_RW2.size == 0:
             continue
         usual_W2 = np.median(sums_RW2, axis=0)
-        limit_W = TOLERANCE * usual_W2[:, 1]
+        limit_W = TOLERANCE * usual_W2[:, 1]  # of the absolute values, as a sum may be near 0
         differs_RW = (np.abs(sums_RW2 - usual_W2) > limit_W[:, None]).any(axis=-1)
         for rank, differs_W in zip(ranks, differs_RW, strict=True):
             if differs_W.any():

@@ -1,5 +1,14 @@
-"""Set what hardware, tokenizer and other keys determine, in a copy of a config: the vocabulary, the
-order of the text, the checkpoints that stay, the precision and the size of micro-batches."""
+"""Set what hardware, tokenizer and other keys determine, in a copy of a config.
+
+    written by the user                  after `resolve`, for example
+      model.vocab_size: 0                  50280, the tokenizer's; embedding_size: 50304
+      data.order: auto                     stored, up to 2^24 sequences
+      checkpoint.keep_every_steps: auto    2000, a tenth of 20,000 steps
+      training.precision: auto             bf16 on a GPU that multiplies it
+      training.micro_batch_size: auto      16, what fits into memory
+
+Called by start.py for a run, and by dry_run.py for its price.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,10 @@ class Clock:
     training waits for these and for its data."""
 
     def __init__(self, step: int) -> None:
+        """Begin to measure. `step`: the last step that is done."""
         self.began_s = time.perf_counter()
+        """When the steps that are measured began, later by the pauses since."""
+
         self.last_step = step
         self.measured = dict.fromkeys(("data_wait_s", "save_s", "evaluation_s"), 0.0)
         """Seconds of each kind of wait since `take_measured`, by its name in the metrics."""

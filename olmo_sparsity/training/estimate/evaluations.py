@@ -6,6 +6,7 @@ Tasks of lm_eval are counted by their memory alone, as the lengths of their text
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 
@@ -33,21 +34,28 @@ def sequences_at_once(config: RunConfig, hardware: Hardware) -> int:
     return min(config.evaluation.batch_size, num_own)
 
 
+class _EvaluatedText(NamedTuple):
+    """Sequences of equal length that an evaluation reads."""
+
+    num_sequences: int
+    length: int
+    """Tokens of each."""
+
+
 def seconds_of_evaluation(config: RunConfig, hardware: Hardware) -> float:
     """Return the seconds of one evaluation on known GPUs. Collectives are not counted."""
     gpu = hardware.gpu
     assert gpu is not None
     evaluation = config.evaluation
     num_corpora = max(1, len(config.data.corpora))
-    # (sequences, tokens of each): of held-out losses, documents, passages that are read twice.
-    texts = [
-        (num_corpora * evaluation.num_sequences, evaluation_length(config)),
-        (evaluation.documents, evaluation.document_length or config.largest_length),
-        (num_corpora * NUM_PASSAGES, config.training.length),
-    ]
+    heldout = _EvaluatedText(num_corpora * evaluation.num_sequences, evaluation_length(config))
+    document_length = evaluation.document_length or config.largest_length
+    documents = _EvaluatedText(evaluation.documents, document_length)
+    # A passage and its repetition together are as long as a training sequence.
+    passages = _EvaluatedText(num_corpora * NUM_PASSAGES, config.training.length)
     model = without_memory(config.model)
     flops = 0.0
-    for num_sequences, length in texts:
+    for num_sequences, length in (heldout, documents, passages):
         # Processes share the sequences, and wait for the one that has most.
         num_tokens = math.ceil(num_sequences / hardware.num_processes) * length
         flops += SHARE_OF_FORWARD * flops_per_token(model, config.model, length) * num_tokens
