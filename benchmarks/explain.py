@@ -106,7 +106,7 @@ class QuestionTokens(TypedDict):
 
 
 class Answers(NamedTuple):
-    """What a contestant has answered."""
+    """The answers of one contestant."""
 
     rows: list[dict[str, Any]]
     """For each question that was answered: `scores`, and the columns of cost."""
@@ -116,7 +116,7 @@ class Answers(NamedTuple):
 
 
 class Contest(NamedTuple):
-    """Who is asked, and how."""
+    """The contestants, and how long each may take."""
 
     names: list[str]
     """The contestants, by their names in `CONTESTANTS`."""
@@ -219,7 +219,7 @@ def print_costs(
             costs[name] = {
                 column: float(np.median([row[column] for row in rows])) for column in COST_COLUMNS
             }
-    # Drawing random scores is no method.
+    # The time of random scores is no measure of the others.
     seconds_of_methods = [cost["cpu_s"] for name, cost in costs.items() if name != "random"]
     least_s = min(seconds_of_methods, default=float("nan"))
 

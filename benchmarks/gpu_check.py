@@ -408,7 +408,7 @@ class Machine:
     """The number of checks after the one that runs."""
 
     facts: dict[str, Any] = field(default_factory=dict)
-    """What `FACTS_PROGRAM` prints."""
+    """The machine and its versions, as `FACTS_PROGRAM` prints them."""
 
     @property
     def num_processes(self) -> int:

@@ -114,7 +114,7 @@ def parse_share(text: str) -> float:
     if text == "all":
         return 1.0
     percent = re.fullmatch(r"top(.+)%", text)
-    # 0 is not accepted either, so it stands for a text that cannot be read.
+    # A text that is no percentage becomes 0, which the range below refuses with the same message.
     share = 0.0 if percent is None else _fraction(percent[1])
     if not 0 < share <= 1:
         raise ConfigError(f"share={text} must be all, or a share such as top10%")

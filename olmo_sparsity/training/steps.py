@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from enum import IntEnum
 from pathlib import Path
 
@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from olmo_sparsity.base.devices import peak_memory_gib
+from olmo_sparsity.base.errors import UserError
 from olmo_sparsity.base.launch import EXIT_STOPPED
 from olmo_sparsity.base.locks import check_not_taken_over
 from olmo_sparsity.base.progress import Progress
@@ -45,6 +46,9 @@ from olmo_sparsity.training.step_clock import Clock
 from olmo_sparsity.training.step_profile import Profile
 from olmo_sparsity.training.stop_signals import StopRequest
 from olmo_sparsity.training.trainer_state import ENGINE_FOLDER, TrainerState
+
+TEXT_UNREADABLE = "the text of the next step cannot be read"
+"""The reason to stop of a process whose next batch cannot be read."""
 
 
 class Outcome(IntEnum):
@@ -96,26 +100,54 @@ class Steps:
         drawn = draw(self.run.batches, self.first_step, self.num_steps, self.engine.device)
         with contextlib.closing(in_background(drawn, depth=1)) as batches:
             for step in range(self.first_step, self.num_steps + 1):
-                # If one process cannot read its text, all end at once. Otherwise the others would
-                # wait for it in the step, and leave as if its node had failed.
-                with (
-                    self.processes.raising_together(),
-                    self.clock.measuring("data_wait_s"),
-                    self.run.watchdog.disk_work(f"reading the batch of step {step}"),
-                ):
-                    batch = next(batches)
+                if step == self.first_step:
+                    with self.processes.raising_together():
+                        batch = self.read_batch(batches, step)
                 rate = self.take(step, batch)
                 if self.is_logged(step):
                     self.log(step, rate)
                 with self.clock.paused():
                     self.evaluate_if_due(step)
+
+                # The next batch is read before the processes ask each other whether to stop. So one
+                # exchange a step is enough, and if one process cannot read its text, all end at
+                # once. Otherwise the others would wait for it in the next step, and leave as if its
+                # node had failed.
+                own_reason = self.stop_request.signal_name or self.gpu_hours.reason_to_stop()
+                reading_error = None
+                if step < self.num_steps and not own_reason:
+                    try:
+                        batch = self.read_batch(batches, step + 1)
+                    except (UserError, OSError) as error:
+                        reading_error = error
+                        own_reason = TEXT_UNREADABLE
+
+                with self.clock.paused():
                     # If one process gets a signal, all stop at the same step.
-                    own_reason = self.stop_request.signal_name or self.gpu_hours.reason_to_stop()
                     stop_reason = self.processes.first_nonempty(own_reason)
+                    if stop_reason == TEXT_UNREADABLE:
+                        # Only if it is due: a text that has changed may have been trained on, and
+                        # another checkpoint would take the place of an older one.
+                        self.save_if_due(step)
+                        self.raise_together(reading_error)
                     self.save_if_due(step, stop_reason)
                     if stop_reason and step < self.num_steps:
                         return self.stop_early(step, stop_reason)
         return Outcome.FINISHED
+
+    def read_batch(self, batches: Iterator[Batch], step: int) -> Batch:
+        """Return the batch of a step, which is usually read already."""
+        with (
+            self.clock.measuring("data_wait_s"),
+            self.run.watchdog.disk_work(f"reading the batch of step {step}"),
+        ):
+            return next(batches)
+
+    def raise_together(self, own_error: UserError | OSError | None) -> None:
+        """Raise an error that one process has, or several, on all of them."""
+        with self.processes.raising_together():
+            if own_error is not None:
+                raise own_error
 
     def is_logged(self, step: int) -> bool:
         """Return whether the row of a step has speeds, and is written at once."""
@@ -181,7 +213,7 @@ class Steps:
             with self.clock.measuring("evaluation_s"):
                 evaluate_step(self.run, step, self.metrics, self.writer, self.progress)
 
-    def save_if_due(self, step: int, stop_reason: str) -> None:
+    def save_if_due(self, step: int, stop_reason: str = "") -> None:
         """Save, if that is due after this step or if the run stops there. Before the run ends, wait
         until the checkpoint is complete."""
         if stop_reason or self.saves.due(step):

@@ -20,7 +20,7 @@ from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.text.units import span_width
 
 SMALLER_UNITS = "pass smaller units (a paragraph ends at a blank line, not at a line break)"
-"""What to do about a text of few units."""
+"""The advice of messages on a text of few units."""
 
 
 def find_measured_numbers(

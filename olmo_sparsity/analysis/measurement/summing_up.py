@@ -52,7 +52,7 @@ def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Result
 
 
 class _FinishedTargets(NamedTuple):
-    """What a measurement that still runs has evaluated."""
+    """Targets of a measurement that is still running, in the documents that are finished."""
 
     targets: pd.DataFrame
     """The targets of the documents that are finished."""

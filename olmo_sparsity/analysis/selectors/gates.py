@@ -86,7 +86,8 @@ def gate_gradients(
         _GatedTarget(span, indices) for span, indices in zip(spans, opened, strict=True)
     ]
 
-    # The memory of a batch is that of its attention scores, so these stand for its tokens.
+    # `in_batches` limits a batch by its tokens. Here attention scores take nearly all memory, so
+    # they are converted to as many tokens as would take the same memory.
     num_local = len(context.block.positions_of_local())
     num_keys = states.num_tokens + num_local
     num_scores = num_local * num_keys * states.num_heads * len(states.layers)
