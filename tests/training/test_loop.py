@@ -611,3 +611,26 @@ def test_the_process_with_the_longest_forward_passes_is_the_slowest() -> None:
     processes = SimpleNamespace(world_size=4, gather=lambda seconds: gathered)
     engine: Any = SimpleNamespace(processes=processes, losses=SimpleNamespace(clock=ForwardClock()))
     assert slowest_process(engine) == {"slowest_process": 2.0, "slowest_to_median": 4.5}
+
+
+def test_processes_ask_each_other_once_a_step(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between a step and the next, whether to stop and whether the next batch can be read."""
+    num_asked = [0]
+    calls_of_step: dict[int, int] = {}
+    sum_integers = Processes.sum_integers
+    step = Engine.step
+
+    def counted(processes: Processes, number: int) -> int:
+        num_asked[0] += 1
+        return sum_integers(processes, number)
+
+    def noting(engine: Engine, *given: Any) -> Any:
+        calls_of_step[len(calls_of_step) + 1] = num_asked[0]
+        return step(engine, *given)
+
+    monkeypatch.setattr(Processes, "sum_integers", counted)
+    monkeypatch.setattr(Engine, "step", noting)
+    train(make_config(training__num_steps=6, checkpoint__interval_steps=6))
+    assert [calls_of_step[index + 1] - calls_of_step[index] for index in range(1, 5)] == [1] * 4
