@@ -52,7 +52,7 @@ TEXT_UNREADABLE = "the text of the next step cannot be read"
 
 
 class Outcome(IntEnum):
-    """How training ended: the exit codes of `olmo-sparsity train`; see command/ending.py for the others."""
+    """How training ended: exit codes of `olmo-sparsity train`; command/ending.py has the others."""
 
     FINISHED = 0
     STOPPED_BY_SIGNAL = EXIT_STOPPED

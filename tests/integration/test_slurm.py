@@ -195,8 +195,10 @@ def stopped(bench: Bench) -> Job:
 
 def out_of_time(bench: Bench) -> Job:
     """Requeued by hand, out of time, cancelled. What a run does when it is told: `swept`."""
-    script = "trap 'kill $!; echo told; exit 75' USR2; trap 'kill $!; exit 75' TERM"
-    job = bench.pretend("out_of_time", f"{script}; echo ready; sleep 1000 & wait", "--time=60")
+    traps = "trap 'kill $!; echo told; exit 75' USR2; trap 'kill $!; exit 75' TERM"
+    # SLURM signals the `sleep` as well, at times first: its end must not end the script.
+    endless = "while true; do sleep 1000 & wait; done"
+    job = bench.pretend("out_of_time", f"{traps}; echo ready; {endless}", "--time=60")
 
     def start(number: int) -> None:
         job.wait_for(lambda: job.log.count("ready") == number, f"start {number}")
