@@ -32,13 +32,16 @@ EXIT_UNREACHED = 69
 resumes. `EX_UNAVAILABLE` of sysexits.h. It differs from EXIT_LOST_PROCESS, so that slurm/job.sh can
 tell a node that reached nobody from those that waited for it."""
 
+EXIT_FAULTY_NODE = 71
+"""The exit code after the weights on one node came to differ from those on all others. The same
+command resumes from the last checkpoint. `EX_OSERR` of sysexits.h."""
+
 DEATHS_FILE = "OLMO_SPARSITY_DEATHS"
 """The environment variable by which slurm/job.sh names the file in which it counts how often a job
 has died."""
 
 SUSPECT_FILE = "OLMO_SPARSITY_SUSPECT"
-"""The environment variable by which slurm/job.sh names the file for the node that kept the others
-waiting."""
+"""The environment variable by which slurm/job.sh names the file for the node that has failed."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
@@ -144,7 +147,8 @@ def node_name() -> str:
 
 
 def suspect(node: str) -> None:
-    """Tell the job which node kept the others waiting, so that the next start can leave it out."""
+    """Tell the job which node kept the others waiting, or has wrong weights, so that the next start
+    can leave it out."""
     path = os.environ.get(SUSPECT_FILE)
     if path:
         with contextlib.suppress(OSError):  # the next start then takes the node again

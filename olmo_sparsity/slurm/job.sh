@@ -15,9 +15,9 @@
 # both are counted, so a long job may die more often. (A training that dies again and again without
 # getting on refuses to start, which is a 2.)
 #
-# Which node failed is known if the processes that waited for another one have named it (then it is
-# in slurm/logs/.suspect-JOB: watchdog.py), or if tasks of one node alone crashed and the others say
-# that they lost a process. At most OLMO_SPARSITY_MAX_EXCLUDED nodes (2) are excluded.
+# Which node failed is known if the processes have named it, because they waited for it or because its
+# weights differ from those of all others (then it is in slurm/logs/.suspect-JOB: watchdog.py,
+# replicas.py), or if tasks of one node alone crashed and the others say that they lost a process. At most OLMO_SPARSITY_MAX_EXCLUDED nodes (2) are excluded.
 #
 # SLURM itself requeues a job that it preempts or that loses a node, and never one that you cancel.
 #
@@ -167,8 +167,8 @@ exclude_failed_node() {
   fi
 }
 
-# Prints the node that the last start has named as the one that others waited for, or the only one
-# with tasks that crashed while others left because they lost a process.
+# Prints the node that the processes of the last start have named, or the only one with tasks that
+# crashed while others left because they lost a process.
 failed_node() {
   if [[ -s $OLMO_SPARSITY_SUSPECT ]]; then
     head -n 1 "$OLMO_SPARSITY_SUSPECT"

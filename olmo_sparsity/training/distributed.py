@@ -47,6 +47,9 @@ class ErrorReport(NamedTuple):
     diverged_at: int | None
     """The step whose numbers are not finite, if that is the error."""
 
+    exit_code: int
+    """The exit code with which the command ends, on every process."""
+
 
 @dataclass(frozen=True)
 class Processes(Launch):
@@ -79,7 +82,9 @@ class Processes(Launch):
             error = UserError(f"{caught.filename}: {caught.strerror}")
             error.errno = caught.errno
 
-        own_report = None if error is None else ErrorReport(str(error), error.diverged_at)
+        own_report = None
+        if error is not None:
+            own_report = ErrorReport(str(error), error.diverged_at, error.exit_code)
         # Without an error processes exchange one number alone, so that this can be done each step.
         if not self.sum_integers(own_report is not None):
             return
@@ -107,6 +112,7 @@ class Processes(Launch):
                 error.args = (f"{where}: {error}",)
         # With training.on_nan=skip all must skip the batch, or end, alike.
         error.diverged_at = report_of_rank[speaker].diverged_at
+        error.exit_code = report_of_rank[speaker].exit_code
         return error
 
     def gather(self, value: Any) -> list[Any]:

@@ -10,7 +10,9 @@ two sums of each weight are compared, as weights are too many to send:
                          process 2    12.9    differs: a faulty GPU on its node?
                          process 3    12.5
 
-Called by steps.py before each save.
+If the copies that differ are all on one node, slurm/job.sh starts the run again without that node;
+otherwise nobody knows which copies are wrong, and a person has to look. Called by steps.py before
+each save.
 
 Dimension key: R processes (ranks) that hold copies of one part, W weights.
 """
@@ -23,7 +25,7 @@ import numpy as np
 import torch
 
 from olmo_sparsity.base.errors import UserError
-from olmo_sparsity.base.launch import node_name
+from olmo_sparsity.base.launch import EXIT_FAULTY_NODE, node_name, suspect
 from olmo_sparsity.training.engine import Engine
 
 TOLERANCE = 1e-7
@@ -66,12 +68,18 @@ def check_replicas(engine: Engine, step: int) -> None:
         if different:
             where = ", ".join(f"process {rank} on {gathered[rank].node}" for rank in different)
             first_name = list(copies)[min(different.values())]
-            raise UserError(
+            error = UserError(
                 f"step {step} is not saved: the weights of {where} differ from the copies of other "
                 f"processes, the first in {first_name} (a faulty GPU or memory?); "
                 "the same command goes on from the last checkpoint: test that node, and leave it "
                 "out with sbatch --exclude"
             )
+            nodes = {gathered[rank].node for rank in different}
+            if len(nodes) == 1:
+                if processes.is_first:
+                    suspect(nodes.pop())
+                error.exit_code = EXIT_FAULTY_NODE
+            raise error
 
 
 def find_different(parts: list[int], sums: list[list[list[float]]]) -> dict[int, int]:

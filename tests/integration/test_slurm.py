@@ -25,6 +25,7 @@ import pytest
 
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.stored_results import read_results
+from olmo_sparsity.base.launch import EXIT_FAULTY_NODE
 from olmo_sparsity.command.cli import build_parser, main
 from olmo_sparsity.experiment.file import read_experiment
 from olmo_sparsity.experiment.jobs import jobs_of
@@ -333,6 +334,16 @@ def leaving(bench: Bench) -> Job:
     return bench.pretend("leaving", script, *flags).end()
 
 
+def naming(bench: Bench) -> Job:
+    """All tasks leave together: the weights on one node, which the first names, are wrong."""
+    name_node = '((SLURM_PROCID)) || scontrol show hostnames "$SLURM_JOB_NODELIST" | tail -n 1'
+    script = (
+        f"((SLURM_RESTART_COUNT > 0)) && exit 0; {name_node} >>$OLMO_SPARSITY_SUSPECT; "
+        f"sleep 1; exit {EXIT_FAULTY_NODE}"
+    )
+    return bench.pretend("naming", script, *TWO_NODES, "--partition=spare").end()
+
+
 def staying(bench: Bench) -> Job:
     """The same, on a partition that has no other node."""
     script = "((SLURM_RESTART_COUNT > 0)) && exit 0; ((SLURM_PROCID)) && exit 9; sleep 1; exit 76"
@@ -494,6 +505,16 @@ def test_a_requeued_job_leaves_the_node_at_which_it_crashed(job: Job) -> None:
     assert bad is not None
     assert f"{bad[1]} failed: excluded from the next starts" in job.log
     assert job.fact("ExcNodeList") == f"n5,{bad[1]}" or job.fact("ExcNodeList") == f"{bad[1]},n5"
+
+
+@pytest.mark.accept
+@asks(naming)
+def test_a_requeued_job_leaves_the_node_that_its_processes_have_named(job: Job) -> None:
+    assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "1")
+    excluded = job.fact("ExcNodeList")
+    assert re.fullmatch(r"n[126]", excluded)
+    assert f"{excluded} failed: excluded from the next starts" in job.log
+    assert f"exit code {EXIT_FAULTY_NODE}: requeued" in job.log
 
 
 @asks(staying)

@@ -24,7 +24,7 @@ def test_a_launch_without_a_meeting_point_is_refused() -> None:
 def agreeing(rank: int, texts: list[str | None]) -> Processes:
     class Scripted(Processes):
         def gather(self, value: Any) -> list[Any]:
-            reports = [text and ErrorReport(text, None) for text in texts]
+            reports = [text and ErrorReport(text, None, 2) for text in texts]
             assert value == reports[rank]
             return reports
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from olmo_sparsity.base.launch import EXIT_FAULTY_NODE, SUSPECT_FILE
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.replicas import find_different
@@ -77,19 +77,55 @@ def change_weights(number_of_save: int) -> None:
     Engine.copy_weights = changed  # type: ignore[method-assign]
 
 
+def be_on_node(node: str, suspect_file: Path) -> None:
+    """Disturbs: this process is on a node of this name, of a job that asks which node fails."""
+    os.environ |= {"SLURMD_NODENAME": node, SUSPECT_FILE: str(suspect_file)}
+
+
+def be_on_node_with_other_weights(node: str, suspect_file: Path) -> None:
+    """Disturbs: the same, and the weights of this process are others at its second save."""
+    be_on_node(node, suspect_file)
+    change_weights(2)
+
+
 @pytest.mark.parametrize("engine", ["ddp", "zero1"])
 def test_a_run_whose_copies_differ_ends_before_it_saves_them(
     data_folder: Path, tmp_path: Path, engine: str
 ) -> None:
     given = small_run(tmp_path / "run", data_section(data_folder))
     given["engine"] = {"name": engine}
-    job = children.start(given, disturb={1: partial(change_weights, 2)})
+    suspect_file = tmp_path / "suspect"
+    disturb = {
+        0: partial(be_on_node, "n1", suspect_file),
+        1: partial(be_on_node_with_other_weights, "n2", suspect_file),
+    }
+    job = children.start(given, disturb=disturb)
+    # Of two copies nobody knows which one is wrong: no code with which a job is requeued.
     assert job.wait() == [2, 2]
+    assert not suspect_file.exists()
     (line,) = [line for line in job.texts()[0].splitlines() if "step 4 is not saved" in line]
     assert line.startswith("olmo-sparsity: step 4 is not saved: the weights of process 0 on"), line
-    assert re.search(r"process 0 on \S+, process 1 on \S+ differ from the copies of other", line)
+    assert "process 0 on n1, process 1 on n2 differ from the copies of other" in line
     (newest,) = list_checkpoints(tmp_path / "run")
     assert newest.name == "step000002"
+
+
+def test_the_next_start_leaves_out_the_node_whose_copies_differ(
+    data_folder: Path, tmp_path: Path
+) -> None:
+    given = small_run(tmp_path / "run", data_section(data_folder))
+    given["engine"] = {"name": "ddp"}
+    given["training"]["batch_size"] = 6  # three processes share it
+    suspect_file = tmp_path / "suspect"
+    disturb = {
+        0: partial(be_on_node, "n1", suspect_file),
+        1: partial(be_on_node_with_other_weights, "n2", suspect_file),
+        2: partial(be_on_node, "n3", suspect_file),
+    }
+    job = children.start(given, 3, disturb=disturb)
+    assert job.wait() == [EXIT_FAULTY_NODE] * 3
+    assert suspect_file.read_text() == "n2\n"
+    assert "the weights of process 1 on n2 differ from the copies" in job.texts()[0]
 
 
 def be_on_a_node_of_two(rank: int) -> None:
