@@ -50,6 +50,10 @@ from olmo_sparsity.training.trainer_state import ENGINE_FOLDER, TrainerState
 TEXT_UNREADABLE = "the text of the next step cannot be read"
 """The reason to stop of a process whose next batch cannot be read."""
 
+SLOW_EVALUATION_S = 60.0
+"""Seconds above which an evaluation is reported as slow. slurm/train.sbatch signals a job 120 s
+before its time limit, and what the evaluation takes of them is missing for the save."""
+
 
 class Outcome(IntEnum):
     """How training ended: exit codes of `olmo-sparsity train`; command/ending.py has the others."""
@@ -92,6 +96,7 @@ class Steps:
         self.loss_alarm = LossAlarm(self.config, metrics.earlier_losses)
         self.straggler_alarm = StragglerAlarm(run.watchdog.nodes)
         self.saves = SaveSteps(run.config.checkpoint, run.step, self.num_steps)
+        self._has_said_slow = False
 
     def take_all(self) -> Outcome:
         """Train until the last step, or until a signal or the GPU-hours ask to stop."""
@@ -210,8 +215,20 @@ class Steps:
     def evaluate_if_due(self, step: int) -> None:
         """Evaluate, if that is due after this step."""
         if is_due(step, self.config.evaluation.interval_steps, self.num_steps):
+            evaluation_began_s = time.monotonic()
             with self.clock.measuring("evaluation_s"):
                 evaluate_step(self.run, step, self.metrics, self.writer, self.progress)
+            self._report_if_slow(step, time.monotonic() - evaluation_began_s)
+
+    def _report_if_slow(self, step: int, evaluation_s: float) -> None:
+        """Say once that a signal during an evaluation may come too late to save."""
+        if evaluation_s > SLOW_EVALUATION_S and not self._has_said_slow:
+            self._has_said_slow = True
+            self.progress.note(
+                f"step {step}: the evaluation took {evaluation_s:.0f} s, and a signal acts after "
+                "it; before a time limit leave so much more than a save takes (sbatch "
+                "--signal=USR2@SECONDS), or lower evaluation.num_sequences"
+            )
 
     def save_if_due(self, step: int, stop_reason: str = "") -> None:
         """Save, if that is due after this step or if the run stops there. Before the run ends, wait

@@ -196,6 +196,21 @@ def test_waits_are_logged_with_the_next_speed(
     assert long_waits == {(logged_at, key)}
 
 
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_a_slow_evaluation_says_once_that_a_signal_acts_after_it(
+    make_config: MakeConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    is_slow: bool,
+) -> None:
+    if is_slow:
+        monkeypatch.setattr(steps, "SLOW_EVALUATION_S", 0.0)
+    train(make_config(evaluation__interval_steps=2))
+    said = [line for line in capsys.readouterr().err.splitlines() if "acts after it" in line]
+    assert len(said) == is_slow
+    assert all(line.startswith("step 2: the evaluation took ") for line in said)
+
+
 @pytest.mark.parametrize("is_on", [False, True])
 def test_layer_gradient_norms_are_in_the_rows_of_logging_intervals(
     make_config: MakeConfig, is_on: bool
