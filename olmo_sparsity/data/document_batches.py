@@ -84,7 +84,8 @@ class _ShardBoundaries:
     """
 
     def __init__(self, are_at_files: bool) -> None:
-        """are_at_files: Whether a shard also ends with the file that its records are in."""
+        """Begin the first shard. With `are_at_files`, a shard also ends with the file that its
+        records are in."""
         self._are_at_files = are_at_files
         self._num_characters = 0  # of the shard so far
         self._file: str | None = None  # of the record before
@@ -122,8 +123,10 @@ def read_batches(
 ) -> Generator[DocumentBatch, None, None]:
     """Yield the records of a corpus in batches. The last batch says that it ends the corpus.
 
-    num_skipped: The number of records at the start that are skipped, as finished shards hold them.
-    max_documents: The largest number of documents after them; None: all.
+    Args:
+        num_skipped: The number of records at the start that are skipped, as finished shards hold
+            them.
+        max_documents: The largest number of documents after them; None: all.
     """
     # C4's files are prepared by several processes that share them. A shard that ends with its file
     # is the same whether one process reads all files or each reads some of them.

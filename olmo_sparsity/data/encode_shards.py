@@ -55,7 +55,9 @@ def write_shards(
 ) -> None:
     """Write the shards that are not in the manifest yet, and add each to it once it is complete.
 
-    needs_both_splits: Whether to raise DataError if the folder has no training or no held-out text.
+    Args:
+        needs_both_splits: Whether to raise DataError if the folder has no training or no held-out
+            text.
     """
     _remove_unnamed(folder, manifest)
     num_stored = manifest.num_tokens(*SPLITS)
@@ -154,8 +156,9 @@ def _publish_shard(
 ) -> None:
     """Add the shard of these writers to the manifest.
 
-    total: The counts of all records so far, those of this shard included.
-    is_last: Whether the corpus has no more records, so that the folder is complete.
+    Args:
+        total: The counts of all records so far, those of this shard included.
+        is_last: Whether the corpus has no more records, so that the folder is complete.
     """
     # Where the last shard ended with the last record, the end of the corpus has nothing to add.
     has_new_records = total.num_records > manifest.tally.num_records

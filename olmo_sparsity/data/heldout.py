@@ -42,10 +42,11 @@ def heldout_batches(
 ) -> Iterator[Batch]:
     """Yield batches of held-out text from its start, cut into sequences of `length` tokens.
 
-    num_sequences: How many sequences to yield at most, in all batches.
-    mask_documents: Whether attention is restricted to a token's document.
-    per_document: Whether position IDs begin at 0 in each document, if documents are masked. They
-        are contiguous in either case.
+    Args:
+        num_sequences: How many sequences to yield at most, in all batches.
+        mask_documents: Whether attention is restricted to a token's document.
+        per_document: Whether position IDs begin at 0 in each document, if documents are masked.
+            They are contiguous in either case.
     """
     sequences = heldout_sequences(shards, length)
     num_read = min(num_sequences, len(sequences))

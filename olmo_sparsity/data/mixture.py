@@ -75,8 +75,9 @@ def find_order(
 ) -> RunOrder:
     """Return the order in which a run reads these shards. Raise DataError if they are too short.
 
-    length: The number of tokens of a sequence.
-    weights: The weights of several corpora, for each stretch; empty for a single corpus.
+    Args:
+        length: The number of tokens of a sequence.
+        weights: The weights of several corpora, for each stretch; empty for a single corpus.
     """
     if not shards.corpora:
         num_sequences = shards.count_sequences(length)

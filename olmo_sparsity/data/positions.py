@@ -29,10 +29,11 @@ def draw_positions(
 ) -> np.ndarray:
     """Return positions_L of one training sequence, int64, which rise strictly.
 
-    config: How they are drawn.
-    seed, epoch, index: The run's seed, the epoch, and the index of the sequence in the text.
-    documents_L: The number of each token's document. Each document then has a draw of its own, and
-        IDs rise strictly within it.
+    Args:
+        config: How they are drawn.
+        seed, epoch, index: The run's seed, the epoch, and the index of the sequence in the text.
+        documents_L: The number of each token's document. Each document then has a draw of its own,
+            and IDs rise strictly within it.
     """
     generator = np.random.default_rng([seed, epoch, index])
     if documents_L is None:

@@ -47,8 +47,9 @@ if TYPE_CHECKING:
 def prepare(data: DataConfig, shard: tuple[int, int] = (0, 1)) -> Manifest | None:
     """Fill `data.folder`, or resume filling it, or find it finished. Return the manifest.
 
-    shard: (i, n) for the i-th of n processes, which share the files of records. The result is None
-        if other processes have files left.
+    Args:
+        shard: (i, n) for the i-th of n processes, which share the files of records. The result is
+            None if other processes have files left.
     """
     share = Share(*shard)
     if read_launch().world_size > 1:

@@ -59,8 +59,9 @@ def fill_folder(
 ) -> Manifest:
     """Prepare a folder as one process, and return its manifest.
 
-    common_tokenizer: The tokenizer of several files or corpora, if this folder has one of them.
-    needs_both_splits: Whether the folder must have training text and held-out text.
+    Args:
+        common_tokenizer: The tokenizer of several files or corpora, if this folder has one of them.
+        needs_both_splits: Whether the folder must have training text and held-out text.
     """
     work = WorkFolder(Path(data.folder), "data.folder", "manifest.json")
     folder = work.path

@@ -52,7 +52,8 @@ def prepare_together(
     """Prepare this process's share of the files of a corpus, and join the folders of all files if
     they are finished then. Return the manifest; None if other processes have files left.
 
-    common_tokenizer: The tokenizer of several corpora, if this is one of them.
+    Args:
+        common_tokenizer: The tokenizer of several corpora, if this is one of them.
     """
     check_files_can_be_shared(data, share)
     folder = Path(data.folder)

@@ -88,11 +88,12 @@ class TokenShards:
     ) -> None:
         """Describe files that exist; `open_shards` checks them first.
 
-        files: The files of each shard, in order.
-        fingerprint: Hash of the content of all files.
-        states: Size and time of each token file when it was verified.
-        corpora: The shards of each of several corpora, by name. `files` are theirs, one corpus
-            after the other.
+        Args:
+            files: The files of each shard, in order.
+            fingerprint: Hash of the content of all files.
+            states: Size and time of each token file when it was verified.
+            corpora: The shards of each of several corpora, by name. `files` are theirs, one corpus
+                after the other.
         """
         self.files = list(files)
         self.paths = [file.tokens for file in files]
@@ -176,8 +177,9 @@ def open_shards(
 ) -> TokenShards:
     """Open one split of the prepared folder, and check the sizes of all its files.
 
-    share: (i, n) if this process verifies the content of the i-th of n shares of the files; None if
-        it verifies none.
+    Args:
+        share: (i, n) if this process verifies the content of the i-th of n shares of the files;
+            None if it verifies none.
     """
     assert split in SPLITS
     if data.corpora:

@@ -90,9 +90,10 @@ def is_verified(path: Path, state: FileState, sha256: str, verified: Verified | 
     """Return whether a file is unchanged since it was verified, judged by its size, its time of
     modification and a sample of its content.
 
-    state: Size and time of the file now.
-    sha256: What the manifest says of the file.
-    verified: The record of the file; None if there is none.
+    Args:
+        state: Size and time of the file now.
+        sha256: What the manifest says of the file.
+        verified: The record of the file; None if there is none.
     """
     if verified is None:
         return False
@@ -112,9 +113,11 @@ def remember(
     """Add files that were verified just now to the record of this process. If the folder cannot be
     written, nothing is remembered, and the next start hashes again.
 
-    share: Which of the processes this is.
-    states, hashes: Size and time, and SHA-256, of the files that were verified just now, by name.
-    verified: The files that earlier starts have verified, by name.
+    Args:
+        share: Which of the processes this is.
+        states, hashes: Size and time, and SHA-256, of the files that were verified just now, by
+            name.
+        verified: The files that earlier starts have verified, by name.
     """
     now = time.time_ns()
     records = {

@@ -61,8 +61,9 @@ def apply(
     """Return the changed sequence, or None if the transform leaves it as it is. Raise DataError if
     the changed sequence cannot be trained on.
 
-    seeds: The numbers that identify the sequence.
-    vocab_size: One more than the largest token ID.
+    Args:
+        seeds: The numbers that identify the sequence.
+        vocab_size: One more than the largest token ID.
     """
     changed = transform(tokens_L, seeds)
     if changed is None:

@@ -209,8 +209,8 @@ def describe_agreement(comparison: Comparison, tables: Sequence[pd.DataFrame]) -
     and how many intervals exclude 0. Only the rows that the figure draws count: those of the first
     selector, and of the main set of targets.
 
-    comparison: The comparison.
-    tables: What `describe_comparison` returned for each pair that is finished.
+    Args:
+        tables: What `describe_comparison` returned for each pair that is finished.
     """
     # All seeds below each other; grouping by k puts the same k of all seeds together.
     rows = pd.concat([_drawn_rows(table) for table in tables])
@@ -239,8 +239,9 @@ def _drawn_rows(table: pd.DataFrame) -> pd.DataFrame:
 def _describe_signs(of_seeds: pd.DataFrame, column: str) -> str:
     """Return which signs the values of a column have, and how many of their intervals exclude 0.
 
-    of_seeds: One row of each seed.
-    column: The column, which has an interval.
+    Args:
+        of_seeds: One row of each seed.
+        column: The column, which has an interval.
     """
     values = of_seeds[column]
     low = of_seeds[f"{column}_low"]

@@ -76,7 +76,8 @@ class _Rank(NamedTuple):
 def _rank(measurement: Measurement, compared_with: Measurement) -> _Rank:
     """Return the rank of a measurement.
 
-    compared_with: The best one of the same model so far.
+    Args:
+        compared_with: The best one of the same model so far.
     """
     return _Rank(
         step=float("inf") if measurement.step is None else measurement.step,

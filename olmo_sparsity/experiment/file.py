@@ -114,8 +114,9 @@ def saved_experiment(folder: str | Path) -> Experiment | None:
 def read_experiment(path: str, overrides: Sequence[str] = ()) -> Experiment:
     """Read and check the file of an experiment.
 
-    path: The file.
-    overrides: `--key.sub=value` words for all of its models.
+    Args:
+        path: The file.
+        overrides: `--key.sub=value` words for all of its models.
     """
     given = current_keys(read_given(path), EXPERIMENT_KEYS)
     experiment = _expand(build(ExperimentFile, given, path), path, list(overrides))
@@ -141,9 +142,10 @@ def _check_labels(experiment: Experiment) -> None:
 def _expand(file: ExperimentFile, path: str, overrides: list[str]) -> Experiment:
     """Return the experiment of a file, with all of its models and measurements.
 
-    file: What the file says.
-    path: The path of the file, for messages, and from which paths in it are relative.
-    overrides: `--key.sub=value` words for all models.
+    Args:
+        file: What the file says.
+        path: The path of the file, for messages, and from which paths in it are relative.
+        overrides: `--key.sub=value` words for all models.
     """
     if not file.folder or not file.models:
         raise ConfigError(f"{path}: an experiment needs `folder` and `models`")

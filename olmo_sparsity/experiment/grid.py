@@ -51,8 +51,9 @@ class Combination:
 def expand_grid(origin: str, grid: Mapping[str, Any]) -> Iterator[Combination]:
     """Yield all combinations, the last axis changing fastest.
 
-    origin: What messages call the grid, such as `c4_1b.yaml: grid`.
-    grid: The section of the file.
+    Args:
+        origin: What messages call the grid, such as `c4_1b.yaml: grid`.
+        grid: The section of the file.
     """
     # Axes in the order of the file, so that names and numbers of models do not depend on keys.
     axes = [_choices_of(origin, axis, values) for axis, values in grid.items()]
@@ -79,9 +80,10 @@ def _name_part(axis: str, values: Any, label: str) -> str:
     """Return the part of a model's name for a choice: `seed1`, `pose`; empty if the axis has one
     value only, so that nothing is chosen.
 
-    axis: The name of the axis.
-    values: Its values or sets of keys.
-    label: The label of the choice.
+    Args:
+        axis: The name of the axis.
+        values: Its values or sets of keys.
+        label: The label of the choice.
     """
     if isinstance(values, dict):
         return as_name(label)  # the name that the user has given the set
@@ -109,9 +111,9 @@ def check_overrides(path: str, grid: Mapping[str, Any], overrides: list[str]) ->
     """Raise ConfigError for an option that sets a key of the grid, as models would then be equal,
     and for a grid in which two axes set one key.
 
-    path: The experiment's file, for messages.
-    grid: The grid.
-    overrides: `--key.sub=value` words for all models.
+    Args:
+        path: The experiment's file, for messages.
+        overrides: `--key.sub=value` words for all models.
     """
     axis_of_key = _axes_by_key(path, grid)
     for word in overrides:

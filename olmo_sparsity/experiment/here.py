@@ -84,8 +84,9 @@ def _select_runnable(jobs: Sequence[Job], by_name: Mapping[str, Job]) -> list[Jo
     """Return the jobs that are to run. For a job that cannot, print the reason, and write it into
     the job's note.
 
-    jobs: Jobs of one stage: what they need has ended.
-    by_name: All jobs.
+    Args:
+        jobs: Jobs of one stage: what they need has ended.
+        by_name: All jobs.
     """
     runnable = []
     for job in jobs:
@@ -107,9 +108,8 @@ def _select_runnable(jobs: Sequence[Job], by_name: Mapping[str, Job]) -> list[Jo
 def _run_jobs_of_one_kind(jobs: Sequence[Job], experiment: Experiment, num_processes: int) -> bool:
     """Run jobs of one kind. Return whether a signal stopped them.
 
-    jobs: The jobs.
-    experiment: The experiment.
-    num_processes: Processes of a training, and measurements at once.
+    Args:
+        num_processes: Processes of a training, and measurements at once.
     """
     for job in jobs:
         say(f"{job.kind} {job.name}")
@@ -128,8 +128,8 @@ def _run_jobs_of_one_kind(jobs: Sequence[Job], experiment: Experiment, num_proce
 def _prepare_texts(experiment: Experiment, jobs: Mapping[str, Job]) -> bool:
     """Tokenize each text that a model still needs. Return whether a signal stopped this.
 
-    experiment: The experiment.
-    jobs: All jobs, by name.
+    Args:
+        jobs: All jobs, by name.
     """
     folders: set[str] = set()
     for model in experiment.models:
@@ -158,10 +158,9 @@ _THIS_PROGRAM = (sys.executable, "-P", "-m", "olmo_sparsity")
 def _command_of(experiment: Experiment, job: Job, num_processes: int, num_at_once: int) -> Command:
     """Return the command that runs one job.
 
-    experiment: The experiment.
-    job: The job.
-    num_processes: Number of processes of a training.
-    num_at_once: Number of jobs that share the machine's cores.
+    Args:
+        num_processes: Number of processes of a training.
+        num_at_once: Number of jobs that share the machine's cores.
     """
     words = ["experiment", experiment.path, f"--only={job.name}", *experiment.overrides]
     if job.kind == "train" and num_processes > 1:
@@ -202,8 +201,9 @@ def run_processes(commands: Sequence[Command], num_at_once: int) -> Ending:
     """Run commands, and wait for them. A signal to stop is passed on to those that run, and no
     further ones begin.
 
-    commands: The commands, in order.
-    num_at_once: Number of commands that run at once.
+    Args:
+        commands: The commands, in order.
+        num_at_once: Number of commands that run at once.
     """
     children: list[subprocess.Popen] = []
     signals: list[int] = []

@@ -159,7 +159,8 @@ class MeasurementJob(Job):
         """Hold a lock as one process of the measurement, and write the note if what runs inside
         fails. A training needs no such lock, as it locks its own folder.
 
-        process: A name that no other process of the measurement has.
+        Args:
+            process: A name that no other process of the measurement has.
         """
         with self.recording():
             folder = self.locks / process
@@ -290,8 +291,8 @@ def _sorted_by_needs(jobs: list[Job]) -> list[Job]:
 def format_states(jobs: Sequence[Job], queued: Mapping[str, str] | None = None) -> str:
     """Return a line for each job with its state, and a line with the number of jobs in each state.
 
-    jobs: The jobs.
-    queued: The SLURM number of each job that waits in the queue, by the job's name.
+    Args:
+        queued: The SLURM number of each job that waits in the queue, by the job's name.
     """
     states = [job.state() for job in jobs]
     width = max(len(job.name) for job in jobs)

@@ -94,8 +94,9 @@ class MeasureKeys:
 def read_measure_section(file: ExperimentFile, path: str) -> MeasureKeys:
     """Return the section `measure`, checked; the defaults if the file has none.
 
-    file: What the file says.
-    path: The path of the file, for messages.
+    Args:
+        file: What the file says.
+        path: The path of the file, for messages.
     """
     given = current_keys(file.measure or {})
     keys_of_section = schema_fields(MeasureSection).keys()
@@ -144,10 +145,11 @@ def measurements_of(
 ) -> list[Measurement]:
     """Return all measurements, each after the one that chooses its targets.
 
-    file: What the file says.
-    path: The path of the file, for messages.
-    models: All models.
-    keys: The section `measure`.
+    Args:
+        file: What the file says.
+        path: The path of the file, for messages.
+        models: All models.
+        keys: The section `measure`.
     """
     section = keys.section
     measured = _measured_models(path, models, section)
@@ -186,8 +188,9 @@ def _points_of(section: MeasureSection, long_windows: Sequence[Long]) -> list[_P
     """Return the points at which each model is measured: each window at the last step, and at
     earlier steps the longest window only, as every point costs time.
 
-    section: The section `measure`.
-    long_windows: Long windows, the shortest first.
+    Args:
+        section: The section `measure`.
+        long_windows: Long windows, the shortest first.
     """
     points = []
     if "last" in section.steps:
@@ -240,11 +243,11 @@ class _MeasurementMaker:
     ) -> Measurement:
         """Return the measurement of a model at a point.
 
-        model: The model.
-        point: Its checkpoint and window.
-        distant_states: What units show, `contextual` for example.
-        targets_of: Name of the measurement that chooses the targets; None: this one does.
-        choices_of: Name of the measurement that ranks the tokens; None: this one does.
+        Args:
+            point: Its checkpoint and window.
+            distant_states: What units show, `contextual` for example.
+            targets_of: Name of the measurement that chooses the targets; None: this one does.
+            choices_of: Name of the measurement that ranks the tokens; None: this one does.
         """
         name = self.name_of(model, point, distant_states)
         if choices_of is not None:

@@ -72,10 +72,12 @@ def models_of(
 ) -> list[Model]:
     """Return all models of an experiment.
 
-    file: What the file says.
-    path: The path of the file.
-    overrides: `--key.sub=value` words for all models.
-    measured_steps: Steps before the last that are measured, so that their checkpoints must be kept.
+    Args:
+        file: What the file says.
+        path: The path of the file.
+        overrides: `--key.sub=value` words for all models.
+        measured_steps: Steps before the last that are measured, so that their checkpoints must be
+            kept.
     """
     models = []
     for name in file.models:
@@ -108,10 +110,11 @@ def _make_model(
 ) -> Model:
     """Return the model of a config and a combination of the grid.
 
-    file, path, overrides, measured_steps: As in `models_of`.
-    config: The path of the config.
-    name: The name of the config.
-    combination: A choice of each axis.
+    Args:
+        file, path, overrides, measured_steps: As in `models_of`.
+        config: The path of the config.
+        name: The name of the config.
+        combination: A choice of each axis.
     """
     name_parts = combination.name_parts
     model_name = "_".join([name, *filter(None, name_parts.values())])

@@ -30,10 +30,10 @@ def format_price(
     """Return what each unfinished job costs, and their sum, as text. Raise ConfigError, with the
     model's name, for a training that would not start.
 
-    experiment: The experiment.
-    hardware: The GPUs of a training; None: no hours are predicted.
-    gpu: The name of the GPU that measures; None: no hours are predicted.
-    gpu_hour: Dollars a GPU-hour; None: no money is predicted.
+    Args:
+        hardware: The GPUs of a training; None: no hours are predicted.
+        gpu: The name of the GPU that measures; None: no hours are predicted.
+        gpu_hour: Dollars a GPU-hour; None: no money is predicted.
     """
     if gpu_hour is not None and not gpu_hour > 0:
         raise ConfigError(f"--gpu-hour={gpu_hour:g} must be above 0: dollars a GPU-hour")
@@ -117,10 +117,11 @@ def _price_measurement(
 ) -> _MeasurementPrice:
     """Return the price of a measurement, or why it cannot be counted.
 
-    choosing_options: Options of the measurement that chooses the targets. Only it has the options
-        that say how many targets there are.
-    gpu: The name of the GPU; None: no hours are predicted.
-    cache: What earlier calls have read and counted.
+    Args:
+        choosing_options: Options of the measurement that chooses the targets. Only it has the
+            options that say how many targets there are.
+        gpu: The name of the GPU; None: no hours are predicted.
+        cache: What earlier calls have read and counted.
     """
     options = dict(choosing_options) | {
         "distant_states": measurement.distant_states,
@@ -137,8 +138,9 @@ def _price_measurement(
 def _format_total(prices: _Prices, *, measures: bool, gpu_hour: float | None) -> str:
     """Return the GPU-hours of all jobs as text.
 
-    measures: Whether the experiment measures anything, done or not.
-    gpu_hour: Dollars a GPU-hour; None: no money is predicted.
+    Args:
+        measures: Whether the experiment measures anything, done or not.
+        gpu_hour: Dollars a GPU-hour; None: no money is predicted.
     """
     training_hours = sum(price.gpu_hours or 0.0 for price in prices.of_trainings)
     measuring_hours = sum(price.gpu_hours or 0.0 for price in prices.of_measurements)

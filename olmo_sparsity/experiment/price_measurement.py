@@ -119,11 +119,12 @@ def price_config(
 ) -> MeasurementPrice:
     """Return the price of measuring a checkpoint of a config. The checkpoint need not exist.
 
-    config: The config of the model.
-    options: Options of `measure`.
-    text: The text that is measured; None: the held-out text of the config.
-    gpu: The name of the GPU; None: no hours are predicted.
-    cache: Keeps documents and prices for the next call.
+    Args:
+        config: The config of the model.
+        options: Options of `measure`.
+        text: The text that is measured; None: the held-out text of the config.
+        gpu: The name of the GPU; None: no hours are predicted.
+        cache: Keeps documents and prices for the next call.
     """
     cache = cache or PriceCache()
     request = MeasureRequest.of(model="untrained", documents=text, **options)
@@ -189,10 +190,11 @@ def _read_text(
     """Return the documents that would be measured. If C4 is not prepared, return others that have
     its lengths; raise DataError for another text that is not prepared.
 
-    config: The config of the model.
-    model: Its stand-in.
-    request: The measurement.
-    text: The text that is measured; None: the held-out text of the config.
+    Args:
+        config: The config of the model.
+        model: Its stand-in.
+        request: The measurement.
+        text: The text that is measured; None: the held-out text of the config.
     """
     reading = dict(vars(request.reading))
     max_documents = reading.pop("max_documents")
@@ -215,7 +217,9 @@ def _read_text(
 def _tokenizer_of(config: RunConfig, text: str | None) -> Tokenizer:
     """Return the tokenizer with which a text is read. Raise DataError if it is not known yet.
 
-    text: The text that is measured; None: the held-out text of the config, which must be prepared.
+    Args:
+        text: The text that is measured; None: the held-out text of the config, which must be
+            prepared.
     """
     if text is None:
         from olmo_sparsity.data.shards import open_shards
@@ -233,9 +237,11 @@ def _tokenizer_of(config: RunConfig, text: str | None) -> Tokenizer:
 def documents_of_lengths(num_documents: int, min_tokens: int, limit: int | None) -> Documents:
     """Return made-up texts of C4's lengths.
 
-    num_documents: The number of documents of all lengths. Only the long ones of them are returned.
-    min_tokens: The smallest number of tokens of a text.
-    limit: The largest number of texts; None: `MAX_MADE_UP`.
+    Args:
+        num_documents: The number of documents of all lengths. Only the long ones of them are
+            returned.
+        min_tokens: The smallest number of tokens of a text.
+        limit: The largest number of texts; None: `MAX_MADE_UP`.
     """
     fraction_long = 1 - C4_LENGTH.cdf(math.log(min_tokens))
     num_long = int(num_documents * fraction_long)

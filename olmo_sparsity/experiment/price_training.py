@@ -81,8 +81,8 @@ def price_training(model: Model, hardware: Hardware | None) -> TrainingPrice:
     """Return the price of a training. Raise ConfigError, with the model's name, if it would not
     start.
 
-    model: The model.
-    hardware: The GPUs; None: one process here.
+    Args:
+        hardware: The GPUs; None: one process here.
     """
     try:
         run = describe_run(model.settings, hardware)

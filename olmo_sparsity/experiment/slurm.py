@@ -67,7 +67,8 @@ class Flags:
     def check(self, names: Iterable[str]) -> None:
         """Raise ConfigError for a flag that has no effect or no meaning.
 
-        names: The names of all models.
+        Args:
+            names: The names of all models.
         """
         names = list(names)
         for word in self.times:
@@ -138,8 +139,8 @@ class _Submission:
     def submit_trainings(self, trainings: Sequence[Job], task_numbers: Mapping[str, int]) -> None:
         """Submit trainings with the same time limit and the same needs as one array.
 
-        trainings: The trainings.
-        task_numbers: The index of each model among all models, by its name.
+        Args:
+            task_numbers: The index of each model among all models, by its name.
         """
         words = shlex.split(self.flags.train)
         time = self.flags.time_of(trainings[0].name)
@@ -166,8 +167,9 @@ class _Submission:
 def _to_submit(jobs: Sequence[Job], numbers: Mapping[str, str]) -> list[Job]:
     """Return the jobs that are neither done, nor running, nor in the queue.
 
-    jobs: All jobs.
-    numbers: The SLURM number of each job in the queue, by its name.
+    Args:
+        jobs: All jobs.
+        numbers: The SLURM number of each job in the queue, by its name.
     """
     # A job that failed is submitted again.
     todo = [
@@ -234,8 +236,9 @@ def _dependency(jobs: Sequence[Job], numbers: Mapping[str, str]) -> list[str]:
     """Return the flag that lets jobs wait for the jobs that they need; no flag if they need none
     that is in the queue.
 
-    jobs: Jobs that are submitted together.
-    numbers: The SLURM number of each job in the queue, by its name.
+    Args:
+        jobs: Jobs that are submitted together.
+        numbers: The SLURM number of each job in the queue, by its name.
     """
     needed: dict[str, None] = {}  # each once, in order
     # A job that is not in the queue is done, or was started by hand and has no SLURM number.
@@ -247,9 +250,10 @@ def _dependency(jobs: Sequence[Job], numbers: Mapping[str, str]) -> list[str]:
 def _sbatch(words: Sequence[str], experiment: Experiment, *options: str) -> str:
     """Submit a job, and return its SLURM number.
 
-    words: Flags of sbatch, and the script.
-    experiment: The experiment, whose file the script is given.
-    options: Further words for the script.
+    Args:
+        words: Flags of sbatch, and the script.
+        experiment: The experiment, whose file the script is given.
+        options: Further words for the script.
     """
     command = ["sbatch", "--parsable", *words, experiment.path, *options, *experiment.overrides]
     say(shlex.join(command))
@@ -307,7 +311,8 @@ def queued(experiment: Experiment) -> dict[str, str]:
 def _select_queued(submitted: dict[str, str]) -> dict[str, str]:
     """Return those of the jobs that have not ended, by name.
 
-    submitted: Their SLURM numbers.
+    Args:
+        submitted: Their SLURM numbers.
     """
     # Where SLURM is not installed, as on a laptop with a copy of the results, nothing is queued.
     if not submitted or shutil.which("squeue") is None:

@@ -110,8 +110,9 @@ def counted_start(run_folder: Path) -> Iterator[StartCount]:
 def note_saved(run_folder: Path, step: int, first_step: int, trained_s: float) -> None:
     """Note a step that was saved, and whether it shows progress.
 
-    first_step: The step from which this start resumed.
-    trained_s: Seconds since its training began.
+    Args:
+        first_step: The step from which this start resumed.
+        trained_s: Seconds since its training began.
     """
     with _changing:
         if step - first_step >= PROGRESS_STEPS or trained_s >= PROGRESS_S:

@@ -67,8 +67,9 @@ class CheckpointWriter:
     ) -> None:
         """Open the writer of a start.
 
-        kept: Says which checkpoints stay.
-        first_step: The step from which the start resumed.
+        Args:
+            kept: Says which checkpoints stay.
+            first_step: The step from which the start resumed.
         """
         self.run_folder = run_folder
         self.kept = kept
@@ -98,11 +99,12 @@ class CheckpointWriter:
     ) -> None:
         """Begin to write the checkpoint of a step. Every process must call it.
 
-        state: What trainer.json will hold, with the step.
-        write_once: Writes into a folder the files that all processes have in common.
-        write_part: Writes into a folder the files of this process, and returns their paths. Both
-            must write copies, as training changes the originals, and may be called again.
-        begun: When copying began, by `time.monotonic`.
+        Args:
+            state: What trainer.json will hold, with the step.
+            write_once: Writes into a folder the files that all processes have in common.
+            write_part: Writes into a folder the files of this process, and returns their paths.
+                Both must write copies, as training changes the originals, and may be called again.
+            begun: When copying began, by `time.monotonic`.
         """
         assert self._save is None, "call wait() first"
         begun_s = time.monotonic() if begun is None else begun

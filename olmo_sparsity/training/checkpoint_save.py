@@ -100,8 +100,9 @@ class Save:
     ) -> None:
         """Prepare a save; nothing is written yet.
 
-        expendable: The checkpoint that is deleted if the disk is full; None if there is none.
-        is_ending: Is set when training has ended: errors are then not waited out.
+        Args:
+            expendable: The checkpoint that is deleted if the disk is full; None if there is none.
+            is_ending: Is set when training has ended: errors are then not waited out.
         """
         self.run_folder = run_folder
         self.content = content

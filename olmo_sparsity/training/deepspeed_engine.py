@@ -53,9 +53,11 @@ class ZeroEngine(Engine):
     ) -> None:
         """Build the engine.
 
-        settings: What `deepspeed_settings` returns.
-        source: The weights of a model without memory (deferred.py). Each process makes one weight
-            at a time, and keeps it in the engine's precision, or with ZeRO-3 only its shard.
+        Args:
+            settings: What `deepspeed_settings` returns.
+            source: The weights of a model without memory (deferred.py). Each process makes one
+                weight at a time, and keeps it in the engine's precision, or with ZeRO-3 only its
+                shard.
         """
         self.stage = settings["zero_optimization"]["stage"]
         if self.stage == 3:
@@ -285,7 +287,8 @@ def replace_parameters(model: nn.Module, replacements: Mapping[int, nn.Parameter
     """Replace each parameter of a model. Tied weights are one parameter of several modules, and
     stay one.
 
-    replacements: The new parameters, by the `id` of the old ones.
+    Args:
+        replacements: The new parameters, by the `id` of the old ones.
     """
     for module in model.modules():
         # Not `named_parameters`, which names a tied weight once.

@@ -98,8 +98,9 @@ class Processes(Launch):
     ) -> UserError:
         """Return what this process raises after a common failure.
 
-        own_error: The error of this process; None if only others had one.
-        report_of_rank: What failed, by the rank of each process that had an error.
+        Args:
+            own_error: The error of this process; None if only others had one.
+            report_of_rank: What failed, by the rank of each process that had an error.
         """
         speaker = min(report_of_rank)
         if own_error is None or self.rank != speaker:
@@ -170,8 +171,9 @@ def connect(limits: EngineConfig | None = None) -> Iterator[Processes]:
 def _init_process_group(launch: Launch, meeting_limit_s: int, collective_limit: timedelta) -> None:
     """Initialise the process group of a launch.
 
-    meeting_limit_s: Seconds in which all processes must come.
-    collective_limit: How long a collective may take.
+    Args:
+        meeting_limit_s: Seconds in which all processes must come.
+        collective_limit: How long a collective may take.
     """
     address, port = _meeting_point()
     # DeepSpeed reads these itself, and some launchers set only some of them.
@@ -226,7 +228,8 @@ def _open_store(launch: Launch, address: str, port: int, limit: timedelta) -> di
     """Return the key-value store of the first process, through which all find each other, once all
     have come.
 
-    limit: How long to wait for them.
+    Args:
+        limit: How long to wait for them.
     """
     # torchrun keeps a store in its own process, to which also the first of ours connects.
     is_host = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"

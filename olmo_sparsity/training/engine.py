@@ -86,9 +86,10 @@ class Engine:
     ) -> None:
         """Build the engine: place the model, wrap its loss, compile it, and build the optimizer.
 
-        training: The section `training`.
-        optimizer: The section `optimizer`.
-        processes: The processes that train together; None: this one alone.
+        Args:
+            training: The section `training`.
+            optimizer: The section `optimizer`.
+            processes: The processes that train together; None: this one alone.
         """
         self.training = training
         self.processes = processes or Processes()
@@ -125,8 +126,9 @@ class Engine:
         """Make one optimizer step on this process's share of a batch. The host does not wait for
         it, so that it can launch the next step.
 
-        jump_detector: Skips the update of a step that jumps, for which the host waits for the norm.
-            None: no update is skipped.
+        Args:
+            jump_detector: Skips the update of a step that jumps, for which the host waits for the
+                norm. None: no update is skipped.
         """
         num_labels = batch.num_labels
         if num_labels is None:  # the host waits for all processes
@@ -162,9 +164,10 @@ class Engine:
     def backward(self, part: Batch, num_labels: int, is_last: bool) -> Tensor:
         """Add the gradients of a micro-batch, and return its part of the loss.
 
-        num_labels: The number of labels of the whole step, on all processes.
-        is_last: Whether it is the last one of the step, after which gradients are summed over
-            processes.
+        Args:
+            num_labels: The number of labels of the whole step, on all processes.
+            is_last: Whether it is the last one of the step, after which gradients are summed over
+                processes.
         """
         with self.autocast():
             loss = self.losses(part, num_labels)
@@ -245,7 +248,8 @@ class Engine:
     def copy_weights(self, whole: bool = False) -> dict[str, Tensor]:
         """Copy weights into main memory, in fp32. Every process must call it.
 
-        whole: Copy all weights, and not only those that this process saves.
+        Args:
+            whole: Copy all weights, and not only those that this process saves.
         """
 
         def gather_one_by_one() -> Iterator[tuple[str, Tensor]]:
@@ -267,8 +271,9 @@ class Engine:
     def load_moments(self, folder: Path, step: int) -> None:
         """Fill the optimizer state from a checkpoint.
 
-        folder: The folder `engine` of the checkpoint.
-        step: The number of updates so far, which Adam's bias correction needs.
+        Args:
+            folder: The folder `engine` of the checkpoint.
+            step: The number of updates so far, which Adam's bias correction needs.
         """
         saved = SavedMoments(folder, self.processes.rank)
         for part in self.moments():

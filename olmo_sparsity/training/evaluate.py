@@ -237,7 +237,8 @@ class _PositionSums:
     def __init__(self, length: int, ranges: list[tuple[int, int]]) -> None:
         """length: One more than the largest position of a target.
 
-        ranges: The first and the end position of each range.
+        Args:
+            ranges: The first and the end position of each range.
         """
         self.ranges = ranges
         self.sum_L = torch.zeros(length, dtype=torch.float64)
@@ -247,10 +248,11 @@ class _PositionSums:
     def add(self, nll_BL: Tensor, targets_BL: Tensor, texts_BL: Tensor | None) -> None:
         """Add the losses of a batch.
 
-        nll_BL: The loss of each target.
-        targets_BL: Its position.
-        texts_BL: The number of its document in the row, if positions begin anew in each; else None,
-            and each row is one text.
+        Args:
+            nll_BL: The loss of each target.
+            targets_BL: Its position.
+            texts_BL: The number of its document in the row, if positions begin anew in each; else
+                None, and each row is one text.
         """
         targets = targets_BL.flatten()
         self.sum_L.index_add_(0, targets, nll_BL.flatten())

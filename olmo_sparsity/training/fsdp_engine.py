@@ -64,9 +64,10 @@ class FSDPEngine(Engine):
     ) -> None:
         """Build the engine.
 
-        settings: The section `engine`.
-        source: The weights of a model without memory (deferred.py), of which each process makes one
-            at a time and keeps its part. None: the model has memory.
+        Args:
+            settings: The section `engine`.
+            source: The weights of a model without memory (deferred.py), of which each process makes
+                one at a time and keeps its part. None: the model has memory.
         """
         self.settings = settings
         self.source = source

@@ -47,8 +47,9 @@ def train(
     """Train until the last step or a signal. Continue from the last checkpoint if the run folder
     has one.
 
-    processes: The processes that train together; None: this one alone.
-    profile: FIRST:LAST, two steps; a Chrome trace of them and those between is written.
+    Args:
+        processes: The processes that train together; None: this one alone.
+        profile: FIRST:LAST, two steps; a Chrome trace of them and those between is written.
     """
     processes = processes or Processes()
     while True:
@@ -130,11 +131,12 @@ def take_steps(
 ) -> _TakenSteps:
     """Take all steps of a start, and write all that they have begun to write.
 
-    profile: FIRST:LAST, two steps that are profiled; None: no step is.
-    folder_lock: What is closed with the lock of the run folder.
-    start_count: Counts this start. A signal to stop ends it, as the process may be killed before it
-        has saved.
-    gpu_hours: The GPU-hours of the run, which may end it.
+    Args:
+        profile: FIRST:LAST, two steps that are profiled; None: no step is.
+        folder_lock: What is closed with the lock of the run folder.
+        start_count: Counts this start. A signal to stop ends it, as the process may be killed
+            before it has saved.
+        gpu_hours: The GPU-hours of the run, which may end it.
     """
     run_folder = Path(run.config.run_folder)
     num_steps = run.config.training.num_steps
@@ -176,7 +178,8 @@ def open_metrics(
 def skip_batch(run: PreparedRun, step: int, problem: str, processes: Processes) -> None:
     """Note in the run folder that the batch of a step is left out from now on, and report it.
 
-    problem: Says which number of the step is not finite.
+    Args:
+        problem: Says which number of the step is not finite.
     """
     run_folder = Path(run.config.run_folder)
     with processes.raising_together():

@@ -79,10 +79,11 @@ class Metrics:
     ) -> None:
         """Open the file of a run that continues after step `start`.
 
-        start: The last step that the run has done.
-        writers: Get each row, too, such as that of Weights & Biases.
-        writes: Whether this process writes. The others only check their numbers.
-        while_writing: Makes a context in which rows are written, such as one with a time limit.
+        Args:
+            start: The last step that the run has done.
+            writers: Get each row, too, such as that of Weights & Biases.
+            writes: Whether this process writes. The others only check their numbers.
+            while_writing: Makes a context in which rows are written, such as one with a time limit.
         """
         self.path = run_folder / "metrics.jsonl"
         self.file = AppendedFile(self.path)
@@ -120,7 +121,8 @@ class Metrics:
         are none. At the first row with a number that is not finite, write the rows before it and
         raise UserError.
 
-        speed: Numbers of all these steps, written with the last row.
+        Args:
+            speed: Numbers of all these steps, written with the last row.
         """
         rows = self._take_pending_rows()
         if not rows:
@@ -149,9 +151,10 @@ class Metrics:
     def write_heldout(self, step: int, losses: list[dict], drop: float, measured: dict) -> None:
         """Write the line of an evaluation.
 
-        losses: Held-out losses, a row for each range of positions (`Evaluation.losses`).
-        drop: The induction drop, in nats.
-        measured: Its other results, by name.
+        Args:
+            losses: Held-out losses, a row for each range of positions (`Evaluation.losses`).
+            drop: The induction drop, in nats.
+            measured: Its other results, by name.
         """
         total = sum(row["loss"] for row in losses)  # finite if all of them are
         # Raises for an earlier step, if one was not finite. And W&B drops a row whose step is below
@@ -202,7 +205,8 @@ def check_finite(step: float, values: dict[str, float]) -> None:
     """Raise UserError if a value is not finite. The error has the step in `diverged_at`, which
     `training.on_nan=skip` reads.
 
-    values: Numbers by their names in the message.
+    Args:
+        values: Numbers by their names in the message.
     """
     if all(math.isfinite(value) for value in values.values()):
         return
@@ -232,9 +236,10 @@ def read_own_lines(path: Path, until: int | None = None) -> list[MetricLine]:
     """Return the lines of a run's metrics. Raise DataError if they are those of another run, whose
     CRC at the step of a checkpoint differs from the one that the checkpoint stores.
 
-    until: Ignore checkpoints of later steps than this one, from which the run resumes. It did not
-        resume from them as they are damaged, and a start that was killed may have repeated their
-        steps, with other losses.
+    Args:
+        until: Ignore checkpoints of later steps than this one, from which the run resumes. It did
+            not resume from them as they are damaged, and a start that was killed may have repeated
+            their steps, with other losses.
     """
     lines = _read_lines(path)
     crc32_of_step = {}

@@ -114,10 +114,11 @@ def build_adamw(
     """Return AdamW of some parameters of a model. It decays matrices of layers, and embeddings,
     norms and biases if the config says so, as in OLMo.
 
-    parameters: The parameters that it updates.
-    model: The model, by which embeddings are known.
-    config: The section `optimizer`.
-    adamw_class: AdamW itself, or a subclass of it.
+    Args:
+        parameters: The parameters that it updates.
+        model: The model, by which embeddings are known.
+        config: The section `optimizer`.
+        adamw_class: AdamW itself, or a subclass of it.
     """
     embeddings = {id(weight) for weight in embeddings_of(model)}
     groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
@@ -192,9 +193,10 @@ class JumpDetector:
     def __init__(self, sigmas: float, recent: list[list[float]], num_skipped: int) -> None:
         """Continue a run.
 
-        sigmas: The number of standard deviations above the mean from which a step is a jump.
-        recent: Loss and gradient norm of the run's last steps, also of skipped ones.
-        num_skipped: How many steps have been skipped so far.
+        Args:
+            sigmas: The number of standard deviations above the mean from which a step is a jump.
+            recent: Loss and gradient norm of the run's last steps, also of skipped ones.
+            num_skipped: How many steps have been skipped so far.
         """
         self.sigmas = sigmas
         self.recent = recent

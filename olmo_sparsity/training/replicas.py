@@ -86,8 +86,9 @@ def find_different(parts: list[int], sums: list[list[list[float]]]) -> dict[int,
     """Return the ranks whose copies differ from those of most others, each with the number of the
     first weight that differs. Of two copies that differ, both are returned.
 
-    parts: For each process, the number of the part of the model of which it holds a copy.
-    sums: For each process the sums of its weights, and of their absolute values.
+    Args:
+        parts: For each process, the number of the part of the model of which it holds a copy.
+        sums: For each process the sums of its weights, and of their absolute values.
     """
     different: dict[int, int] = {}
     for part in sorted(set(parts)):

@@ -90,11 +90,13 @@ def restore(
 ) -> Restored:
     """Fill the model and build its engine, from a checkpoint if there is one.
 
-    settings: The settings of the run as flat keys, with which those of a checkpoint are compared.
-    latest: The checkpoint to go on from (`choose_checkpoint`); None if there is none.
-    meta_weights: The weights of a model on the meta device, which has shapes and no memory; the
-        engine loads them one by one. None: the model has memory.
-    data_fingerprint: The hash of the text, which a checkpoint must have been trained on.
+    Args:
+        settings: The settings of the run as flat keys, with which those of a checkpoint are
+            compared.
+        latest: The checkpoint to go on from (`choose_checkpoint`); None if there is none.
+        meta_weights: The weights of a model on the meta device, which has shapes and no memory; the
+            engine loads them one by one. None: the model has memory.
+        data_fingerprint: The hash of the text, which a checkpoint must have been trained on.
     """
     # Counted before the engine is built, which may shard the weights.
     num_parameters = count_parameters(model)

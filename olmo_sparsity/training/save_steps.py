@@ -56,8 +56,9 @@ class SaveSteps:
     def seconds_between_saves(copied_s: float, written_s: float = 0.0) -> float:
         """Return the seconds from one save to the next.
 
-        copied_s: How long a copy takes, in which training stands still.
-        written_s: How long the last checkpoint took to be written, if training waited for it.
+        Args:
+            copied_s: How long a copy takes, in which training stands still.
+            written_s: How long the last checkpoint took to be written, if training waited for it.
         """
         seconds = max(
             SaveSteps.USUAL_INTERVAL_S, copied_s / SaveSteps.LARGEST_COPY_SHARE, written_s
@@ -67,9 +68,10 @@ class SaveSteps:
     def __init__(self, settings: CheckpointConfig, step: int, num_steps: int) -> None:
         """Begin with the step from which a start resumes.
 
-        settings: The section `checkpoint`.
-        step: The last step that is done.
-        num_steps: The number of steps of the whole run.
+        Args:
+            settings: The section `checkpoint`.
+            step: The last step that is done.
+            num_steps: The number of steps of the whole run.
         """
         self.settings = settings
         self.is_auto = settings.interval_steps == 0
@@ -121,8 +123,9 @@ class SaveSteps:
     def _seconds_to_next_save(self, save_time: SaveTime, since_last_s: float) -> float:
         """Return the seconds until the next save.
 
-        save_time: The time of the save that has just begun.
-        since_last_s: The seconds from the save before to this one.
+        Args:
+            save_time: The time of the save that has just begun.
+            since_last_s: The seconds from the save before to this one.
         """
         self.shortest_copy_s = min(self.shortest_copy_s, save_time.copied_s)
         written_s = 0.0

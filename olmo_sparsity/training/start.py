@@ -126,9 +126,10 @@ def prepare(
 ) -> PreparedRun:
     """Build all that training needs, on all processes together.
 
-    folder_lock: Keeps the run folder locked until it is closed.
-    start_count: Counts this start.
-    gpu_hours: Counts its time.
+    Args:
+        folder_lock: Keeps the run folder locked until it is closed.
+        start_count: Counts this start.
+        gpu_hours: Counts its time.
     """
     report = say if processes.is_first else lambda message: None
     run_folder = Path(config.run_folder)

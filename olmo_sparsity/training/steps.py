@@ -315,7 +315,8 @@ def log_step(
     """Write the rows of the steps since the last call, with speed, waits and memory, and show
     progress. Return the mean of their losses and the speeds, by their names in the metrics.
 
-    rate: The learning rate of this step.
+    Args:
+        rate: The learning rate of this step.
     """
     steps_per_s = clock.steps_per_s(step)
     tokens_per_s = steps_per_s * run.step_work.tokens

@@ -22,7 +22,8 @@ def stop_signals(on_request: Callable[[], None]) -> Iterator[StopRequest]:
     """Inside, SIGTERM, SIGINT and SIGUSR2 ask the run to save and stop after the current step. A
     second SIGINT interrupts at once, except while a checkpoint is being written.
 
-    on_request: Called at each signal, at once: the process may be killed before it has saved.
+    Args:
+        on_request: Called at each signal, at once: the process may be killed before it has saved.
     """
     stop = StopRequest()
 

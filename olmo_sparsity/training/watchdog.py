@@ -89,7 +89,8 @@ class Watchdog:
     ) -> None:
         """Begin to watch. Every process must call it.
 
-        release: Is called before this process is ended: it unlocks the run folder.
+        Args:
+            release: Is called before this process is ended: it unlocks the run folder.
         """
         self.limits = limits
         self.processes = processes
@@ -230,8 +231,9 @@ class Watchdog:
         """Write the stacks, let one process say which ones are missing or behind, and unlock the
         run folder.
 
-        task: The name of the task.
-        time_out: Says that it took too long.
+        Args:
+            task: The name of the task.
+            time_out: Says that it took too long.
         """
         rank = self.processes.rank
         self._write_stacks(task)
@@ -253,7 +255,8 @@ class Watchdog:
     def _find_late(self, reporting_ranks: list[int]) -> LateProcesses:
         """Return the processes for which the others waited.
 
-        reporting_ranks: The ranks of the processes that wrote their stacks.
+        Args:
+            reporting_ranks: The ranks of the processes that wrote their stacks.
         """
         ranks = range(self.processes.world_size)
         missing = [rank for rank in ranks if rank not in reporting_ranks]

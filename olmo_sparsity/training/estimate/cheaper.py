@@ -32,7 +32,8 @@ def find_cheaper(config: RunConfig, hardware: Hardware, time: RunTime) -> Cheape
     They change no loss but by rounding. Engines are compared elsewhere: the dry run has a line for
     each of them.
 
-    time: The time of the run as it is configured.
+    Args:
+        time: The time of the run as it is configured.
     """
     best: Cheaper | None = None
     for options, changed_config in _variants(config, hardware):

@@ -41,10 +41,11 @@ def activation_bytes(
     pass, and those that the loss needs for a chunk of logits. The peak is either in the loss, or
     later, in a layer that is computed again.
 
-    sizes: The section `model`.
-    training: The section `training`.
-    micro_batch_size: Sequences in a micro-batch, each of `training.length` tokens.
-    device: The type of the device, on which the size of a chunk of logits depends.
+    Args:
+        sizes: The section `model`.
+        training: The section `training`.
+        micro_batch_size: Sequences in a micro-batch, each of `training.length` tokens.
+        device: The type of the device, on which the size of a chunk of logits depends.
     """
     num_tokens = micro_batch_size * training.length
     number_bytes = 2 if training.precision == "bf16" else 4  # of an activation
@@ -108,9 +109,10 @@ def state_bytes(
     """Return the bytes of weights, gradients and optimizer of each process, which engines other
     than DDP divide into `num_shards` parts. docs/train.md has a table.
 
-    gathered: With `fsdp`, the largest number of weights that are whole at a time.
-    sums_whole_gradients: With `fsdp`, whether whole gradients are added up over micro-batches.
-    largest_weight: With `zero3`, the numbers of the largest weight, which no bucket divides.
+    Args:
+        gathered: With `fsdp`, the largest number of weights that are whole at a time.
+        sums_whole_gradients: With `fsdp`, whether whole gradients are added up over micro-batches.
+        largest_weight: With `zero3`, the numbers of the largest weight, which no bucket divides.
     """
     number_bytes = 2 if precision == "bf16" else 4  # of weights, as they are computed with
     part = num_parameters / num_shards
@@ -146,7 +148,8 @@ def start_bytes(
 ) -> int:
     """Return the bytes on each device at the peak while the engine is built, before the first step.
 
-    largest_weight: With `zero3`, the numbers of the largest weight, which is whole for a while.
+    Args:
+        largest_weight: With `zero3`, the numbers of the largest weight, which is whole for a while.
     """
     size = 2 if precision == "bf16" else 4  # bytes of a weight, as it is computed with
     part = num_parameters / num_shards

@@ -50,9 +50,10 @@ def estimate(
 ) -> dict[str, str]:
     """Return the lines of `--dry-run`, by their titles.
 
-    configured_micro_batch_size: What the user has set, where `config` has the number that was
-        chosen for its engine. Each engine is then estimated with the number that fits it. None: the
-        number in `config` is the user's.
+    Args:
+        configured_micro_batch_size: What the user has set, where `config` has the number that was
+            chosen for its engine. Each engine is then estimated with the number that fits it. None:
+            the number in `config` is the user's.
     """
     size = size_of_run(config)
     lines = {
