@@ -121,10 +121,6 @@ class ZeroEngine(Engine):
             self._check_engine()
         self.optimizer = self.zero_optimizer.optimizer  # ours, with flat shards as parameters
         self._restore_fp32_weights()
-        for state in self.optimizer.state.values():
-            # BF16_Optimizer has made a step when it was built, with gradients of 0. It would count
-            # in Adam's bias correction.
-            state["step"].zero_()
         self.source = None
         noun = count_processes(self.processes.world_size)
         self.title = f"DeepSpeedEngine, ZeRO-{self.stage}, {noun}"

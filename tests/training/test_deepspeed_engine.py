@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,3 +56,29 @@ def test_a_deepspeed_that_divides_gradients_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(__version__="0.18.3"))
     with pytest.raises(ConfigError, match=r"0\.18\.3.* 'deepspeed>=0\.19\.7'"):
         import_deepspeed(torch.device("cuda"))
+
+
+BUILD_AN_ENGINE = """
+import sys
+from olmo_sparsity.config.model import ModelConfig
+from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig, TrainingConfig
+from olmo_sparsity.models.build import build_model
+from olmo_sparsity.training.choose_engine import build_engine
+from olmo_sparsity.training.distributed import Processes
+
+training = TrainingConfig(precision="bf16", batch_size=4, length=8, device="cpu")
+model = build_model(ModelConfig(n_layers=1, d_model=16, n_heads=1, vocab_size=64))
+sections = EngineConfig(name=sys.argv[1]), training, OptimizerConfig()
+engine = build_engine(model, *sections, Processes())
+print("steps:", [float(state["step"]) for state in engine.optimizer.state.values()])
+"""
+
+
+@pytest.mark.parametrize("engine", ["zero1", "zero3"])
+def test_deepspeed_makes_no_update_while_it_is_built(engine: str) -> None:
+    """It would count in Adam's bias correction, as an earlier version's did (with zero1 in bf16).
+
+    In a process of its own, whose environment DeepSpeed changes."""
+    command = [sys.executable, "-c", BUILD_AN_ENGINE, engine]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "steps: []" in done.stdout.splitlines()
