@@ -36,7 +36,7 @@ from olmo_sparsity.text.documents import Documents
 from olmo_sparsity.text.inputs import open_documents
 from olmo_sparsity.text.split import split_long_documents
 from olmo_sparsity.training.dry_run import describe_run
-from olmo_sparsity.training.estimate.memory_formulas import without_memory
+from olmo_sparsity.training.estimate.meta_model import without_memory
 from olmo_sparsity.training.runs import training_text
 
 C4_LENGTH = NormalDist(math.log(280), 1.1)

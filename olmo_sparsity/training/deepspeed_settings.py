@@ -96,7 +96,7 @@ def with_live_weights(settings: dict[str, Any], largest_weight: int) -> dict[str
     # With less than the largest weight, nothing is fetched ahead while it is in use. DeepSpeed's
     # default, 1e9, fetches far more than the next layers need: of four processes with 24 layers
     # each took 1,163 MiB instead of 914 (benchmarks/memory.py). The estimate counts as much as is
-    # set here (`state_bytes` in estimate/memory_formulas.py).
+    # set here (`state_bytes` in estimate/state_memory.py).
     num_live = 2 * max(bucket_size, largest_weight)
     return settings | {
         "zero_optimization": zero_settings | {"stage3_max_live_parameters": num_live}

@@ -24,6 +24,7 @@ from olmo_sparsity.models.huggingface.folder import count_parameters
 from olmo_sparsity.training.choose_engine import check_engine
 from olmo_sparsity.training.deepspeed_settings import deepspeed_settings, with_live_weights
 from olmo_sparsity.training.dry_run import describe_run
+from olmo_sparsity.training.estimate.activation_memory import activation_bytes
 from olmo_sparsity.training.estimate.compute import flops_per_token, share_of_peak
 from olmo_sparsity.training.estimate.cost import RunTime, cost_of_run, with_engine
 from olmo_sparsity.training.estimate.device_memory import bytes_of_state, device_memory_of
@@ -36,13 +37,9 @@ from olmo_sparsity.training.estimate.host import (
     pinned_bytes,
     save_time,
 )
-from olmo_sparsity.training.estimate.memory_formulas import (
-    activation_bytes,
-    start_bytes,
-    state_bytes,
-    without_memory,
-)
+from olmo_sparsity.training.estimate.meta_model import without_memory
 from olmo_sparsity.training.estimate.report import SIGNAL_LEAD_S, estimate
+from olmo_sparsity.training.estimate.state_memory import start_bytes, state_bytes
 from olmo_sparsity.training.resolve import for_hardware, with_staying_checkpoints
 from tests.conftest import MakeConfig
 

@@ -1,4 +1,12 @@
-"""Find settings with which a run would take less time than with its own."""
+"""Find settings with which a run would take less time than with its own.
+
+    find_cheaper(config, hardware, time)
+    # Cheaper(["--training.activation_checkpointing=false", "--training.micro_batch_size=auto"],
+    #         micro_batch_size=16, time=…)
+
+Settings of memory and communication alone are tried, which change no loss but by rounding: 2 × 2
+combinations, and with `fsdp` on several nodes 16.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +18,7 @@ from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.training.estimate.cost import RunTime, cost_of_run
 from olmo_sparsity.training.estimate.hardware import Hardware
 
-LEAST_SAVING = 0.1
+MIN_SAVING = 0.1
 """The share of the hours that other settings must save to be named. Smaller differences are within
 the error of the estimate."""
 
@@ -26,11 +34,8 @@ class Cheaper(NamedTuple):
 
 
 def find_cheaper(config: RunConfig, hardware: Hardware, time: RunTime) -> Cheaper | None:
-    """Return the settings of memory and communication with which a run takes the fewest hours; None
-    if they save too little.
-
-    They change no loss but by rounding. Engines are compared elsewhere: the dry run has a line for
-    each of them.
+    """Return the settings with which a run takes the fewest hours; None if they save too little.
+    Engines are compared elsewhere: the dry run has a line for each of them.
 
     Args:
         time: The time of the run as it is configured.
@@ -39,8 +44,10 @@ def find_cheaper(config: RunConfig, hardware: Hardware, time: RunTime) -> Cheape
     for options, changed_config in _variants(config, hardware):
         cost = cost_of_run(changed_config, hardware)
         assert cost.time is not None  # the same GPUs as those of `time`
-        # Variants come with fewest changes first: one that saves hardly more is not better.
-        limit = (1 - LEAST_SAVING) * time.hours if best is None else 0.99 * best.time.hours
+        limit = (1 - MIN_SAVING) * time.hours
+        if best is not None:
+            # Variants come with fewest changes first: one that saves hardly more is not better.
+            limit = 0.99 * best.time.hours
         if cost.fits and cost.time.hours < limit:
             best = Cheaper(options, cost.micro_batch_size, cost.time)
     return best

@@ -1,5 +1,9 @@
 """Estimate the time in which the GPUs of a run compute: FLOPs, divided by a share of their peak.
 
+    flops_per_token(model, config.model, 1024)    # 7.3e9 of c4_1b: 6 for each multiplied weight
+    share_of_peak(1_176_764_416)                  # 0.345, measured on one H200 (150M)
+    computing_seconds(config, hardware)           # of a step, for all tokens of its batch
+
 The log of a run counts by `flops_per_token`, too, when it reports MFU, the share of the vendor's
 peak that a run reaches.
 """
@@ -17,8 +21,9 @@ from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.huggingface.folder import count_parameters
 from olmo_sparsity.models.language_model import LanguageModel
+from olmo_sparsity.training.estimate.activation_memory import share_recomputed
 from olmo_sparsity.training.estimate.hardware import Hardware
-from olmo_sparsity.training.estimate.memory_formulas import share_recomputed, without_memory
+from olmo_sparsity.training.estimate.meta_model import without_memory
 
 SHARE_OF_FORWARD = 1 / 3
 """FLOPs of a forward pass, as a share of those of a forward and backward pass. The backward pass
@@ -31,7 +36,13 @@ def flops_per_token(
 ) -> float:
     """Return the FLOPs of a token, forward and backward: 6 for each weight of a product of
     matrices, and 6 · L · D for each layer's attention, in which a token attends to L / 2 places on
-    average. `whole_attention`: count L places, as OLMo-core, nanochat and torchtitan do."""
+    average.
+
+    Args:
+        length: The number of tokens of a sequence, L.
+        whole_attention: Count L places, 12 · L · D, as OLMo-core, nanochat and torchtitan do.
+    """
+    # A multiplication and an addition, in one forward and two backward products: 6 a weight.
     weight_VD, _ = cast(LanguageModel, model).unembedding
     tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
     num_embedded = sum(table.numel() for table in tables)
@@ -41,6 +52,8 @@ def flops_per_token(
     is_tied = any(table is weight_VD for table in tables)
     if is_tied:  # looked up once, multiplied once
         num_multiplied += weight_VD.numel()
+
+    # Scores and weighted sums of values, a product each: 2 · 6 for each of L places, or of L / 2.
     attention_width = sizes.n_heads * sizes.effective_head_width
     num_scored = sizes.n_layers * length * attention_width
     return 6.0 * num_multiplied + (12.0 if whole_attention else 6.0) * num_scored
@@ -97,10 +110,11 @@ def share_of_peak(num_parameters: int, is_compiled: bool = True) -> ExpectedShar
 
 
 def _share_if_compiled(num_parameters: int) -> ExpectedShare:
-    """Return the share that one GPU is expected to reach with a compiled model of this size: that
-    of the largest measured model that is not larger. For models below the smallest measured one it
-    is assumed to fall with the root of the parameters, as the width does: narrower products fill
-    less of a GPU."""
+    """Return the share that one GPU is expected to reach with a compiled model of this size.
+
+    It is that of the largest measured model that is not larger. For models below the smallest
+    measured one it is assumed to fall with the root of the parameters, as the width does: narrower
+    products fill less of a GPU."""
     smallest = MEASURED_SHARES[0]
     if num_parameters < smallest.num_parameters:
         lowered = smallest.share * (num_parameters / smallest.num_parameters) ** 0.5
@@ -115,16 +129,19 @@ def _share_if_compiled(num_parameters: int) -> ExpectedShare:
 
 
 def computing_seconds(config: RunConfig, hardware: Hardware) -> float:
-    """Return the seconds of a step in which the GPUs compute."""
+    """Return the seconds of a step in which the GPUs compute. Their speed must be known."""
     training = config.training
     gpu = hardware.gpu
     assert gpu is not None
     model = without_memory(config.model)
-    flops = flops_per_token(model, config.model, training.length)
+
+    flops_of_token = flops_per_token(model, config.model, training.length)
     # Layers may be recomputed in the backward pass, the unembedding never is.
     unembedding_VD, _ = cast(LanguageModel, model).unembedding
-    flops_of_layers = flops - 6.0 * unembedding_VD.numel()
-    flops += SHARE_OF_FORWARD * share_recomputed(config.model, training) * flops_of_layers
-    flops *= training.batch_size * training.length
+    flops_of_layers = flops_of_token - 6.0 * unembedding_VD.numel()
+    share_again = share_recomputed(config.model, training)
+    flops_of_token += SHARE_OF_FORWARD * share_again * flops_of_layers
+
+    flops_of_step = flops_of_token * (training.batch_size * training.length)
     expected = share_of_peak(count_parameters(model), training.compile)
-    return flops / (hardware.num_processes * expected.share * gpu.tflops * 1e12)
+    return flops_of_step / (hardware.num_processes * expected.share * gpu.tflops * 1e12)

@@ -1,5 +1,9 @@
 """Estimate the memory of a run on each device, and choose the micro-batches that fit into it.
 
+    hardware = Hardware.of("h100", 8, nodes=1)
+    fitting_micro_batch_size(config, hardware)          # 16 sequences at a time, of c4_1b
+    device_memory_of(config, hardware, 16).total_bytes  # 47.4 GiB
+
 A run takes most in one of three phases: its start, its steps, or an evaluation. It needs the
 largest of the three, not their sum, as each frees its memory before the next:
 
@@ -17,15 +21,11 @@ from dataclasses import dataclass
 
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.huggingface.folder import count_parameters
+from olmo_sparsity.training.estimate.activation_memory import activation_bytes
 from olmo_sparsity.training.estimate.evaluations import bytes_in_forward
 from olmo_sparsity.training.estimate.hardware import CUDA_CONTEXT_BYTES, Hardware
-from olmo_sparsity.training.estimate.memory_formulas import (
-    activation_bytes,
-    gathered_at_once,
-    start_bytes,
-    state_bytes,
-    without_memory,
-)
+from olmo_sparsity.training.estimate.meta_model import without_memory
+from olmo_sparsity.training.estimate.state_memory import gathered_at_once, start_bytes, state_bytes
 from olmo_sparsity.training.optim import matrices_of_layers
 
 MAX_MICRO_BATCH_TOKENS = 65_536
@@ -86,28 +86,31 @@ def fitting_micro_batch_size(config: RunConfig, hardware: Hardware) -> int:
     the batch that is at most the configured number, or that fits into memory with `auto`."""
     training = config.training
     sequences_of_process = training.batch_size // hardware.num_processes
-    if training.micro_batch_size is None:
+    if training.micro_batch_size is None:  # all sequences of the process at once
         return sequences_of_process
+    # Divisors, as DeepSpeed takes micro-batches of one size alone.
     divisors = [
         size for size in range(1, sequences_of_process + 1) if sequences_of_process % size == 0
     ]
     is_auto = training.micro_batch_size == 0
-    if not is_auto:
-        return max((size for size in divisors if size <= training.micro_batch_size), default=1)
-
-    # An evaluation takes the same memory with any micro-batch, so it does not count here. Where it
-    # alone is too large, `check_fits` says so.
-    fitting = []
-    for size in divisors:
-        if size * training.length > MAX_MICRO_BATCH_TOKENS:
-            continue
-        state = bytes_of_state(config, hardware, size)
-        activations = activation_bytes(config.model, training, size, hardware.device_type)
-        peak = max(state + activations, bytes_at_start(config, hardware))
-        if peak <= hardware.usable_bytes:
-            fitting.append(size)
+    if is_auto:
+        fitting = [size for size in divisors if _fits_in_step(config, hardware, size)]
+    else:
+        fitting = [size for size in divisors if size <= training.micro_batch_size]
     # If not even one sequence fits, a size is needed all the same, to say how much is missing.
     return max(fitting, default=1)
+
+
+def _fits_in_step(config: RunConfig, hardware: Hardware, micro_batch_size: int) -> bool:
+    """Return whether a micro-batch is one that `auto` may choose: small enough for the memory of
+    start and steps, and not larger than is of use. An evaluation takes the same memory with any
+    micro-batch, so it does not count here; where it alone is too large, `check_fits` says so."""
+    training = config.training
+    if micro_batch_size * training.length > MAX_MICRO_BATCH_TOKENS:
+        return False
+    state = bytes_of_state(config, hardware, micro_batch_size)
+    activations = activation_bytes(config.model, training, micro_batch_size, hardware.device_type)
+    return max(state + activations, bytes_at_start(config, hardware)) <= hardware.usable_bytes
 
 
 def count_shards(config: RunConfig, hardware: Hardware) -> int:
@@ -136,9 +139,10 @@ def bytes_of_state(config: RunConfig, hardware: Hardware, micro_batch_size: int 
         largest_weight=max(weight.numel() for weight in model.parameters()),
     )
     if config.optimizer.name == "muon":
-        # Muon has one moment of a matrix, in fp32, where AdamW has two.
-        in_matrices = sum(matrix.numel() for matrix in matrices_of_layers(model))
-        state -= 4 * in_matrices // (num_shards if is_fsdp else 1)
+        # Muon has one moment of a matrix, in fp32, where AdamW has two. Other engines that shard do
+        # not take Muon, which needs whole matrices.
+        num_in_matrices = sum(matrix.numel() for matrix in matrices_of_layers(model))
+        state -= 4 * num_in_matrices // (num_shards if is_fsdp else 1)
     return state
 
 
@@ -155,9 +159,9 @@ def bytes_at_start(config: RunConfig, hardware: Hardware) -> int:
 
 
 def bytes_in_evaluation(config: RunConfig, hardware: Hardware) -> float:
-    """Return the bytes on each device at the peak of an evaluation: while held-out sequences are
-    read, or while tasks of lm_eval are measured, whose activations are not known. Every process
-    then has a whole copy of the model in fp32 beside its state."""
+    """Return the bytes on each device at the peak of an evaluation. It is there while held-out
+    sequences are read, or while tasks of lm_eval are measured: every process then has a whole copy
+    of the model in fp32 beside its state. (Activations of the tasks are not known.)"""
     # Whole gradients, which `fsdp` adds up over micro-batches, are gone by then. So this is the
     # state of a run whose steps have a single micro-batch.
     sequences_of_process = config.training.batch_size // hardware.num_processes

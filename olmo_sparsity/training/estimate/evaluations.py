@@ -1,6 +1,13 @@
-"""Estimate what the evaluations of a run take: tokens, seconds, memory of a device.
+"""Estimate what the evaluations of a run take: seconds, and memory of a device.
 
-Tasks of lm_eval are counted by their memory alone, as the lengths of their texts are not known.
+    seconds_of_evaluation(config, hardware)    # one forward pass over all that is evaluated:
+
+    held-out sequences    num_sequences of each corpus × evaluation.length
+    long documents        evaluation.documents × evaluation.document_length
+    passages, read twice  64 of each corpus × training.length
+
+Tasks of lm_eval are counted by their memory alone (device_memory.py), as the lengths of their texts
+are not known. evaluate.py evaluates; pauses.py asks for the seconds.
 """
 
 from __future__ import annotations
@@ -13,13 +20,14 @@ import torch
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.huggingface.folder import count_parameters
 from olmo_sparsity.models.losses import rows_per_chunk
+from olmo_sparsity.training.estimate.activation_memory import RESIDUAL_BYTES
 from olmo_sparsity.training.estimate.compute import (
     SHARE_OF_FORWARD,
     flops_per_token,
     share_of_peak,
 )
 from olmo_sparsity.training.estimate.hardware import Hardware
-from olmo_sparsity.training.estimate.memory_formulas import RESIDUAL_BYTES, without_memory
+from olmo_sparsity.training.estimate.meta_model import without_memory
 from olmo_sparsity.training.evaluate import NUM_PASSAGES
 
 
@@ -30,8 +38,8 @@ def evaluation_length(config: RunConfig) -> int:
 
 def sequences_at_once(config: RunConfig, hardware: Hardware) -> int:
     """Return the number of held-out sequences that each process evaluates at once."""
-    num_own = math.ceil(config.evaluation.num_sequences / hardware.num_processes)
-    return min(config.evaluation.batch_size, num_own)
+    num_of_process = math.ceil(config.evaluation.num_sequences / hardware.num_processes)
+    return min(config.evaluation.batch_size, num_of_process)
 
 
 class _EvaluatedText(NamedTuple):
@@ -53,6 +61,7 @@ def seconds_of_evaluation(config: RunConfig, hardware: Hardware) -> float:
     documents = _EvaluatedText(evaluation.documents, document_length)
     # A passage and its repetition together are as long as a training sequence.
     passages = _EvaluatedText(num_corpora * NUM_PASSAGES, config.training.length)
+
     model = without_memory(config.model)
     flops = 0.0
     for num_sequences, length in (heldout, documents, passages):
@@ -68,15 +77,18 @@ def bytes_in_forward(config: RunConfig, hardware: Hardware) -> float:
     nothing for a backward pass: computed, not compared with a measured peak."""
     sizes = config.model
     num_tokens = sequences_at_once(config, hardware) * evaluation_length(config)
-    bytes_of_number = 2 if config.training.precision == "bf16" else 4
+    number_bytes = 2 if config.training.precision == "bf16" else 4
+
+    # There all the time: the residual stream, and what is added to it.
+    residual_bytes = 2 * num_tokens * sizes.d_model * RESIDUAL_BYTES
     # The peak of a layer is in its MLP: what the first product returns, and the activation of it.
-    # Beside them are the residual stream and what is added to it.
-    width_of_mlp = sizes.mlp_hidden_size or sizes.mlp_ratio * sizes.d_model
-    num_activated = width_of_mlp // 2 if sizes.activation_type == "swiglu" else width_of_mlp
-    in_mlp = num_tokens * (width_of_mlp + num_activated) * bytes_of_number
-    residual = 2 * num_tokens * sizes.d_model * RESIDUAL_BYTES
-    # Logits of a chunk, in fp32 and in the precision of the run, and the log of their softmax.
+    # SwiGLU multiplies one half of the first by the other half.
+    mlp_width = sizes.mlp_hidden_size or sizes.mlp_ratio * sizes.d_model
+    activated_width = mlp_width // 2 if sizes.activation_type == "swiglu" else mlp_width
+    mlp_bytes = num_tokens * (mlp_width + activated_width) * number_bytes
+    # After the layers: logits of a chunk, in fp32 and in the precision of the run, and the log of
+    # their softmax.
     vocab_size = sizes.embedding_size or sizes.vocab_size
-    chunk = rows_per_chunk(vocab_size, torch.device(hardware.device_type))
-    logits = min(num_tokens, chunk) * vocab_size * (4 + 4 + bytes_of_number)
-    return residual + max(in_mlp, logits)
+    num_rows = min(num_tokens, rows_per_chunk(vocab_size, torch.device(hardware.device_type)))
+    logits_bytes = num_rows * vocab_size * (4 + 4 + number_bytes)
+    return residual_bytes + max(mlp_bytes, logits_bytes)

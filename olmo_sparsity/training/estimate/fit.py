@@ -1,4 +1,11 @@
-"""Reject a run that does not fit into the memory of its devices, and name what would fit."""
+"""Reject a run that does not fit into the memory of its devices, and name what would fit.
+
+    check_fits(config, Hardware.of("l4", 8, nodes=1))
+    # ConfigError: engine.name=ddp needs 21.7 GiB a device, of 18.5; use --engine.name=fsdp or …
+
+Called by `train --dry-run` and by `experiment --dry-run`. A run itself is not rejected: it may fit
+all the same, and else PyTorch reports it.
+"""
 
 from __future__ import annotations
 
@@ -16,31 +23,33 @@ MAX_GPUS = 4096
 
 def check_fits(config: RunConfig, hardware: Hardware) -> None:
     """Raise ConfigError for a run that does not fit with a single sequence at a time."""
-    needed = device_memory_of(config, hardware, micro_batch_size=1).peak_bytes
-    if needed <= hardware.usable_bytes:
+    if _fits_one_sequence(config, hardware):
         return
+    needed_bytes = _bytes_of_one_sequence(config, hardware)
+    of_room = f"{needed_bytes / 2**30:.1f} GiB a device, of {hardware.usable_bytes / 2**30:.1f}"
     batch_size = _find_batch_of_evaluation(config, hardware)
     if batch_size is not None:
         raise ConfigError(
-            f"an evaluation needs {needed / 2**30:.1f} GiB a device, of "
-            f"{hardware.usable_bytes / 2**30:.1f}; use --evaluation.batch_size={batch_size}"
+            f"an evaluation needs {of_room}; use --evaluation.batch_size={batch_size}"
         )
     raise ConfigError(
-        f"engine.name={config.engine.name} needs {needed / 2**30:.1f} GiB a device, of "
-        f"{hardware.usable_bytes / 2**30:.1f}; {_remedy(config, hardware)}"
+        f"engine.name={config.engine.name} needs {of_room}; {_remedy(config, hardware)}"
     )
 
 
 def _fits_one_sequence(config: RunConfig, hardware: Hardware) -> bool:
     """Return whether a run fits with a single sequence at a time."""
-    return (
-        device_memory_of(config, hardware, micro_batch_size=1).peak_bytes <= hardware.usable_bytes
-    )
+    return _bytes_of_one_sequence(config, hardware) <= hardware.usable_bytes
+
+
+def _bytes_of_one_sequence(config: RunConfig, hardware: Hardware) -> float:
+    """Return the peak of a run on each device, with a single sequence at a time."""
+    return device_memory_of(config, hardware, micro_batch_size=1).peak_bytes
 
 
 def _find_batch_of_evaluation(config: RunConfig, hardware: Hardware) -> int | None:
-    """Return the largest evaluation.batch_size with which a run fits; None if it fits with none, so
-    that evaluations are not what is too large."""
+    """Return the largest `evaluation.batch_size`, after one or several halvings, with which a run
+    fits. Return None if it fits with none, so that evaluations are not what is too large."""
     batch_size = config.evaluation.batch_size
     while batch_size > 1:
         batch_size //= 2
@@ -75,10 +84,11 @@ def _remedy_for_activations(config: RunConfig) -> str:
     engine shards: the next option that makes them smaller."""
     training = config.training
     budget = training.activation_memory_budget
-    if budget:  # neither None nor 0, the least
+    if budget is not None and budget > 0:
         return "lower training.activation_memory_budget"
     if budget is None and not training.activation_checkpointing:
         return "pass --training.activation_checkpointing=true"
+    # Layers keep their inputs alone by now.
     return "shorten training.length"
 
 

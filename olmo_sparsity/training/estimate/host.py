@@ -1,4 +1,12 @@
-"""Estimate what a run takes beside its devices: main memory, disk, and the time of a save."""
+"""Estimate what a run takes beside its devices: main memory, disk, and the time of a save.
+
+    disk_of(config).checkpoint_bytes     # 14.1 GB of c4_1b: weights and two moments, in fp32
+    save_time(config, hardware)          # pause_s: the GPU is copied; total_s: all is on the disk
+    main_memory_of(config, hardware)     # bytes that each process needs at its peak
+
+A save copies from the devices to main memory, while training stands still. A thread then hashes the
+copy and writes it to the disk, while training goes on.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +17,7 @@ from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.huggingface.folder import count_parameters
 from olmo_sparsity.training.estimate.device_memory import bytes_copied_for_tasks, count_shards
 from olmo_sparsity.training.estimate.hardware import Hardware
-from olmo_sparsity.training.estimate.memory_formulas import without_memory
+from olmo_sparsity.training.estimate.meta_model import without_memory
 
 CHECKPOINT_BYTES_PER_PARAMETER = 12
 """Weights and two moments, in fp32."""
@@ -20,7 +28,7 @@ H200."""
 
 WRITTEN_BYTES_PER_S = 0.39e9
 """Bytes of a checkpoint that each process hashes and writes in a second, at most: measured on one
-H200. Many processes are as fast as the file system, which is part of `Hardware`."""
+H200. The file system limits many processes together (`Hardware.disk_bytes_per_s`)."""
 
 LIBRARIES_BYTES = 4 * 2**30
 """Bytes of main memory that a process on a GPU takes for Python, PyTorch, CUDA and batches
@@ -88,7 +96,8 @@ def save_time(config: RunConfig, hardware: Hardware) -> SaveTime:
     saved_bytes = saved_by_process(config, hardware)
     pause_s = saved_bytes / COPIED_BYTES_PER_S
     own_share_of_disk = hardware.disk_bytes_per_s / hardware.num_processes
-    return SaveTime(pause_s, pause_s + saved_bytes / min(WRITTEN_BYTES_PER_S, own_share_of_disk))
+    written_bytes_per_s = min(WRITTEN_BYTES_PER_S, own_share_of_disk)
+    return SaveTime(pause_s, total_s=pause_s + saved_bytes / written_bytes_per_s)
 
 
 def main_memory_of(config: RunConfig, hardware: Hardware) -> float:
@@ -101,17 +110,17 @@ def main_memory_of(config: RunConfig, hardware: Hardware) -> float:
 
 def copied_for_save(config: RunConfig, hardware: Hardware) -> float:
     """Return the bytes of main memory that the copy of a process's part of a checkpoint takes:
-    whole weights, and moments as the engine divides them."""
+    whole weights, and both moments as the engine divides them."""
     if not hardware.gpu:
         return saved_by_process(config, hardware)
-    weights = list(without_memory(config.model).parameters())
     is_sharded = config.engine.name in ("fsdp", "zero3")
     num_parts = count_shards(config, hardware) if is_sharded else 1
-    total = 0
-    for weight in weights:
-        bytes_of_part = 4 * math.ceil(weight.numel() / num_parts)
-        total += pinned_bytes(4 * weight.numel()) + 2 * num_parts * pinned_bytes(bytes_of_part)
-    return total / hardware.num_processes
+    bytes_of_all = 0
+    for weight in without_memory(config.model).parameters():
+        num_of_part = math.ceil(weight.numel() / num_parts)
+        bytes_of_all += pinned_bytes(4 * weight.numel())
+        bytes_of_all += 2 * num_parts * pinned_bytes(4 * num_of_part)
+    return bytes_of_all / hardware.num_processes
 
 
 def copied_for_tasks(config: RunConfig, hardware: Hardware) -> float:
@@ -125,7 +134,8 @@ def copied_for_tasks(config: RunConfig, hardware: Hardware) -> float:
 
 def pinned_bytes(num_bytes: int) -> int:
     """Return the bytes of pinned memory that PyTorch takes for a tensor: it rounds up to a power of
-    two (`CachingHostAllocator`), which is 1.4 times the bytes of a model of 7B."""
+    two (`CachingHostAllocator`), such as 3, 4 and 5 bytes to 4, 4 and 8. For a model of 7B it takes
+    1.4 times the bytes of all weights."""
     return 1 << (num_bytes - 1).bit_length() if num_bytes else 0
 
 

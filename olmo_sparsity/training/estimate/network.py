@@ -1,7 +1,12 @@
 """Estimate the time in which the GPUs of a run send: the bytes of its collectives, divided by the
 speed of the network.
 
-NCCL sends in a ring: each process sends to the next one, and all of them at once.
+NCCL sends in a ring: each process sends to the next one, and all of them at once. For 7.3B
+parameters in bf16 with `fsdp`, on 64 H100s of 8 nodes, in one micro-batch:
+
+    collective_bytes    58 GB       weights forward and backward, 2 × 14.6, and fp32 gradients, 29.2
+    ring_bytes_per_s    200 GB/s    8 cards of 25 GB/s together, which is less than NVLink's 300
+    sending_seconds     0.29 s      63/64 of these bytes at this speed, if nothing overlaps
 """
 
 from __future__ import annotations
@@ -9,7 +14,7 @@ from __future__ import annotations
 from olmo_sparsity.config.sections import Precision, RunConfig
 from olmo_sparsity.models.huggingface.folder import count_parameters
 from olmo_sparsity.training.estimate.hardware import Hardware
-from olmo_sparsity.training.estimate.memory_formulas import without_memory
+from olmo_sparsity.training.estimate.meta_model import without_memory
 
 NIC_BYTES_PER_S = 25e9
 """Bytes per second of a network card: assumed, of 200 Gbit/s."""
@@ -21,6 +26,7 @@ def sending_seconds(config: RunConfig, hardware: Hardware) -> float:
     count = hardware.num_processes
     num_parameters = count_parameters(without_memory(config.model))
     sequences_of_process = training.batch_size // count
+    # Both are 0 for a batch that is smaller than the number of processes, which no run accepts.
     num_micro_batches = max(1, sequences_of_process // (training.micro_batch_size or 1))
     num_reductions = num_micro_batches if config.engine.reduce_every_micro_batch else 1
     if sends_shards_between_nodes(config, hardware):
@@ -68,9 +74,9 @@ def _seconds_with_shards_of_a_node(
     )
     within_node *= (per_node - 1) / per_node
     between_nodes = 2 * (4 * num_parameters / per_node) * (num_nodes - 1) / num_nodes
-    return within_node / bytes_per_s_within_node(
-        hardware
-    ) + between_nodes * per_node / bytes_per_s_between_nodes(hardware)
+    within_node_s = within_node / bytes_per_s_within_node(hardware)
+    between_nodes_s = between_nodes * per_node / bytes_per_s_between_nodes(hardware)
+    return within_node_s + between_nodes_s
 
 
 def collective_bytes(
@@ -81,15 +87,22 @@ def collective_bytes(
     num_reductions: int = 1,
 ) -> float:
     """Return the bytes that a process passes to collectives in a step, those of an all-reduce
-    twice. A ring of N processes sends (N − 1)/N of them. `num_reductions`: with `fsdp`, how often
-    gradients are added up over processes."""
+    twice: to add numbers up, and to hand the sums on. A ring of N processes sends (N − 1)/N of
+    them.
+
+    Args:
+        num_micro_batches: Micro-batches of a step, for each of which engines that shard weights
+            gather them anew.
+        num_reductions: With `fsdp`, how often gradients are added up over processes.
+    """
     is_sharded = engine == "fsdp" or engine.startswith("zero")
-    size = num_parameters * (2 if precision == "bf16" and is_sharded else 4)
+    sends_in_bf16 = precision == "bf16" and is_sharded  # DDP sums gradients in fp32
+    size = num_parameters * (2 if sends_in_bf16 else 4)
     if engine == "fsdp":  # weights forward and backward; gradients in fp32
         return 2 * size * num_micro_batches + 4 * num_parameters * num_reductions
     if engine == "zero1":  # an all-reduce of gradients, and the updated weights
         return 3 * size
-    if engine == "zero2":
+    if engine == "zero2":  # the same, but gradients of each micro-batch
         return 2 * size * num_micro_batches + size
     if engine == "zero3":  # weights forward and backward, and gradients
         return 3 * size * num_micro_batches
@@ -100,11 +113,11 @@ def ring_bytes_per_s(hardware: Hardware) -> float:
     """Return the bytes per second that each process sends in a ring of all processes. NCCL makes a
     ring for each network card (github.com/NVIDIA/nccl/issues/495). So all cards of a node together
     carry what leaves it, and each ring is as fast as its slowest part."""
-    within_node = bytes_per_s_within_node(hardware)
     if hardware.num_nodes == 1:
-        return within_node
-    between_nodes = bytes_per_s_between_nodes(hardware)
-    return between_nodes if hardware.processes_per_node == 1 else min(within_node, between_nodes)
+        return bytes_per_s_within_node(hardware)
+    if hardware.processes_per_node == 1:  # nothing is sent within a node
+        return bytes_per_s_between_nodes(hardware)
+    return min(bytes_per_s_within_node(hardware), bytes_per_s_between_nodes(hardware))
 
 
 def bytes_per_s_within_node(hardware: Hardware) -> float:

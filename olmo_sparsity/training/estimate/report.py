@@ -31,7 +31,7 @@ from olmo_sparsity.training.estimate.host import (
     main_memory_of,
     save_time,
 )
-from olmo_sparsity.training.estimate.memory_formulas import without_memory
+from olmo_sparsity.training.estimate.meta_model import without_memory
 from olmo_sparsity.training.estimate.network import describe_speed
 from olmo_sparsity.training.watchdog import TIMES_LONGEST_STEP
 
@@ -74,7 +74,7 @@ def estimate(
         if cost.fits:
             lines |= _line_of_cheaper(config, hardware, cost.time)
 
-    # One process has no choice of engines, and several may have forgotten theirs.
+    # One process has no choice of engines. For several, a line for each shows which ones fit.
     costs = [cost]
     if hardware.num_processes > 1:
         costs = [cost_of_run(with_engine(config, engine), hardware) for engine in ENGINES]
@@ -92,7 +92,8 @@ class RunSize:
     tokens_per_step: int
     num_steps: int
     flops: float
-    """Of the whole run, forward and backward, without what is computed again."""
+    """FLOPs of the whole run, forward and backward. Layers that are computed again in the backward
+    pass count once."""
 
     @property
     def num_tokens(self) -> int:
@@ -129,26 +130,20 @@ def describe_batch(config: RunConfig, hardware: Hardware) -> str:
 def _lines_of_time(config: RunConfig, hardware: Hardware, time: RunTime) -> dict[str, str]:
     """Return lines about the time and the price of a run on known GPUs."""
     training = config.training
-    gpu = hardware.gpu
-    assert gpu is not None
-    expected = share_of_peak(count_parameters(without_memory(config.model)), training.compile)
-    reason = f"predicted: {expected.share:.0%} of {gpu.tflops:.0f} TFLOP/s, {expected.origin}"
-    if hardware.num_processes > 1:
-        waits = f"{time.sending_s / time.step_s:.0%} of the time for collectives"
-        reason += f"; {waits} at {describe_speed(config, hardware)}, if none overlaps"
-    tokens_per_s = training.batch_size * training.length / time.step_s
     pauses = time.pauses
+    tokens_per_s = training.batch_size * training.length / time.step_s
     lines = {
         "time": str(time),
         "of this time": (
             f"{pauses.evaluating_s / 3600:,.2f} hours for {pauses.num_evaluations:,} evaluations, "
             f"{pauses.saving_s / 3600:,.2f} for {pauses.num_saves:,} saves"
         ),
-        "tokens per second": f"{tokens_per_s:,.0f} ({reason})",
+        "tokens per second": f"{tokens_per_s:,.0f} ({_explain_speed(config, hardware, time)})",
     }
     if time.step_s > config.engine.step_timeout_s:
         lines["a step"] = _describe_long_step(time.step_s, config.engine)
     if training.max_gpu_hours is None and time.gpu_hours > MANY_GPU_HOURS:
+        # A fifth more than is estimated, rounded to two digits: 1.2 · 4,321 is 5,200.
         limit = float(f"{1.2 * time.gpu_hours:.2g}")
         lines["limit"] = (
             f"none, restarts and a slow network count, too: --training.max_gpu_hours={limit:.0f} "
@@ -160,6 +155,19 @@ def _lines_of_time(config: RunConfig, hardware: Hardware, time: RunTime) -> dict
     return lines
 
 
+def _explain_speed(config: RunConfig, hardware: Hardware, time: RunTime) -> str:
+    """Return in words what the speed of a run is computed from."""
+    gpu = hardware.gpu
+    assert gpu is not None
+    num_parameters = count_parameters(without_memory(config.model))
+    expected = share_of_peak(num_parameters, config.training.compile)
+    line = f"predicted: {expected.share:.0%} of {gpu.tflops:.0f} TFLOP/s, {expected.origin}"
+    if hardware.num_processes > 1:
+        waits = f"{time.sending_s / time.step_s:.0%} of the time for collectives"
+        line += f"; {waits} at {describe_speed(config, hardware)}, if none overlaps"
+    return line
+
+
 def _describe_long_step(step_s: float, limits: EngineConfig) -> str:
     """Return a line about a step that takes longer than its time-out."""
     line = (
@@ -169,6 +177,7 @@ def _describe_long_step(step_s: float, limits: EngineConfig) -> str:
     )
     if 2 * step_s <= limits.work_timeout_s:
         return line
+    # Three times a step, in whole ten minutes: the start also builds the model, and may compile.
     enough_s = 600 * math.ceil(3 * step_s / 600)
     return f"{line}, which the start with the first step needs: --engine.work_timeout_s={enough_s}"
 

@@ -1,0 +1,155 @@
+"""Compute the bytes that an engine holds on each process: weights, gradients, optimizer, buffers.
+
+    state_bytes("bf16", 10**9, "ddp")                     # 18e9: 16 bytes, and 2 of a cast copy
+    state_bytes("bf16", 10**9, "zero1", num_shards=64)    # fewer, as the optimizer is divided
+    start_bytes("bf16", 10**9, "ddp")                     # 8e9: the optimizer is not there yet
+
+P parameters, N processes that divide them, s bytes of a weight as a step computes with it (2 in
+bf16, 4 in fp32). The optimizer is AdamW: two moments, and with ZeRO an fp32 copy of the weights.
+
+    engine         weights                gradients    optimizer    buffers of collectives
+    single, ddp    4 P (+ 2 P in bf16)    4 P          8 P
+    fsdp           4 P / N                4 P / N      8 P / N      what is whole for a while
+    zero1          s P                    4 P          12 P / N     s P
+    zero2          s P                    4 P / N      12 P / N     s · buckets
+    zero3          s P / N                4 P / N      12 P / N     s · buckets
+
+`state_bytes` is what a step holds besides activations, `start_bytes` the peak while the engine is
+built. `python -m benchmarks.memory` compares both with measured peaks; docs/train.md has the rows.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import nn
+
+from olmo_sparsity.config.model import ModelConfig
+from olmo_sparsity.config.sections import Precision
+from olmo_sparsity.models.huggingface.folder import count_parameters
+from olmo_sparsity.models.language_model import LanguageModel
+
+
+def state_bytes(
+    precision: Precision,
+    num_parameters: int,
+    engine: str = "ddp",
+    num_shards: int = 1,
+    gathered: int = 0,
+    sums_whole_gradients: bool = False,
+    largest_weight: int = 0,
+) -> int:
+    """Return the bytes of weights, gradients, optimizer and buffers of each process in a step.
+
+    Args:
+        num_shards: Into how many parts engines other than DDP divide the state.
+        gathered: With `fsdp`, the largest number of weights that are whole at a time
+            (`gathered_at_once`).
+        sums_whole_gradients: With `fsdp`, whether whole gradients are added up over micro-batches.
+        largest_weight: With `zero3`, the numbers of the largest weight, which no bucket divides.
+    """
+    if engine == "fsdp":
+        num_whole_gradients = num_parameters if sums_whole_gradients else gathered
+        return _fsdp_state(precision, num_parameters, num_shards, gathered, num_whole_gradients)
+    if engine.startswith("zero"):
+        stage = int(engine.removeprefix("zero"))
+        return _zero_state(precision, num_parameters, stage, num_shards, largest_weight)
+    # Weights 4, gradients 4, moments 8. With bf16 autocast keeps a cast copy of all weights.
+    return num_parameters * (16 + (2 if precision == "bf16" else 0))
+
+
+def _bytes_of_weight(precision: Precision) -> int:
+    """Return the bytes of a weight as a step computes with it."""
+    return 2 if precision == "bf16" else 4
+
+
+def _fsdp_state(
+    precision: Precision,
+    num_parameters: int,
+    num_shards: int,
+    num_whole_weights: int,
+    num_whole_gradients: int,
+) -> int:
+    """Return the bytes of a process with `fsdp`: a part of everything, 16 bytes a parameter, and
+    weights and gradients that are whole for a while."""
+    part = num_parameters / num_shards
+    # Weights are gathered in the precision of the step, and gradients are summed in fp32.
+    whole_weights = _bytes_of_weight(precision) * num_whole_weights
+    return int(16 * part + whole_weights + 4 * num_whole_gradients)
+
+
+def _zero_state(
+    precision: Precision, num_parameters: int, stage: int, num_shards: int, largest_weight: int
+) -> int:
+    """Return the bytes of a process with a stage of ZeRO: 1 divides the optimizer, 2 gradients,
+    too, and 3 also the weights."""
+    part = num_parameters / num_shards
+    weight_bytes = _bytes_of_weight(precision)
+    weights = weight_bytes * (part if stage == 3 else num_parameters)
+    gradients = 4 * (part if stage >= 2 else num_parameters)  # added up in fp32
+    optimizer = 12 * part
+
+    # How many numbers are in buffers of collectives. Sizes of buckets are those of
+    # configs/deepspeed/*.json; a test compares them.
+    if stage == 1:  # casts all gradients at once
+        num_buffered = num_parameters
+    elif stage == 2:  # two buckets, whose size does not depend on the model, and a copy of one
+        num_buffered = 10**8 + min(num_parameters, 5 * 10**7)
+    else:  # a bucket, its copy in the order of the shards, weights in use and those fetched ahead
+        num_buffered = 4 * min(num_parameters, max(2**24, largest_weight))
+    return int(weights + gradients + optimizer + weight_bytes * num_buffered)
+
+
+def start_bytes(
+    precision: Precision,
+    num_parameters: int,
+    engine: str = "ddp",
+    num_shards: int = 1,
+    largest_weight: int = 0,
+) -> int:
+    """Return the bytes on each device at the peak while the engine is built, before the first step.
+    No optimizer has moments yet: they are made in the first step.
+
+    Args:
+        num_shards: As in `state_bytes`.
+        largest_weight: With `zero3`, the numbers of the largest weight, which is whole for a while.
+    """
+    weight_bytes = _bytes_of_weight(precision)
+    part = num_parameters / num_shards
+    if engine == "fsdp":  # its part of the fp32 weights
+        return int(4 * part)
+    if engine == "zero1" and precision == "bf16":
+        # DeepSpeed's BF16_Optimizer makes all gradients in fp32, and its part of the fp32 weights.
+        return int((weight_bytes + 4) * num_parameters + 4 * part)
+    if engine in ("zero1", "zero2"):
+        # All weights are copied into one flat tensor. When the first copy is gone, this process's
+        # part of the fp32 weights follows, and zeros of the same size.
+        with_flat_copy = 2 * weight_bytes * num_parameters
+        with_fp32_part = weight_bytes * num_parameters + 8 * part
+        return int(max(with_flat_copy, with_fp32_part))
+    if engine == "zero3":
+        # A weight is made in fp32 and cast before its first shard is kept. Later, beside all shards
+        # and places for their gradients, it is made again for DeepSpeed's fp32 copy.
+        when_cast = weight_bytes * part + (4 + weight_bytes) * largest_weight
+        when_made_again = (weight_bytes + 8) * part + 4 * largest_weight
+        return int(max(when_cast, when_made_again))
+    if engine == "ddp":  # makes its buckets, which become the gradients, when it is built
+        return 8 * num_parameters
+    return 4 * num_parameters
+
+
+def gathered_at_once(model: nn.Module, sizes: ModelConfig) -> int:
+    """Return how many weights `fsdp` holds whole at a time: those outside of layers, and those of
+    two layers, the one that computes and the next one, which is gathered meanwhile."""
+    # By identity, as a tied unembedding is the embedding itself.
+    weights_outside = {
+        id(module.weight): module.weight
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+    }
+    unembedding, _ = cast(LanguageModel, model).unembedding
+    weights_outside[id(unembedding)] = unembedding
+    num_outside = sum(weight.numel() for weight in weights_outside.values())
+    # The last norm, too, is counted with the layers. It is too small to matter.
+    num_of_layer = (count_parameters(model) - num_outside) // sizes.n_layers
+    return num_outside + min(2, sizes.n_layers) * num_of_layer
