@@ -405,7 +405,7 @@ def _train_and_save(
     from olmo_sparsity.base.devices import peak_memory_gib
     from olmo_sparsity.models.build import build_model
     from olmo_sparsity.training.choose_engine import build_engine
-    from olmo_sparsity.training.estimate.compute import flops_per_token, stated_flops
+    from olmo_sparsity.training.estimate.compute import flops_per_token, stated_flops_per_second
 
     sections = (config.engine, config.training, config.optimizer)
     engine = build_engine(build_model(config.model), *sections, processes)
@@ -414,7 +414,7 @@ def _train_and_save(
     tokens_per_s = processes.world_size * _tokens_per_s(engine, batch, is_small=is_small)
 
     share = "peak not known"
-    flops_of_device = stated_flops(engine.device)
+    flops_of_device = stated_flops_per_second(engine.device)
     if flops_of_device is not None:
         peak = flops_of_device * processes.world_size
         share = f"{tokens_per_s * flops / peak:.1%} of the stated peak"

@@ -17,6 +17,7 @@ import argparse
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, Literal, get_args, get_origin
 
 from olmo_sparsity.config.schema import SchemaField, schema_fields, spell
@@ -24,14 +25,15 @@ from olmo_sparsity.config.schema import SchemaField, schema_fields, spell
 
 def arguments_of(function: Callable[..., Any]) -> dict[str, str]:
     """Return what the docstring of a function says of each of its arguments, by name. They are
-    listed under `Args:`."""
+    listed under `Args:`, several with one description as `device, dtype: …`."""
     _, _, section = (inspect.getdoc(function) or "").partition("Args:")
     help_of: dict[str, str] = {}
-    # An entry begins in the fourth column; its further lines are indented more.
-    for entry in re.split(r"\n    (?=\w)", section):
-        names, _, text = entry.partition(": ")
-        text = " ".join(text.split()).removesuffix(".")
-        help_of |= dict.fromkeys(names.split(", "), text[:1].lower() + text[1:])
+    # Entries are indented by four spaces, and their further lines by eight. Before the first entry
+    # there is nothing.
+    for entry in re.split(r"\n    (?=\w)", section)[1:]:
+        names, _, description = entry.partition(": ")
+        help_text = " ".join(description.split()).removesuffix(".")
+        help_of |= dict.fromkeys(names.split(", "), help_text[:1].lower() + help_text[1:])
     return help_of
 
 
@@ -41,7 +43,10 @@ def add_options(
     """Add an option to the parser for each field of the schemas. If several schemas have a field of
     the same name, the first one counts.
 
-    help: The help of fields that have none of their own, by name.
+    Args:
+        parser: The parser of a command.
+        schemas: Dataclasses whose fields are declared with `option`.
+        help: Name of a field → its help, for fields that have none of their own.
     """
     added: set[str] = set()
     for schema in schemas:
@@ -55,12 +60,16 @@ def add_options(
 
 
 def _keywords_of(item: SchemaField, text: str) -> dict[str, Any]:
-    """Return the keywords of argparse's `add_argument` for a field. `text`: its help."""
+    """Return the keywords of argparse's `add_argument` for a field.
+
+    Args:
+        item: The field.
+        text: Its help, without the default.
+    """
     default = spell(item.default)
-    if default:
-        text += f" ({default})"
+    help_text = f"{text} ({default})" if default else text
     # argparse formats the help with %.
-    keywords: dict[str, Any] = {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS}
+    keywords: dict[str, Any] = {"help": help_text.replace("%", "%%"), "default": argparse.SUPPRESS}
     kind = item.kind
     if item.properties.parse is not None:
         keywords["metavar"] = item.properties.metavar  # `build` reads the text
@@ -71,26 +80,29 @@ def _keywords_of(item: SchemaField, text: str) -> dict[str, Any]:
     else:
         usual_metavar = "A,B,…" if get_origin(kind) is tuple else None
         keywords["metavar"] = item.properties.metavar or usual_metavar
-        keywords["type"] = _reader_of(kind)
+        keywords["type"] = partial(_read_value, kind)
     return keywords
 
 
-def _reader_of(kind: Any) -> Callable[[str], Any]:
-    """Return the function that reads the text of an option of this type."""
+def _read_value(kind: Any, text: str) -> Any:
+    """Return the value of an option.
 
-    def read(text: str, kind: Any = kind) -> Any:
-        if get_origin(kind) is tuple:
-            (kind_of_items, *_) = get_args(kind)
-            return tuple(read(word, kind_of_items) for word in text.split(","))
-        for number in (int, float):
-            if number in (kind, *get_args(kind)):
-                try:
-                    return number(text)
-                except ValueError:
-                    continue
-        return text
-
-    return read
+    Args:
+        kind: The type of the field, such as `float`, `int | None` or `tuple[int, ...]`.
+        text: What the user typed: "4", or "1,2,4" for a tuple. It is returned unchanged if it is
+            not of this type, so that `build` rejects it.
+    """
+    if get_origin(kind) is tuple:
+        kind_of_items = get_args(kind)[0]
+        return tuple(_read_value(kind_of_items, word) for word in text.split(","))
+    # `int` first, so that "4" is 4 and not 4.0 where a field takes both.
+    for number_type in (int, float):
+        if number_type in (kind, *get_args(kind)):
+            try:
+                return number_type(text)
+            except ValueError:
+                continue
+    return text
 
 
 def given_options(options: argparse.Namespace, names: Collection[str]) -> dict[str, Any]:

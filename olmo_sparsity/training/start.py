@@ -45,7 +45,7 @@ from olmo_sparsity.training.device import own_device
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.epochs import check_epochs, describe_epochs
-from olmo_sparsity.training.estimate.compute import flops_per_token, stated_flops
+from olmo_sparsity.training.estimate.compute import flops_per_token, stated_flops_per_second
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.evaluate import Evaluation
 from olmo_sparsity.training.gpu_hours import GpuHours
@@ -78,7 +78,7 @@ class StepWork:
     flops_whole_attention: float
     """FLOPs, if attention is counted as if nothing was masked."""
 
-    stated_flops: float | None
+    stated_flops_per_second: float | None
     """FLOP/s that the vendor states for all devices together; None if they are not known."""
 
 
@@ -345,11 +345,11 @@ def count_step_work(
     num_tokens = config.training.batch_size * length
     flops = flops_per_token(model, config.model, length)
     flops_whole_attention = flops_per_token(model, config.model, length, whole_attention=True)
-    flops_of_device = stated_flops(device)
+    flops_of_device = stated_flops_per_second(device)
     flops_of_all = None if flops_of_device is None else flops_of_device * processes.world_size
     return StepWork(
         tokens=num_tokens,
         flops=num_tokens * flops,
         flops_whole_attention=num_tokens * flops_whole_attention,
-        stated_flops=flops_of_all,
+        stated_flops_per_second=flops_of_all,
     )

@@ -349,13 +349,13 @@ def count_epochs_so_far(run: PreparedRun, step: int) -> dict[str, float]:
 def flops_utilization(step_work: StepWork, steps_per_s: float) -> dict[str, float]:
     """Return MFU, the share of the vendor's FLOP/s that training reaches; nothing if these are not
     known."""
-    if step_work.stated_flops is None:
+    if step_work.stated_flops_per_second is None:
         return {}
     # Two conventions of attention's FLOPs, so that the number compares with other projects'.
     whole = step_work.flops_whole_attention
     return {
-        "mfu": steps_per_s * step_work.flops / step_work.stated_flops,
-        "mfu_whole_attention": steps_per_s * whole / step_work.stated_flops,
+        "mfu": steps_per_s * step_work.flops / step_work.stated_flops_per_second,
+        "mfu_whole_attention": steps_per_s * whole / step_work.stated_flops_per_second,
     }
 
 

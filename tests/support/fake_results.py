@@ -165,7 +165,7 @@ META = Meta(
 def write_fake_results(folder: Path, meta: Meta = META) -> None:
     parts = Parts(folder, {"model": META.model, "windows": META.windows})
     for document in DOCUMENTS:
-        parts.write("losses", document, losses_rows(document))
+        parts.add("losses", document, losses_rows(document))
     parts.flush()
     losses = parts.read("losses")
     rows = distant_part_losses(losses[losses.document.map(half_of) == "report"])
@@ -178,7 +178,7 @@ def write_fake_results(folder: Path, meta: Meta = META) -> None:
     targets = with_ends(targets)[columns].sort_values(columns, ignore_index=True)
     for document, some in targets.groupby("document"):
         rows = recovery_rows(int(document), some, losses[losses.document == document])
-        parts.write("recovery", int(document), rows)
+        parts.add("recovery", int(document), rows)
     parts.flush()
     recovery = parts.read("recovery")
     summary = summarize(losses, targets, recovery).assign(token_forwards_per_target=410.0)

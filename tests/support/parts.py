@@ -45,7 +45,7 @@ def tiny_rows(document: int) -> dict[str, dict]:
 
 def write(parts: Parts, document: int) -> None:
     for phase, tables in tiny_rows(document).items():
-        parts.write(phase, document, tables)
+        parts.add(phase, document, tables)
 
 
 def truncate(path: Path) -> None:

@@ -1,9 +1,16 @@
-"""Write an explanation as JSON, or as a Parquet table of its distant units.
+"""Write an explanation to a file: as JSON, or as a Parquet table of its distant units.
 
-    to_dict, to_json   everything but the model
-    save               a file .json of the same, or .parquet with a row for each distant unit
+    ExplainedText → `to_dict`, `to_json`   everything except the model
+                  → `save`                 x.json: the same; x.parquet: a row for each distant unit
 
-The keys of the JSON are a format that others read: an earlier name stays when the code's changes.
+Two rows of the Parquet table, with the columns of a unit and those of its target:
+
+    target  rank  first  end  text       nats  …  target_end  target_text  loss_short  …
+        61     1     12   14  " Ayrton"  7.90             63  " Ayrton"          9.10
+        61     2     40   41  " brave"   0.30             63  " Ayrton"          9.10
+
+The keys of the JSON are a format that others read, so a name stays when the code's name changes.
+`Explanation` calls these functions.
 """
 
 from __future__ import annotations
@@ -14,7 +21,7 @@ from typing import Any
 
 from olmo_sparsity.analysis.explain.explained_text import ExplainedText
 from olmo_sparsity.analysis.results.tables import to_json_value
-from olmo_sparsity.base.files import write_atomically
+from olmo_sparsity.base.files import write_atomically, writing
 from olmo_sparsity.base.path_options import check_suffix, path_of
 
 _STORED_SETTINGS = ("units", "selector", "k", "distant_states", "replacements", "seed")
@@ -25,10 +32,10 @@ _STORED_TABLES = ("influence", "recovery")
 
 
 def to_dict(explained: ExplainedText) -> dict[str, Any]:
-    """Return everything but the model, as values that JSON can hold."""
+    """Return everything except the model, as values that `to_json_value` turns into JSON."""
     settings = explained.settings
     check = explained.checked
-    # The tables of the check hold the same rows, and those of the unrelated texts.
+    # The tables of the check hold the rows of the explanation and those of the unrelated texts.
     tables = explained.tables if check is None else check.tables
     return {
         "model": explained.model.name,
@@ -58,14 +65,21 @@ def to_json(explained: ExplainedText) -> str:
 
 
 def save(explained: ExplainedText, path: str | Path) -> None:
-    """Write an explanation to a file. Its suffix chooses the format: .json holds everything;
-    .parquet has a row for each distant unit, with the columns of its target."""
+    """Write an explanation to a file, such that a reader sees all of it or none.
+
+    Args:
+        explained: The explanation.
+        path: The file. `.json` holds everything; `.parquet` has a row for each distant unit, with
+            the columns of its target.
+    """
     check_suffix("path", path, ".json", ".parquet")
     path = path_of("path", path)
     if path.suffix == ".json":
         write_atomically(path, to_json(explained))
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Units have columns of the same names.
+    # Units have columns `text` and `end`, too, so those of targets get other names.
     targets = explained.targets.rename(columns={"text": "target_text", "end": "target_end"})
-    explained.distant.merge(targets, on="target").to_parquet(path)
+    rows = explained.distant.merge(targets, on="target")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path) as partial:
+        rows.to_parquet(partial)

@@ -20,7 +20,13 @@ import pandas as pd
 
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.targets import places_of
-from olmo_sparsity.analysis.results.target_rows import DOCUMENT, KEYS, PARTS, PLACEBO, half_of
+from olmo_sparsity.analysis.results.target_rows import (
+    DISTANT_PARTS,
+    DOCUMENT,
+    KEYS,
+    PLACEBO,
+    half_of,
+)
 
 PLACEBO_RATE = 0.5
 """Assumed number of placebo targets for each document target, where no losses are known."""
@@ -148,15 +154,15 @@ def _extrapolate(
     density = chosen.groupby(["distant_part", "target_set"]).size() / num_tried
     max_targets = plan.settings.max_targets_of_set
 
-    def num_expected(part: str, num_candidates_of_document: int) -> float:
+    def num_expected(distant_part: str, num_candidates_of_document: int) -> float:
         # No tried token was chosen with this kind of distant context.
-        if part not in fraction_distinct.index:
+        if distant_part not in fraction_distinct.index:
             return 0.0
-        num_by_set = (density[part] * num_candidates_of_document).clip(upper=max_targets)
-        return fraction_distinct[part] * float(num_by_set.sum())
+        num_by_set = (density[distant_part] * num_candidates_of_document).clip(upper=max_targets)
+        return fraction_distinct[distant_part] * float(num_by_set.sum())
 
     return {
-        number: {part: num_expected(part, num_candidates_of_document) for part in PARTS}
+        number: {part: num_expected(part, num_candidates_of_document) for part in DISTANT_PARTS}
         for number, num_candidates_of_document in num_candidates.items()
         if num_candidates_of_document
     }

@@ -237,12 +237,12 @@ class _MeasuringProcess:
 
     def _measure_losses(self, number: int) -> None:
         """Compute and store the losses of one document."""
-        self.parts.write("losses", number, self.plan.compute_losses(number))
+        self.parts.add("losses", number, self.plan.compute_losses(number))
 
     def _measure_recovery(self, number: int) -> None:
         """Evaluate the targets of one document, and store their rows."""
         tables = self.plan.evaluate_targets(number, self.targets, self.parts)
-        self.parts.write("recovery", number, tables)
+        self.parts.add("recovery", number, tables)
 
     def _choose_targets(self) -> None:
         """Choose the targets of the documents that have losses so far."""

@@ -7,8 +7,9 @@
     losses.parquet, …, manifest.json   the final tables, of all parts
 
 measurement.py adds documents one by one, and asks which are finished. summing_up.py reads the rows
-of all. The documents of a damaged part are measured again. Rows are sorted, so the final tables do
-not depend on which process measured a document, or in which order (docs/measure.md).
+of all, and writes the final tables. The documents of a damaged part are measured again. Rows are
+sorted, so the final tables do not depend on which process measured a document, or in which order
+(docs/measure.md).
 """
 
 from __future__ import annotations
@@ -57,6 +58,10 @@ UNFINISHED = "unfinished"
 """The folder for documents of which some texts are evaluated; it lies beside those of the
 phases."""
 
+PAUSE_SHARE = 1 / 20
+"""The pause between two parts is at least this share of the time since the start, so that a long
+measurement writes fewer and larger parts: reading it opens each of them."""
+
 MAX_PAUSE_S = 30
 """The most seconds between two parts. Other processes wait for them, and their patience ends
 (`PATIENCE_S` of sharing.py)."""
@@ -88,13 +93,13 @@ class Parts:
     """Reads and writes the measured documents of one folder, which several processes may share.
 
         parts = Parts(folder, plan.identity())
-        parts.write("losses", 7, tables)   # buffered; written every few seconds
-        parts.flush()
-        parts.find_finished("losses")      # the documents of all processes
-        parts.read("losses")               # one table with their rows
+        parts.add("losses", 7, tables)   # the rows of document 7; written some seconds later
+        parts.flush()                    # written now
+        parts.find_finished("losses")    # {0, 1, 7}: the documents of all processes
+        parts.read("losses")             # one table with their rows
 
-    Buffered documents are written every `flush_every_s` seconds (less often in a long measurement),
-    or as soon as there are `part_size` of them.
+    Added documents are written every `flush_every_s` seconds (less often in a long measurement), or
+    as soon as there are `part_size` of them.
     """
 
     def __init__(
@@ -145,11 +150,12 @@ class Parts:
                 finished.update(contents.documents)
         return finished
 
-    def write(self, phase: str, document: int, tables: Mapping[str, Columns]) -> None:
+    def add(self, phase: str, document: int, tables: Mapping[str, Columns]) -> None:
         """Add all rows of one document in a phase. They are written with those of other documents,
         seconds later.
 
         Args:
+            phase: `losses` or `recovery`.
             document: The number of the document.
             tables: Name of a table → its rows. The column `document` is added to them.
         """
@@ -159,12 +165,14 @@ class Parts:
             for name, columns in tables.items()
             if len(columns)
         }
-        now_s = time.monotonic()
-        # A long measurement writes fewer and larger parts.
-        pause_s = max(self.flush_every_s, (now_s - self._began_s) / 20)
-        is_due = now_s - self._flushed_s >= min(pause_s, MAX_PAUSE_S)
-        if is_due or len(self._buffer[phase]) >= self.part_size:
+        if self._is_due() or len(self._buffer[phase]) >= self.part_size:
             self.flush()
+
+    def _is_due(self) -> bool:
+        """Return whether the last part was written so long ago that another one should be."""
+        now_s = time.monotonic()
+        pause_s = max(self.flush_every_s, PAUSE_SHARE * (now_s - self._began_s))
+        return now_s - self._flushed_s >= min(pause_s, MAX_PAUSE_S)
 
     def flush(self) -> None:
         """Write the buffered documents, as one part of each phase."""
@@ -203,9 +211,11 @@ class Parts:
         earlier start has stored, if these were for the same targets.
 
         Args:
-            targets: Kind of distant context → all targets of the document.
+            document: The number of the document.
+            targets: Distant part → all targets of the document, as spans.
         """
-        # Another choice of targets makes other rows, which must not be joined to these.
+        # Another choice of targets makes other rows, which must not be joined to these. So the
+        # identity of a piece is that of the measurement and of the targets.
         digest = hashlib.sha256(self._identity.encode())
         for distant_part, spans in sorted(targets.items()):
             digest.update(f"{distant_part} {np.asarray(spans).tolist()}".encode())
@@ -243,10 +253,15 @@ class Parts:
     def write_final_tables(
         self, derived: Mapping[str, pd.DataFrame], meta: Meta, out: Path | None = None
     ) -> None:
-        """Write the final tables to `out` (default: the folder itself): the tables of the parts,
-        and those `derived` from them. Only one process may call this at a time."""
+        """Write the final tables. Only one process may call this at a time.
+
+        Args:
+            derived: Name of a table → its rows, for the tables that are computed from the others.
+            meta: The content of meta.json. `identity` is added to it.
+            out: Where to write. Default: the folder of the parts.
+        """
         out = self.folder if out is None else out
-        # Nothing reads the tables without a manifest, so it goes first and comes last.
+        # Nothing reads the tables without a manifest, so it is removed first and written last.
         (out / MANIFEST).unlink(missing_ok=True)
         for name, schema in SCHEMAS.items():
             if name in MADE_OF_PARTS:
@@ -257,6 +272,6 @@ class Parts:
                 table = to_table(name, columns, f"table {name}")
             with writing(out / f"{name}.parquet") as partial:
                 write_table(partial, table)
-        meta.identity = read_json(self.folder / "identity.json", dict, "measure again")
-        write_as_json(out / "meta.json", dataclasses.asdict(meta))
+        identity = read_json(self.folder / "identity.json", dict, "measure again")
+        write_as_json(out / "meta.json", dataclasses.asdict(meta) | {"identity": identity})
         write_manifest(out, FILES)

@@ -39,7 +39,7 @@ class PartContents:
 
     documents: list[int]
     rows: dict[str, int]
-    """The number of rows of each table."""
+    """The number of rows of each table that has some. The file has it under this name."""
 
     identity: str
     """SHA-256 of identity.json, or of what identifies an unfinished document. A part with another
@@ -51,7 +51,13 @@ class PartContents:
 
 def table_of_document(name: str, document: int, columns: Columns) -> pa.Table:
     """Return a table of the rows of one document, sorted by all its columns, with the column
-    `document` added. `name`: of the table."""
+    `document` added.
+
+    Args:
+        name: The name of the table, which determines its columns and their types.
+        document: The number of the document.
+        columns: The rows, by column.
+    """
     num_rows = len(next(iter(dict(columns).values()), []))
     with_document = {"document": np.full(num_rows, document)} | dict(columns)
     table = to_table(name, with_document, f"document {document}, table {name}")
@@ -59,12 +65,19 @@ def table_of_document(name: str, document: int, columns: Columns) -> pa.Table:
 
 
 def write_part(part: Path, tables: Mapping[str, pa.Table], contents: PartContents) -> None:
-    """Write a part. `part`: its folder, which must not exist."""
+    """Write a part.
+
+    Args:
+        part: Its folder, which must not exist.
+        tables: Name of a table → its rows.
+        contents: What the part holds.
+    """
     with writing_folder(part) as partial:
         for name, table in tables.items():
             write_table(partial / f"{name}.parquet", table)
         write_as_json(partial / "finished.json", dataclasses.asdict(contents))
-    # A launch that keeps dying gives up. It has got on now, so the count begins anew.
+    # A launch whose processes keep dying gives up after some deaths. A written part is progress, so
+    # the count begins anew.
     forget_deaths()
 
 

@@ -42,12 +42,12 @@ def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Result
         raise DataError(f"{out} holds no finished documents yet; run without --partial first")
     parts = Parts(out, plan.identity())
     finished = _read_finished_targets(plan, parts, out)
-    meta = provenance(device_name(plan.scorer.device)) | {"command": list(command)}
+    keys_of_run = provenance(device_name(plan.scorer.device)) | {"command": list(command)}
     folder = out / "partial"
     folder.mkdir(exist_ok=True)
     with locked(folder, waits=True):
         num_unfinished = finished.num_unfinished
-        sum_up(plan, parts, finished.targets, meta, folder, num_unfinished=num_unfinished)
+        sum_up(plan, parts, finished.targets, keys_of_run, folder, num_unfinished=num_unfinished)
         return read_results(folder)
 
 
@@ -107,7 +107,7 @@ def sum_up(
     plan: Plan,
     parts: Parts,
     targets: pd.DataFrame,
-    meta: dict[str, Any],
+    keys_of_run: dict[str, Any],
     out: Path,
     *,
     num_unfinished: int = 0,
@@ -118,7 +118,7 @@ def sum_up(
         plan: The measurement.
         parts: The rows of its documents.
         targets: The targets of the documents that are finished.
-        meta: The keys of meta.json that differ between two runs of one measurement.
+        keys_of_run: The keys of meta.json that differ between two runs of one measurement.
         out: The folder to write to.
         num_unfinished: Number of documents that are left out.
     """
@@ -126,43 +126,42 @@ def sum_up(
     recovery = parts.read("recovery")
     check_all_evaluated(parts.folder, targets, recovery)
 
-    # Parts of one document are not independent, so intervals take them as one.
-    split_parts = plan.documents.parts
-    summary = summarize(losses, targets, recovery, split_parts)
+    # The parts of one document are not independent, so intervals resample them together.
+    split_documents = plan.documents.parts
+    summary = summarize(losses, targets, recovery, split_documents)
 
     # The cost of a target is the mean over all targets of all documents.
     costs = parts.read("costs").groupby(["units", "selector"]).sum(numeric_only=True)
     per_target = (costs.token_forwards / costs.num_targets).rename("token_forwards_per_target")
     summary = summary.merge(per_target.reset_index(), how="left", on=["units", "selector"])
 
-    lds = mean_lds(targets, parts.read("lds"), split_parts)
+    lds = mean_lds(targets, parts.read("lds"), split_documents)
     summary = summary.merge(lds, how="left", on=["target_set", "units", "selector"])
 
     # Rows with this selector are not about a selector, but about the unrelated texts.
-    meta = meta | {
-        "reliability": lds[lds.selector == RELIABILITY].to_dict("records"),
-        "intervals": STUDENT,
-    }
-    content_of_meta = _make_meta(plan, losses, num_unfinished, meta)
+    reliability = lds[lds.selector == RELIABILITY].to_dict("records")
+    computed_keys = {"reliability": reliability, "intervals": STUDENT}
+    meta = _make_meta(plan, losses, num_unfinished, keys_of_run | computed_keys)
     tables = {
         "losses": losses,
         "targets": targets,
         "recovery": recovery,
         "influence": parts.read("influence"),
     }
-    summary = complete_summary(summary, tables, content_of_meta)
-    parts.write_final_tables(
-        {"targets": with_ends(targets), "summary": summary}, content_of_meta, out
-    )
+    summary = complete_summary(summary, tables, meta)
+    parts.write_final_tables({"targets": with_ends(targets), "summary": summary}, meta, out)
 
 
 def _make_meta(
-    plan: Plan, losses: pd.DataFrame, num_unfinished: int, keys_of_run: dict[str, Any]
+    plan: Plan, losses: pd.DataFrame, num_unfinished: int, other_keys: dict[str, Any]
 ) -> Meta:
     """Return the content of meta.json.
 
     Args:
-        keys_of_run: What differs between two runs of one measurement.
+        plan: The measurement, which determines most of it.
+        losses: The losses of all documents.
+        num_unfinished: Number of documents that are left out.
+        other_keys: Fields of `Meta` that the plan does not determine.
     """
     settings = plan.settings
     model = plan.model
@@ -194,7 +193,7 @@ def _make_meta(
         controls={"control": settings.control, "draws": settings.draws},
         seed=settings.seed,
         targets=_describe_targets(plan, plan.find_threshold(losses)),
-        longppl=longppl(losses),
+        longppl=dict(longppl(losses)),
         counts={
             "documents_measured": len(plan.measured_numbers) - num_unfinished,
             "documents_left": num_unfinished,
@@ -203,7 +202,7 @@ def _make_meta(
             - len(plan.measured_numbers),
             "documents_trained_on": documents.num_training,
         },
-        **keys_of_run,
+        **other_keys,
     )
 
 

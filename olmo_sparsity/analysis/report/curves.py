@@ -25,7 +25,7 @@ import pandas as pd
 
 from olmo_sparsity.analysis.results.loss_statistics import mean_gap
 from olmo_sparsity.analysis.results.meta import Meta, main_set
-from olmo_sparsity.analysis.results.target_rows import Parts
+from olmo_sparsity.analysis.results.target_rows import SplitDocuments
 from olmo_sparsity.analysis.results.view import spell
 from olmo_sparsity.config.windows import long_window
 
@@ -45,7 +45,7 @@ class Drawn(Protocol):
     @property
     def reported(self) -> pd.DataFrame: ...
     @property
-    def parts(self) -> Parts: ...
+    def parts(self) -> SplitDocuments: ...
     @property
     def meta(self) -> Meta: ...
 

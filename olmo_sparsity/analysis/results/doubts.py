@@ -1,4 +1,10 @@
-"""Say what makes the intervals of a row doubtful: few targets, few documents, no placebo.
+"""Decide what makes numbers doubtful, and describe it: few targets or documents, no placebo.
+
+    a row of the summary → `warnings_of_few`, `describe_missing_placebo` → clauses, such as
+
+        no intervals: 7 targets in 3 documents; at least 10 targets and 5 documents are needed
+        6 documents are too few to trust the interval
+        no placebo targets, so no net excess
 
 All outputs print these warnings: `measure`, `report`, `compare` and `figure`. Never imports torch.
 """
@@ -18,6 +24,11 @@ FEW_DOCUMENTS = 10
 SETS_BY_OUTCOME = ("gap",)
 """Target sets that are selected by what distant text does to the prediction."""
 
+INDUCTION_SHARE = 0.15
+"""A model copies from its context if a passage, when it is repeated, costs it less by at least this
+share. A share has the same meaning for any text and vocabulary; nats have not. Of the stored models
+those that do not copy have 0.10 at most, those that do 0.17 or more."""
+
 MINIMUM = f"at least {MIN_TARGETS} targets and {MIN_DOCUMENTS} documents"
 """What an interval requires, of the text and of the placebo."""
 
@@ -34,9 +45,12 @@ def has_net(rows: pd.DataFrame) -> bool:
 
 
 def describe_few(row: Any, has_net: bool) -> str:
-    """Return why a row of the summary has too few targets for an interval, or an empty text if it
-    has enough. `has_net`: whether it shows net excess, so that its placebo targets must be enough,
-    too."""
+    """Return why a row has too few targets for an interval, or an empty text if it has enough.
+
+    Args:
+        row: A row of the summary, or of a comparison.
+        has_net: Whether net excess is shown, so that placebo targets must be enough, too.
+    """
     frame = pd.DataFrame([row])
     if has_few_targets(frame).any():
         documents = num_of(row["num_documents"], "document")
@@ -50,9 +64,12 @@ def describe_few(row: Any, has_net: bool) -> str:
 
 def warnings_of_few(row: Any, has_net: bool) -> list[str]:
     """Return what makes the intervals of a row doubtful, each a clause: too few targets, or too few
-    documents. All outputs print it: `measure`, `report`, `compare` and `figure`.
+    documents.
 
-    `row`: a row of the summary, or of a comparison. `has_net`: whether net excess is shown."""
+    Args:
+        row: A row of the summary, or of a comparison.
+        has_net: Whether net excess is shown.
+    """
     too_few = describe_few(row, has_net)
     if too_few:
         return [f"no intervals: {too_few}"]
@@ -62,9 +79,13 @@ def warnings_of_few(row: Any, has_net: bool) -> list[str]:
 
 
 def describe_missing_placebo(row: Any, is_transfer: bool) -> str:
-    """Return a warning that targets which were selected by their gap have no placebo targets, or an
-    empty text if they have some, or need none. `is_transfer`: whether another model ranked the
-    units, so that no placebo is needed."""
+    """Return a warning if targets that were selected by their gap have no placebo targets; an empty
+    text if they have some, or need none.
+
+    Args:
+        row: A row of the summary.
+        is_transfer: Whether another model ranked the units, so that no placebo is needed.
+    """
     needs_placebo = row["target_set"] in SETS_BY_OUTCOME and not is_transfer
     if needs_placebo and row.get("num_placebo_targets") == 0:
         return "no placebo targets, so no net excess"

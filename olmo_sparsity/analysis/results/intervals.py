@@ -52,6 +52,18 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def stretched(self, factor: float) -> Interval:
+        """Return an interval whose ends are `factor` times as far from the value."""
+        return Interval(
+            self.value,
+            self.value + factor * (self.low - self.value),
+            self.value + factor * (self.high - self.value),
+        )
+
+    def without_ends(self) -> Interval:
+        """Return the value without an interval."""
+        return self._replace(low=float("nan"), high=float("nan"))
+
 
 NO_INTERVAL = Interval(float("nan"), float("nan"), float("nan"))
 

@@ -1,25 +1,30 @@
-"""Sum up the losses of all measured tokens: the mean gap, LongPPL, and what counts as copying.
+"""Compute numbers over all tokens that were measured, whether they were chosen as targets or not.
 
-These numbers are over every token that was measured, chosen as a target or not. Never imports
-torch.
+    losses of one measurement      → `mean_gap`, `longppl`
+    losses of two models           → `gap_difference`
+    losses of one model with       → `savings_of_longer_window` → `mean_saving`, and of two models
+    two long windows                                              `saving_difference`
+
+Two tokens, with the losses of one model in long windows of 256 and of 512 tokens, in nats:
+
+    document  target   loss_long of 256   loss_long of 512   saved
+           1      18                4.0                3.5     0.5
+           1      19                2.0                2.1    −0.1     `mean_saving`: 0.2
+
+compare.py, curves.py and measurement/summing_up.py call these functions. Never imports torch.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.results.intervals import NO_INTERVAL, Interval, resample
+from olmo_sparsity.analysis.results.intervals import NO_INTERVAL, Bootstrapped, Interval, resample
 from olmo_sparsity.analysis.results.reported import MIN_DOCUMENTS
 from olmo_sparsity.analysis.results.student_t import width_ratio
-from olmo_sparsity.analysis.results.target_rows import KEYS, Parts, whole_documents
-
-INDUCTION_SHARE = 0.15
-"""A model copies from its context if a passage, when it is repeated, costs it less by at least this
-share. A share has the same meaning for any text and vocabulary; nats have not. Of the stored models
-those that do not copy have 0.10 at most, those that do 0.17 or more."""
+from olmo_sparsity.analysis.results.target_rows import KEYS, SplitDocuments, whole_documents
 
 LSD_NATS = 2.0
 LCL_NATS = 2.0
@@ -27,38 +32,72 @@ LCL_NATS = 2.0
 `LSD_NATS`, to below `LCL_NATS`."""
 
 LARGEST_EXPONENT = 700
-"""The exponential of a larger number overflows a double."""
+"""The largest loss of which a perplexity is computed: e to the power of 710 overflows a double."""
 
 
-def mean_gap(losses: pd.DataFrame, parts: Parts | None = None) -> Interval:
-    """Return the mean of L_short − L_long over all tokens, in nats, and its interval over
+# --- one measurement ------------------------------------------------------------------------------
+
+
+def mean_gap(losses: pd.DataFrame, split_documents: SplitDocuments | None = None) -> Interval:
+    """Return the mean of L_short − L_long over all tokens, in nats, and its bootstrap interval over
     documents.
 
     Args:
-        parts: The parts of documents that were split, which are resampled whole.
+        losses: The table of losses.
+        split_documents: The parts of documents that were split, which are resampled together.
     """
     gaps = (losses.loss_short - losses.loss_long).astype(float)
-    values = pd.DataFrame({"gap": gaps, "num_tokens": 1.0})
-    sums_by_document = values.groupby(whole_documents(losses.document, parts).to_numpy()).sum()
-    gap, num_tokens = resample(sums_by_document)
-    return (gap / num_tokens).interval()
+    sums_by_document = _sums_by_document(gaps, losses.document, split_documents)
+    return _mean_of_tokens(sums_by_document).interval()
+
+
+class LongPPL(TypedDict):
+    """The section `longppl` of meta.json."""
+
+    key_share: float
+    """The fraction of tokens that are key tokens."""
+
+    num_key_tokens: int
+    longppl: float | None
+    """The perplexity of key tokens; None without key tokens."""
+
+    ppl: float
+    """The perplexity of all tokens."""
+
+
+def longppl(losses: pd.DataFrame) -> LongPPL:
+    """Return LongPPL, the perplexity of key tokens, and the perplexity of all tokens, both with
+    the long window. Both are over all documents together; the authors' package averages within each
+    text."""
+    gap = losses.loss_short - losses.loss_long
+    key_losses = losses.loss_long[(gap > LSD_NATS) & (losses.loss_long < LCL_NATS)]
+    return {
+        "key_share": len(key_losses) / len(losses),
+        "num_key_tokens": len(key_losses),
+        # No key token has a loss above `LCL_NATS`, so this does not overflow.
+        "longppl": float(np.exp(key_losses.mean())) if len(key_losses) else None,
+        "ppl": float(np.exp(min(losses.loss_long.mean(), LARGEST_EXPONENT))),
+    }
+
+
+# --- two measurements, token by token -------------------------------------------------------------
 
 
 def gap_difference(
-    first: pd.DataFrame, second: pd.DataFrame, parts: Parts | None = None
+    first: pd.DataFrame, second: pd.DataFrame, split_documents: SplitDocuments | None = None
 ) -> Interval:
-    """Return the mean gap of a first model minus that of a second one, in nats a token, over the
-    tokens that both measured, and its interval (`_paired_mean`).
+    """Return the mean gap of a first model minus that of a second one, over the tokens that both
+    measured, in nats a token, and its paired interval.
 
     Args:
         first: Losses of the first model: columns document, target, loss_short and loss_long.
         second: Losses of the second one, of the same text in the same tokens.
-        parts: The parts of documents that were split, which are resampled whole.
+        split_documents: The parts of documents that were split, which are resampled together.
     """
     shared = _shared_tokens(first, second)
     first_gap = (shared.loss_short_of_first - shared.loss_long_of_first).astype(float)
     second_gap = (shared.loss_short_of_second - shared.loss_long_of_second).astype(float)
-    return _paired_mean(first_gap - second_gap, shared.document, parts)
+    return _paired_mean(first_gap - second_gap, shared.document, split_documents)
 
 
 SavingColumn = Literal["saved", "more_than_unrelated"]
@@ -70,8 +109,8 @@ def savings_of_longer_window(longer: pd.DataFrame, shorter: pd.DataFrame) -> pd.
     one, in nats, at each token that both measured. The columns are document, target and
 
         saved                 L_shorter − L_longer
-        more_than_unrelated   saved, minus the same with another document's text as distant text,
-                              which is what a longer window does whatever stands in it; NaN where
+        more_than_unrelated   saved, minus what is saved with another document's text as distant
+                              text: the effect of a longer window whatever text it holds. NaN where
                               the loss with unrelated text was not measured
 
     Args:
@@ -87,78 +126,92 @@ def savings_of_longer_window(longer: pd.DataFrame, shorter: pd.DataFrame) -> pd.
 
 
 def mean_saving(
-    savings: pd.DataFrame, column: SavingColumn = "saved", parts: Parts | None = None
+    savings: pd.DataFrame,
+    column: SavingColumn = "saved",
+    split_documents: SplitDocuments | None = None,
 ) -> Interval:
-    """Return the mean of a column of `savings_of_longer_window` and its interval (`_paired_mean`).
-    Tokens without a value do not count."""
+    """Return the mean saving of a model's longer window, in nats a token, and its paired interval.
+
+    Args:
+        savings: The rows of `savings_of_longer_window`.
+        column: The column that is averaged. Tokens without a value do not count.
+        split_documents: The parts of documents that were split, which are resampled together.
+    """
     measured = savings[savings[column].notna()]
-    return _paired_mean(measured[column], measured.document, parts)
+    return _paired_mean(measured[column], measured.document, split_documents)
 
 
 def saving_difference(
     first: pd.DataFrame,
     second: pd.DataFrame,
     column: SavingColumn = "saved",
-    parts: Parts | None = None,
+    split_documents: SplitDocuments | None = None,
 ) -> Interval:
-    """Return the mean of a column for a first model minus that for a second one, over the tokens of
-    both, and its interval (`_paired_mean`).
+    """Return the mean saving of a first model minus that of a second one, over the tokens of both,
+    in nats a token, and its paired interval.
 
     Args:
-        first: The rows of the first model, as `savings_of_longer_window` returns them.
-        second: The rows of the second model.
-        column: The column. Tokens without a value do not count.
-        parts: The parts of documents that were split, which are resampled whole.
+        first: The rows of `savings_of_longer_window` of the first model.
+        second: Those of the second model.
+        column: The column that is averaged. Tokens without a value do not count.
+        split_documents: The parts of documents that were split, which are resampled together.
     """
     shared = _shared_tokens(first, second)
     differences = shared[f"{column}_of_first"] - shared[f"{column}_of_second"]
     has_value = differences.notna()
-    return _paired_mean(differences[has_value], shared.document[has_value], parts)
+    return _paired_mean(differences[has_value], shared.document[has_value], split_documents)
 
 
 def _shared_tokens(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each token that both measured, with the losses of both."""
+    """Return a row for each token that both tables have, with the columns of both:
+    `loss_long_of_first`, `loss_long_of_second`, …"""
     return first.merge(second, on=KEYS, suffixes=("_of_first", "_of_second"))
 
 
-def _paired_mean(values: pd.Series, documents: pd.Series, parts: Parts | None) -> Interval:
-    """Return the mean of differences and its interval; NaN if there are none.
+def _paired_mean(
+    differences: pd.Series, documents: pd.Series, split_documents: SplitDocuments | None
+) -> Interval:
+    """Return the mean of differences between two measurements, and its interval over documents.
 
-    The interval is paired: each value is a difference at one token, so a resample of documents
-    draws the same ones for both measurements. With fewer than `MIN_DOCUMENTS` documents there is
-    none, and its ends are NaN.
+    The interval is paired: as each value is a difference at one token, a resample draws the same
+    documents for both measurements. All three numbers are NaN without a difference, and the ends of
+    the interval with fewer than `MIN_DOCUMENTS` documents.
 
     Args:
-        values: A difference for each token.
+        differences: A difference for each token, in nats.
         documents: The document of each token.
-        parts: The parts of documents that were split, which are resampled whole.
+        split_documents: The parts of documents that were split, which are resampled together.
     """
-    if values.empty:
+    if differences.empty:
         return NO_INTERVAL
-    table = pd.DataFrame({"value": values, "num_tokens": 1.0})
-    sums_by_document = table.groupby(whole_documents(documents, parts).to_numpy()).sum()
-    sum_of_values, num_tokens = resample(sums_by_document)
-    mean = (sum_of_values / num_tokens).interval()
+    sums_by_document = _sums_by_document(differences, documents, split_documents)
+    interval = _mean_of_tokens(sums_by_document).interval()
     num_documents = len(sums_by_document)
     if num_documents < MIN_DOCUMENTS:
-        return mean._replace(low=float("nan"), high=float("nan"))
+        return interval.without_ends()
     # A bootstrap over few documents is too narrow.
-    stretch = width_ratio(num_documents)
-    return Interval(
-        mean.value,
-        mean.value + stretch * (mean.low - mean.value),
-        mean.value + stretch * (mean.high - mean.value),
-    )
+    return interval.stretched(width_ratio(num_documents))
 
 
-def longppl(losses: pd.DataFrame) -> dict[str, float | int | None]:
-    """Return LongPPL, the perplexity of key tokens, and the perplexity of all targets. Both are
-    over all targets together; the authors' package averages within each text."""
-    gap = losses.loss_short - losses.loss_long
-    key_losses = losses.loss_long[(gap > LSD_NATS) & (losses.loss_long < LCL_NATS)]
-    return {
-        "key_share": len(key_losses) / len(losses),
-        "num_key_tokens": len(key_losses),
-        "longppl": float(np.exp(key_losses.mean())) if len(key_losses) else None,
-        "ppl": float(np.exp(min(losses.loss_long.mean(), LARGEST_EXPONENT))),
-    }
+# --- means over tokens, resampled by document -----------------------------------------------------
+
+
+def _sums_by_document(
+    values: pd.Series, documents: pd.Series, split_documents: SplitDocuments | None
+) -> pd.DataFrame:
+    """Return a row for each whole document, with the sum of its values and its number of tokens.
+
+    Args:
+        values: A value for each token.
+        documents: The document of each token.
+        split_documents: The parts of documents that were split.
+    """
+    table = pd.DataFrame({"value": values, "num_tokens": 1.0})
+    return table.groupby(whole_documents(documents, split_documents).to_numpy()).sum()
+
+
+def _mean_of_tokens(sums_by_document: pd.DataFrame) -> Bootstrapped:
+    """Return the mean over all tokens, as a ratio of two sums: documents differ in their number of
+    tokens, so a mean over documents would be another number."""
+    sum_of_values, num_tokens = resample(sums_by_document)
+    return sum_of_values / num_tokens

@@ -65,7 +65,7 @@ class Meta:
     handful of targets."""
 
     longppl: dict = field(default_factory=dict)
-    """Perplexity of all tokens and of key tokens (`loss_statistics.longppl`)."""
+    """Perplexity of all tokens and of key tokens (`loss_statistics.LongPPL`)."""
 
     counts: dict = field(default_factory=dict)
     """Numbers of documents: measured, left, too short, trained on."""

@@ -12,9 +12,8 @@ from typing import Any
 import pandas as pd
 
 from olmo_sparsity.analysis.interpretation import Interpretation
-from olmo_sparsity.analysis.results.doubts import describe_few, warnings_of_few
+from olmo_sparsity.analysis.results.doubts import INDUCTION_SHARE, describe_few, warnings_of_few
 from olmo_sparsity.analysis.results.intervals import BOOTSTRAP
-from olmo_sparsity.analysis.results.loss_statistics import INDUCTION_SHARE
 from olmo_sparsity.analysis.results.meta import main_set
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.student_t import FEW_FOR_BOOTSTRAP

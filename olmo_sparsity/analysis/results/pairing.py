@@ -1,8 +1,8 @@
-"""Join the tables of a measurement: one row for each target, with all its losses.
+"""Join the tables of a measurement: one row for each target, with all its losses side by side.
 
-    losses, targets, recovery → `pair` → rows of targets
+    losses, targets, recovery → `pair` → rows of targets → statistics.py, compare.py, by_distance.py
 
-The table `recovery` has own and unrelated units in different rows. `pair` puts them side by side:
+The table `recovery` has own and unrelated units in different rows, and a row for each draw:
 
     recovery   document  target  control    draw   k  loss_set
                       1      18  own           0   1       5.1
@@ -12,8 +12,7 @@ The table `recovery` has own and unrelated units in different rows. `pair` puts 
     returned   document  target   k  loss_short  loss_set_own  loss_set_unrelated   gap
                       1      18   1         6.3           5.1                 6.1   2.3
 
-Statistics, comparisons and the split by distance are all computed from such rows. Never imports
-torch.
+Never imports torch.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import pandas as pd
 
 from olmo_sparsity.analysis.results.target_rows import (
     KEYS,
-    Parts,
+    SplitDocuments,
     distant_part_losses,
     losses_of_targets,
     whole_documents,
@@ -36,33 +35,34 @@ def pair(
     losses: pd.DataFrame,
     targets: pd.DataFrame,
     recovery: pd.DataFrame,
-    parts: Parts | None = None,
+    split_documents: SplitDocuments | None = None,
 ) -> pd.DataFrame:
-    """Join the tables: return a row for each target in each of its sets, kind of units, selector
-    and k. Own and unrelated text have columns next to each other, such as `loss_set_own`, in which
-    draws are averaged. These columns are added, in nats but for the last two:
+    """Return a row for each target in each of its target sets, and each kind of units, selector
+    and k, with the losses of all three tables. Raise DataError if a target was not evaluated.
 
-        own_reduction         L_short − L_k, with the k own units
-        unrelated_reduction   the same with the k units of an unrelated text
-        removal_increase      L_without − L_long: what is lost without the k own units
+    The losses with own and with unrelated units are columns next to each other, such as
+    `loss_set_own` and `loss_set_unrelated`, in which draws are averaged. These columns are added,
+    the first four in nats:
+
+        own_reduction         L_short − L_k with the k own units
+        unrelated_reduction   L_short − L_k with the k units of an unrelated text
+        removal_increase      L_without − L_long: by how much the loss rises without the k own units
         gap                   L_short − L_long
-        weight                1, which is summed to the number of targets
-        whole_document        the document that is resampled, which of a part is the whole
+        weight                1 for each target, so that its sum is the number of targets
+        whole_document        the number of the document that is resampled; for a part of a split
+                              document, the number of its first part
     """
-    row_keys = [*KEYS, "distant_part", "units", "selector", "k"]
-    value_names = ["loss_set", "loss_without", "num_tokens"]
-    # `pivot_table` takes the mean of several rows, here of several draws.
-    sets = recovery.pivot_table(value_names, row_keys, "control")
-    # Without controls the table has no unrelated text, but its columns are expected below.
-    sets = sets.reindex(columns=list(product(value_names, ("own", "unrelated"))))
-    sets.columns = ["_".join(column) for column in sets.columns]
+    unit_losses = _losses_by_control(recovery)
+    losses_of_parts = distant_part_losses(losses_of_targets(losses, targets))
+    target_keys = [*KEYS, "distant_part"]
+    evaluated = unit_losses.merge(losses_of_parts, on=target_keys)
+    rows = targets.merge(evaluated, how="left", on=target_keys)
 
-    losses = distant_part_losses(losses_of_targets(losses, targets))
-    sets = sets.reset_index().merge(losses, on=[*KEYS, "distant_part"])
-    rows = targets.merge(sets, how="left", on=[*KEYS, "distant_part"])
-
+    lacks_own = rows.loss_set_own.isna().any()
+    # A measurement without controls has no unrelated text at all, which is not an error.
     has_unrelated = recovery.control.eq("unrelated").any()
-    if rows.loss_set_own.isna().any() or (has_unrelated and rows.loss_set_unrelated.isna().any()):
+    lacks_unrelated = has_unrelated and rows.loss_set_unrelated.isna().any()
+    if lacks_own or lacks_unrelated:
         raise DataError("the table recovery lacks rows of chosen targets; measure again elsewhere")
     # The column `gap` comes from `distant_part_losses`.
     return rows.assign(
@@ -70,5 +70,22 @@ def pair(
         unrelated_reduction=rows.loss_short - rows.loss_set_unrelated,
         removal_increase=rows.loss_without_own - rows.loss_long,
         weight=1.0,
-        whole_document=whole_documents(rows.document, parts),
+        whole_document=whole_documents(rows.document, split_documents),
     )
+
+
+def _losses_by_control(recovery: pd.DataFrame) -> pd.DataFrame:
+    """Return the table `recovery` with one row for each target and choice of units. Its columns of
+    values are named after what the units are: `loss_set_own`, `loss_set_unrelated`, …"""
+    choice_keys = [*KEYS, "distant_part", "units", "selector", "k"]
+    value_names = ["loss_set", "loss_without", "num_tokens"]
+    unit_losses = recovery.pivot_table(
+        values=value_names,
+        index=choice_keys,
+        columns="control",
+        aggfunc="mean",  # over draws
+    )
+    # Without controls the table has no unrelated text, but `pair` reads its columns.
+    unit_losses = unit_losses.reindex(columns=list(product(value_names, ("own", "unrelated"))))
+    unit_losses.columns = ["_".join(column) for column in unit_losses.columns]
+    return unit_losses.reset_index()

@@ -23,7 +23,7 @@ import pandas as pd
 
 from olmo_sparsity.analysis.results.meta import SETS, Meta
 from olmo_sparsity.analysis.results.tables import SCHEMAS
-from olmo_sparsity.analysis.results.target_rows import Parts, half_of
+from olmo_sparsity.analysis.results.target_rows import SplitDocuments, half_of
 from olmo_sparsity.analysis.results.view import spell
 from olmo_sparsity.base.path_options import path_of
 
@@ -59,7 +59,7 @@ class Results:
         return f"partial: {num_left:,} of {num_documents:,} documents are not finished"
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> SplitDocuments:
         """Return the numbers of the parts of each document that was split; empty if none was."""
         return self.meta.data.get("parts", {})
 

@@ -49,7 +49,7 @@ from olmo_sparsity.analysis.results.target_rows import (
     DOCUMENT,
     KEYS,
     PLACEBO,
-    Parts,
+    SplitDocuments,
     whole_documents,
 )
 from olmo_sparsity.base.errors import check_type
@@ -111,15 +111,22 @@ def summarize(
     losses: pd.DataFrame,
     targets: pd.DataFrame,
     recovery: pd.DataFrame,
-    parts: Parts | None = None,
+    split_documents: SplitDocuments | None = None,
 ) -> pd.DataFrame:
-    """Return the summary of a measurement, from its tables: one row for each target set, kind of
-    units, selector and k. `parts`: the parts of documents that were split; the summary counts and
-    resamples whole documents."""
+    """Return the summary of a measurement: one row for each target set, kind of units, selector and
+    k.
+
+    Args:
+        losses: The table of losses.
+        targets: The table of targets.
+        recovery: The table of losses with chosen units.
+        split_documents: The parts of documents that were split. The summary counts and resamples
+            whole documents.
+    """
     tables = {"losses": losses, "targets": targets, "recovery": recovery}
     for name, table in tables.items():
         check_type(name, table, pd.DataFrame, f"the table {name} of results, a DataFrame")
-    return summarize_pairs(pair(losses, targets, recovery, parts))
+    return summarize_pairs(pair(losses, targets, recovery, split_documents))
 
 
 def summarize_pairs(rows: pd.DataFrame) -> pd.DataFrame:
@@ -312,14 +319,21 @@ def _sums_by_document(rows: pd.DataFrame, documents: pd.Index) -> np.ndarray:
 # --- the table lds --------------------------------------------------------------------------------
 
 
-def mean_lds(targets: pd.DataFrame, lds: pd.DataFrame, parts: Parts | None = None) -> pd.DataFrame:
+def mean_lds(
+    targets: pd.DataFrame, lds: pd.DataFrame, split_documents: SplitDocuments | None = None
+) -> pd.DataFrame:
     """Return the mean of the column `lds` over targets, with its interval: a row for each target
-    set, kind of units and selector. `parts`: the parts of documents that were split, which are
-    resampled whole."""
+    set, kind of units and selector.
+
+    Args:
+        targets: The table of targets.
+        lds: The table of linear datamodeling scores.
+        split_documents: The parts of documents that were split, which are resampled together.
+    """
     rows = []
     document_targets = targets[targets.distant_part == DOCUMENT].merge(lds, on=KEYS)
     for group_values, group in document_targets.groupby(["target_set", "units", "selector"]):
-        whole_document = whole_documents(group.document, parts).to_numpy()
+        whole_document = whole_documents(group.document, split_documents).to_numpy()
         sums_by_document = group.groupby(whole_document).lds.agg(["sum", "count"])
         lds_sum, num_targets = resample(sums_by_document)
         rows.append((*group_values, *(lds_sum / num_targets).interval()))

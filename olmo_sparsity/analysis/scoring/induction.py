@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from olmo_sparsity.analysis.results.loss_statistics import INDUCTION_SHARE
+from olmo_sparsity.analysis.results.doubts import INDUCTION_SHARE
 from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.models.identity.use import with_model_in_use

@@ -53,21 +53,26 @@ class UnitGroup(NamedTuple):
 
 
 def first_groups(units: Units, num_distant: int) -> list[UnitGroup]:
-    """Cut the units into groups of about as many tokens as `GROUP_TOKENS` says.
+    """Cut the units into groups of `GROUP_TOKENS` tokens, or of twice as many if there are more
+    than `MANY_TOKENS` distant tokens. 20 units of 400 tokens become groups of 3, 3, 3, 3, 3, 3 and
+    2 units, as 3 units hold about 64 tokens.
 
-    num_distant: The number of tokens of all units together.
+    Args:
+        units: All distant units.
+        num_distant: The number of tokens of all units together.
     """
-    num_tokens = GROUP_TOKENS if num_distant <= MANY_TOKENS else 2 * GROUP_TOKENS
-    # The number of units that hold `num_tokens` tokens on average.
-    group_size = max(1, num_tokens * len(units) // num_distant)
+    tokens_per_group = GROUP_TOKENS if num_distant <= MANY_TOKENS else 2 * GROUP_TOKENS
+    # Units differ in length, so a group has the number of units that hold so many on average.
+    units_per_group = max(1, tokens_per_group * len(units) // num_distant)
     return [
-        UnitGroup(first_unit, min(first_unit + group_size, len(units)))
-        for first_unit in range(0, len(units), group_size)
+        UnitGroup(first_unit, min(first_unit + units_per_group, len(units)))
+        for first_unit in range(0, len(units), units_per_group)
     ]
 
 
 def halves_of(groups: list[UnitGroup]) -> list[UnitGroup]:
-    """Return both halves of each group, in the order of the text. A group of one unit has none."""
+    """Return both halves of each group, in the order of the text. A group of one unit has no
+    halves, so it is left out: the group of units 0 to 2 becomes unit 0, and units 1 and 2."""
     halves = []
     for group in sorted(groups):
         if group.num_units > 1:
@@ -87,12 +92,14 @@ def halving(scorer: Scorer, question: Question) -> Choice:
     units = question.units
     num_targets = len(question.spans)
     starting_groups = first_groups(units, question.context.block.num_distant)
-    # The groups to evaluate in this step, a list for each target.
+    # For each target, the groups that the next step evaluates. All targets begin with the same.
     groups_of_targets = [starting_groups for _ in range(num_targets)]
     score_TU = np.zeros((num_targets, len(units)))
+    # Whether a unit was evaluated alone.
     is_single_TU = np.zeros(score_TU.shape, dtype=bool)
 
-    # A target that has no group left has an empty list, and costs one row a step.
+    # The best groups of a target may be single units before those of others are. It then has no
+    # group left, and costs one row a step: that without units, to which losses are compared.
     while any(groups_of_targets):
         sets = [[units.run(*group) for group in groups] for groups in groups_of_targets]
         reductions = loss_reductions(scorer, question, sets)
@@ -105,11 +112,13 @@ def halving(scorer: Scorer, question: Question) -> Choice:
                 units_of_group = slice(group.first_unit, group.end_unit)
                 score_TU[target, units_of_group] = nats / group.num_units
                 is_single_TU[target, units_of_group] = group.num_units == 1
+            # A stable sort: of equal groups, the first in the text is halved.
             best_indices = np.argsort(-reduction_G, kind="stable")[:NUM_HALVED]
             best_groups = [groups[index] for index in best_indices]
             next_groups_of_targets.append(halves_of(best_groups))
         groups_of_targets = next_groups_of_targets
 
-    # Units that were evaluated alone come first, then by score. `lexsort` sorts by its last key.
+    # Units that were evaluated alone come first; among these, and among the others, the order is by
+    # score. The last key of `lexsort` is the one that it sorts by first.
     unit_TU = np.lexsort((-score_TU, ~is_single_TU), axis=1)
     return choice_of(unit_TU[:, : question.k], score_TU)

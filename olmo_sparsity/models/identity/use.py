@@ -1,12 +1,15 @@
-"""Use a model in memory safely: by one thread at a time, in evaluation mode, and recognized if it
-has changed since its last use. Afterwards it is as it was before.
+"""Use a model in memory safely, and leave it as it was.
 
     with in_use(model):                       # every public call does this
-        losses = token_losses(model, ...)     # what it calls may enter again, which costs nothing
+        losses = token_losses(model, ...)     # may enter `in_use(model)` again, which costs nothing
 
-Users train, edit or quantize models between our calls. So each first use reads the model's identity
-(model_identity.py), and a wrapper tries a changed model again (huggingface/compatibility.py). Hooks
-of ours act in their own thread only, so other threads may generate with the model meanwhile.
+Inside, one thread uses the model, in evaluation mode. Afterwards the model has its former mode, and
+the weights that had gradients have them again.
+
+Users train, edit or quantize models between our calls. So whenever a model is entered that is not
+in use yet, its identity is read (model_identity.py), and a wrapper tries a changed model again
+(huggingface/compatibility.py). Our hooks act in their own thread only, so other threads may
+generate with the model meanwhile.
 """
 
 from __future__ import annotations
@@ -31,53 +34,22 @@ R = TypeVar("R")
 
 _lock = threading.RLock()
 _users: list[nn.Module] = []
-"""The wrappers and models that the thread that holds the lock has in use."""
+"""The models that are in use by the thread that holds the lock, wrapped or not."""
 
 _identities: WeakKeyDictionary[nn.Module, ModelIdentity] = WeakKeyDictionary()
 """The identity of each model at its last use. A key is the object that all wrappers of one model
 share (`_inner`)."""
 
 
-# --- a process that is forked ---------------------------------------------------------------------
-
-_has_threads = False
-"""Whether the process had other threads when it was last forked. A fork inherits the answer of its
-parent."""
-
-
-def _note_threads() -> None:
-    """Note before a fork whether this process has other threads."""
-    global _has_threads
-    with suppress(OSError):  # without /proc
-        _has_threads = len(os.listdir("/proc/self/task")) > 1
-
-
-def _continue_without_threads() -> None:
-    """Make a forked process independent of the threads of its parent, which do not exist in it."""
-    global _lock
-    if _lock.acquire(blocking=False):  # free, or held by the thread that forked
-        _lock.release()
-    else:
-        # The thread that would release it is not here.
-        _lock = threading.RLock()
-        _users.clear()
-    if _has_threads:
-        # OpenMP would wait for the threads of its pool for ever. PyTorch's DataLoader does the same
-        # in its workers.
-        torch.set_num_threads(1)
-
-
-os.register_at_fork(before=_note_threads, after_in_child=_continue_without_threads)
-
-
-# --- use ------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def in_use(*models: Any) -> Iterator[None]:
     """Inside, this thread alone uses models; other threads that enter wait. The given models are in
     evaluation mode, and afterwards in the mode that they had. A model that has changed since its
-    last use is tried again."""
+    last use is tried again.
+
+    Args:
+        models: Models of PyTorch. Others, such as a server, are passed over.
+    """
     with _lock, ExitStack() as stack:
         for model in models:
             if isinstance(model, nn.Module) and not any(model is user for user in _users):
@@ -86,7 +58,8 @@ def in_use(*models: Any) -> Iterator[None]:
 
 
 def with_model_in_use(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a function whose calls use the model of their first argument, `scorer`."""
+    """Decorate a function whose first argument is named `scorer`, such that each call is made with
+    the model of this scorer in use."""
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -105,28 +78,28 @@ def _one_in_use(model: nn.Module) -> Iterator[None]:
     """Inside, this model is in use. Called with the lock held."""
     inner = _inner(model)
     is_first = not any(_inner(user) is inner for user in _users)
-    trained = [weight for weight in inner.parameters() if weight.requires_grad]
-    # Leaving inference mode switches gradients on, also inside `no_grad`: a program would keep all
-    # activations.
-    gradients = torch.set_grad_enabled(torch.is_grad_enabled())
+    trained_weights = [weight for weight in inner.parameters() if weight.requires_grad]
+    # `inference_mode(False)` switches gradients on, also inside `no_grad`: a program would keep all
+    # activations. So the mode that the caller has is set again after it.
+    same_gradient_mode = torch.set_grad_enabled(torch.is_grad_enabled())
     _users.append(model)
     try:
-        with torch.inference_mode(False), gradients, evaluating(model):
+        with torch.inference_mode(False), same_gradient_mode, evaluating(model):
             if is_first:
                 _update_identity(inner)
             _fit_again_if_changed(model, inner)
             yield
     finally:
         _users.remove(model)
-        # Callers freeze weights and set them free again, but an interrupt may hit them in between.
-        for weight in trained:
+        # A caller freezes weights and sets them free again, but an interrupt may come in between.
+        for weight in trained_weights:
             if not weight.requires_grad:
                 weight.requires_grad_()
 
 
 def last_identity(model: Any) -> ModelIdentity | None:
-    """Return the identity that a model had at its last use. Return None if it is not a model of
-    PyTorch, but such as a server."""
+    """Return the identity that a model had at its last use, or has now if it was not used yet.
+    Return None for what is not a model of PyTorch, such as a server."""
     if not isinstance(model, nn.Module):
         return None
     inner = _inner(model)
@@ -143,8 +116,10 @@ def forget(model: nn.Module) -> None:
 def check_unchanged(model: Any, identity: ModelIdentity | None, since: str) -> None:
     """Raise DataError if a model has changed since an earlier call. Called with the model in use.
 
-    identity: Its identity at that call.
-    since: The name of that call, which the message asks to repeat.
+    Args:
+        model: The model.
+        identity: Its identity at that call; None if it was not a model of PyTorch.
+        since: The name of that call, which the message asks to repeat.
     """
     current_identity = last_identity(model)
     if identity is None or current_identity is None:
@@ -157,6 +132,7 @@ def check_unchanged(model: Any, identity: ModelIdentity | None, since: str) -> N
 def _inner(model: nn.Module) -> nn.Module:
     """Return the object that all wrappers of one model share: the model in a `HuggingFaceLM`, or a
     model of this project itself."""
+    # A wrapper has the method `fit`. It is asked for by name, as the class imports this module.
     wrapped = getattr(model, "model", None)
     if hasattr(type(model), "fit") and isinstance(wrapped, nn.Module):
         return wrapped
@@ -166,17 +142,19 @@ def _inner(model: nn.Module) -> nn.Module:
 def _update_identity(inner: nn.Module) -> None:
     """Read the identity of the model, and say so if it has changed since its last use."""
     check_hooks(inner)
-    known = _identities.get(inner)
+    known_identity = _identities.get(inner)
     identity = read_identity(inner)
-    if known == identity:
+    if known_identity == identity:
         return  # the known object stays, as others compare identities with `is`
     family = type(inner).__name__
-    if known is not None:
-        difference = known.differences(identity)
+    if known_identity is not None:
+        difference = known_identity.differences(identity)
         say(f"{family} has changed since its last use ({difference}): used as it is now")
     elif identity.replaced:
-        first = min(identity.replaced)
-        say(f"{family}: {first} was replaced; results are stored as those of another model")
+        first_replaced = min(identity.replaced)
+        say(
+            f"{family}: {first_replaced} was replaced; results are stored as those of another model"
+        )
     _identities[inner] = identity
 
 
@@ -209,9 +187,45 @@ def in_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
     GPU these run in a thread of PyTorch."""
     this_thread = threading.get_ident()
 
-    def only_here(*called: Any) -> Any:
+    def act_in_this_thread(*hook_arguments: Any) -> Any:
+        # PyTorch has no public function that says whether a backward pass is under way.
         is_backward: bool = torch._C._current_graph_task_id() != -1
-        is_here = threading.get_ident() == this_thread
-        return hook(*called) if is_backward or is_here else None
+        is_this_thread = threading.get_ident() == this_thread
+        return hook(*hook_arguments) if is_backward or is_this_thread else None
 
-    return only_here
+    return act_in_this_thread
+
+
+# --- a process that is forked ---------------------------------------------------------------------
+#
+# A fork, such as a worker of a DataLoader, has only the thread that forked. It inherits the lock, a
+# list of models in use, and PyTorch's belief that its pool of threads exists.
+
+_has_threads = False
+"""Whether the process had other threads when it was last forked. A fork inherits the answer of its
+parent."""
+
+
+def _note_threads() -> None:
+    """Note before a fork whether this process has other threads."""
+    global _has_threads
+    with suppress(OSError):  # a system without /proc
+        _has_threads = len(os.listdir("/proc/self/task")) > 1
+
+
+def _continue_without_threads() -> None:
+    """Make a forked process independent of the threads of its parent, which do not exist in it."""
+    global _lock
+    if _lock.acquire(blocking=False):  # free, or held by the thread that forked
+        _lock.release()
+    else:
+        # Another thread held it, which is not here to release it and to leave its models.
+        _lock = threading.RLock()
+        _users.clear()
+    if _has_threads:
+        # OpenMP would wait for the threads of its pool for ever. PyTorch's DataLoader does the same
+        # in its workers.
+        torch.set_num_threads(1)
+
+
+os.register_at_fork(before=_note_threads, after_in_child=_continue_without_threads)

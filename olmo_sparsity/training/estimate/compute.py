@@ -1,11 +1,14 @@
-"""Estimate the time in which the GPUs of a run compute: FLOPs, divided by a share of their peak.
+"""Estimate how long the GPUs of a run compute: FLOPs, divided by the share of their peak that they
+are expected to reach.
 
-    flops_per_token(model, config.model, 1024)    # 7.3e9 of c4_1b: 6 for each multiplied weight
-    share_of_peak(1_176_764_416)                  # 0.345, measured on one H200 (150M)
-    computing_seconds(config, hardware)           # of a step, for all tokens of its batch
+    `flops_per_token` × tokens of a step     3.8e8 FLOPs × 524,288 tokens = 2.0e14 FLOPs
+    `share_of_peak` of a GPU's stated peak   30.6% of 9.9e14 FLOP/s
+    → `computing_seconds`                    0.66 s a step of the 60M model on one H200
 
 The log of a run counts by `flops_per_token`, too, when it reports MFU, the share of the vendor's
 peak that a run reaches.
+
+Dimension key: V vocabulary, D width, L length.
 """
 
 from __future__ import annotations
@@ -39,6 +42,8 @@ def flops_per_token(
     average.
 
     Args:
+        model: A `LanguageModel`, whose weights are counted. It may be on the `meta` device.
+        sizes: Its config.
         length: The number of tokens of a sequence, L.
         whole_attention: Count L places, 12 · L · D, as OLMo-core, nanochat and torchtitan do.
     """
@@ -53,13 +58,15 @@ def flops_per_token(
     if is_tied:  # looked up once, multiplied once
         num_multiplied += weight_VD.numel()
 
-    # Scores and weighted sums of values, a product each: 2 · 6 for each of L places, or of L / 2.
+    # With L / 2 places a token has D · L / 2 products for its scores, and as many for the weighted
+    # sum of values; with L places twice as many.
     attention_width = sizes.n_heads * sizes.effective_head_width
-    num_scored = sizes.n_layers * length * attention_width
-    return 6.0 * num_multiplied + (12.0 if whole_attention else 6.0) * num_scored
+    products_of_attention = sizes.n_layers * length * attention_width
+    flops_of_product = 12.0 if whole_attention else 6.0
+    return 6.0 * num_multiplied + flops_of_product * products_of_attention
 
 
-def stated_flops(device: torch.device) -> float | None:
+def stated_flops_per_second(device: torch.device) -> float | None:
     """Return the FLOP/s in bf16 that the vendor states for a device; None if they are not known."""
     gpu = find_gpu(device_name(device))
     return 1e12 * gpu.tflops if gpu else None
@@ -73,16 +80,19 @@ class MeasuredShare:
     """The share of the stated peak that one H200 reached with a model (docs/train.md)."""
 
     num_parameters: int
+    """With the embedding."""
+
     share: float
     model_name: str
+    """The name in configs/. It counts no embedding: "60M" has 85 million parameters with it."""
 
 
 MEASURED_SHARES = (
     MeasuredShare(85_065_728, 0.306, "60M"),
     MeasuredShare(190_513_152, 0.345, "150M"),
 )
-"""From the smallest model to the largest, all compiled. No larger one, and no several GPUs, were
-measured."""
+"""From the smallest model to the largest, all compiled. No larger model was measured, and none on
+several GPUs."""
 
 UNCOMPILED_SPEED = 135 / 250
 """The speed of a model that is not compiled, as a share of that of a compiled one: nanoGPT's README
@@ -132,11 +142,11 @@ def computing_seconds(config: RunConfig, hardware: Hardware) -> float:
     """Return the seconds of a step in which the GPUs compute. Their speed must be known."""
     training = config.training
     gpu = hardware.gpu
-    assert gpu is not None
+    assert gpu is not None, "call this only if `hardware.has_known_speed`"
     model = without_memory(config.model)
 
     flops_of_token = flops_per_token(model, config.model, training.length)
-    # Layers may be recomputed in the backward pass, the unembedding never is.
+    # The backward pass may recompute layers. It never recomputes the unembedding.
     unembedding_VD, _ = cast(LanguageModel, model).unembedding
     flops_of_layers = flops_of_token - 6.0 * unembedding_VD.numel()
     share_again = share_recomputed(config.model, training)

@@ -125,16 +125,16 @@ def test_a_killed_measurement_is_summed_up_and_resumes_to_the_same_tables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole, plan = read_results(measured), Plan.of(loaded(model), documents, SETTINGS)
-    really, calls = Parts.write, []
+    really, calls = Parts.add, []
 
     def run_until(num_calls: int) -> None:
-        def write(self: Parts, phase: str, document: int, tables: dict) -> None:
+        def add(self: Parts, phase: str, document: int, tables: dict) -> None:
             if len(calls) == num_calls:
                 raise KeyboardInterrupt
             calls.append((phase, document))
             really(self, phase, document, tables)
 
-        monkeypatch.setattr(Parts, "write", write)
+        monkeypatch.setattr(Parts, "add", add)
         with suppress(KeyboardInterrupt):
             run(plan, tmp_path)
 

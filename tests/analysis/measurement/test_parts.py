@@ -164,7 +164,7 @@ def test_a_loss_that_is_no_number_is_refused(tmp_path: Path) -> None:
     rows = tiny_rows(1)["losses"]
     rows["losses"]["loss_long"][3] = np.inf
     with pytest.raises(DataError, match=r"document 1, table losses: loss_long .* 1 of 5 rows"):
-        Parts(tmp_path, IDENTITY).write("losses", 1, rows)
+        Parts(tmp_path, IDENTITY).add("losses", 1, rows)
 
 
 # --- a document that is not finished --------------------------------------------------------------

@@ -311,9 +311,9 @@ def test_a_measurement_behind_a_server_is_resumed_to_that_in_process(
     server = FakeServer(make_tokenizer())
     given: dict[str, Any] = {"long": 16, "short": 1, "stride": 1, "distant_states": "replaced"}
     given |= {"share": 0.3, "min_gap": 0.1, "max_targets": 2, "ks": 1}
-    really, written = Parts.write, list[str]()
+    really, written = Parts.add, list[str]()
 
-    def write(self: Parts, phase: str, *others: Any) -> None:
+    def add(self: Parts, phase: str, *others: Any) -> None:
         if written.count("recovery") == 1 and phase == "recovery":
             raise KeyboardInterrupt
         really(self, phase, *others)
@@ -321,10 +321,10 @@ def test_a_measurement_behind_a_server_is_resumed_to_that_in_process(
 
     try:
         model = load_model(server.url, tokenizer=make_tokenizer())
-        monkeypatch.setattr(Parts, "write", write)
+        monkeypatch.setattr(Parts, "add", add)
         with pytest.raises(KeyboardInterrupt):
             measure(model, documents, **given, out=tmp_path)
-        monkeypatch.setattr(Parts, "write", really)
+        monkeypatch.setattr(Parts, "add", really)
         resumed = measure(model, documents, **given, out=tmp_path)
     finally:
         server.stop()
