@@ -26,19 +26,19 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/mypy --strict --follow-imports=silent tests/typed_user.py
 
-# A process for each core and one more, as some wait for others, each with one thread. The tests of a file share what they
-# prepare, and the processes that they start share Python's bytecode.
+# Tests run in a process for each core and one more, as some wait for others, each with one thread. The tests of a file
+# share what they prepare, and the processes that they start share Python's bytecode.
+NUM_AT_ONCE := $$(($$(nproc) < 8 ? $$(nproc) + 1 : 8))
+
 test: install
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n $$(($$(nproc) < 8 ? $$(nproc) + 1 : 8)) \
-		--dist=loadfile --no-loadscope-reorder $(STUDY:%=--ignore=%)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n $(NUM_AT_ONCE) \
+		--dist=loadfile --no-loadscope-reorder --ignore=tests/study
 
-# The programs of the study. What its pages print is checked by `make test`: tests/study/pages, and the claims.
-STUDY := $(filter-out tests/study/pages tests/study/test_claims.py, $(wildcard tests/study/*))
-
-# End to end, on a real SLURM and with every engine, and the programs of the study: minutes.
+# What takes more than a few seconds: end to end, on a real SLURM, with every engine, each command of the pages, and the
+# study with what its pages print. Twenty minutes on two cores.
 accept: install
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -m accept -n 2 --dist=loadfile
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist=loadfile $(STUDY)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -m accept -n $(NUM_AT_ONCE) --dist=loadfile
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n $(NUM_AT_ONCE) --dist=loadfile tests/study
 
 # What the wheel does without extras, beside OLMo-core, in an environment of its own with numpy 2, where no file of
 # this folder is in reach.
@@ -112,9 +112,9 @@ prose: corpus = $(if $(TEXT),--data.corpus.source=files --data.corpus.path='$(TE
 positive-control: install
 	$(BIN)/olmo-sparsity experiment study/configs/experiments/positive_control.yaml
 
-# Every stored summary, computed again from the stored rows, and what pages print; `make test` checks a sample.
+# Every stored summary, computed again from the stored rows, and what pages print; `make accept` checks a sample.
 results-check: install
-	OMP_NUM_THREADS=1 OLMO_SPARSITY_ALL_RESULTS=1 $(BIN)/pytest -q tests/study/pages/test_stored.py \
+	OMP_NUM_THREADS=1 OLMO_SPARSITY_ALL_RESULTS=1 $(BIN)/pytest -q -m "" tests/study/pages/test_stored.py \
 		tests/test_docs.py
 
 # The other parts: study/Makefile.

@@ -161,6 +161,7 @@ def server() -> Iterator[FakeServer]:
     made.stop()
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("page", ["explain", "extend", "measure", "sources"])
 def test_commands_of_a_page_run_in_their_order(page: str, folder: Path, server: FakeServer) -> None:
     seeds = [f"study/results/models/prose_seed{seed}" for seed in (1, 2)]
@@ -243,6 +244,7 @@ def test_the_transform_of_the_page_changes_a_share_of_sequences(
     assert all((of.tokens_L == tokens[::-1]).all() for of in changed if of is not None)
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(
     ("page", "blocks"), [("README.md", None), pytest.param("docs/sources.md", 1, marks=ALL_RESULTS)]
 )

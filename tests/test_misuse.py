@@ -181,6 +181,7 @@ except ConfigError as error:
 """
 
 
+@pytest.mark.accept
 def test_all_is_imported_beside_an_olmo_core_without_a_trainer(tmp_path: Path) -> None:
     (tmp_path / "olmo_core/distributed").mkdir(parents=True)
     for name in ("__init__.py", "distributed/__init__.py", "distributed/utils.py"):

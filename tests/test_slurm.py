@@ -248,6 +248,7 @@ def run_starts(queue: Queue, number: int, **variables: str) -> str:
     return "".join(queue.start(**variables).communicate(timeout=60)[0] for _ in range(number))
 
 
+@pytest.mark.accept
 def test_deaths_are_counted_however_long_the_start_ran(tmp_path: Path) -> None:
     queue = Queue(tmp_path, "exit 76")
     log = run_starts(queue, 3, SECONDS="1850", OLMO_SPARSITY_MAX_RESTARTS="2")
@@ -255,6 +256,7 @@ def test_deaths_are_counted_however_long_the_start_ran(tmp_path: Path) -> None:
     assert "exit code 76: not requeued after 2 restarts without getting on" in log
 
 
+@pytest.mark.accept
 def test_a_job_whose_disk_is_away_starts_again_after_a_pause(tmp_path: Path) -> None:
     queue = Queue(tmp_path, "exit 74")
     log = run_starts(queue, 6)
@@ -269,12 +271,14 @@ def test_a_job_that_died_otherwise_starts_again_at_once(tmp_path: Path) -> None:
     assert queue.pauses == []
 
 
+@pytest.mark.accept
 def test_a_job_that_gets_on_may_die_more_often(tmp_path: Path) -> None:
     queue = Queue(tmp_path, 'rm "$OLMO_SPARSITY_DEATHS" 2>/dev/null; exit 1')
     run_starts(queue, 4, OLMO_SPARSITY_MAX_RESTARTS="2")
     assert queue.num_requeues == 4
 
 
+@pytest.mark.accept
 def test_stops_without_progress_are_counted_apart_from_deaths(tmp_path: Path) -> None:
     """As of a job whose signal comes as soon as it begins."""
     queue = Queue(tmp_path, "exit 75")
@@ -286,6 +290,7 @@ def test_stops_without_progress_are_counted_apart_from_deaths(tmp_path: Path) ->
 SAVES_TOO_LONG = 'echo $$ >"$REQUEUES.srun"; trap "" TERM; sleep 2; exit 75'
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(("reason", "num_requeues"), [("TimeLimit", 1), ("None", 0)])
 def test_a_time_limit_that_comes_during_a_save_requeues_and_scancel_does_not(
     tmp_path: Path, reason: str, num_requeues: int
@@ -302,6 +307,7 @@ def test_a_time_limit_that_comes_during_a_save_requeues_and_scancel_does_not(
     assert "ended by SLURM" in log
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(
     ("lines", "excluded"),
     [
@@ -351,6 +357,7 @@ def test_a_node_whose_tasks_alone_crash_is_excluded_from_the_next_start(
 NAMED_BY_THE_OTHERS = 'echo "$FAILED" >"$OLMO_SPARSITY_SUSPECT"; exit 76'
 
 
+@pytest.mark.accept
 def test_at_most_two_nodes_are_excluded_beside_those_of_the_user(tmp_path: Path) -> None:
     queue = Queue(tmp_path, NAMED_BY_THE_OTHERS)
     queue.requeues.with_name("requeues.excluded").write_text("n9")

@@ -159,6 +159,7 @@ def test_an_owner_whose_clock_is_two_hours_off_keeps_its_lock(
         owner.join()
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(
     ("text", "age_s"),
     [

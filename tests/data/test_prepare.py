@@ -208,6 +208,7 @@ class Killed(BaseException):
     pass
 
 
+@pytest.mark.accept
 @pytest.mark.usefixtures("small_shards")
 def test_stopped_at_any_step_and_resumed_gives_the_same_bytes(
     data: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

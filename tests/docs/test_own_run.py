@@ -83,6 +83,7 @@ def test_other_blocks_of_the_page_load_over_a_shipped_config(block: str, tmp_pat
     load_config(tmp_path / "a.yaml")
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("name", SIZES)
 def test_a_shape_has_as_many_parameters_as_the_page_says(
     name: str, folder: Path, capsys: pytest.CaptureFixture[str]
@@ -105,6 +106,7 @@ def test_own_files_are_prepared_and_end_with_the_token_of_the_local_tokenizer(
     assert [manifest["eos_id"]] == ids
 
 
+@pytest.mark.accept
 def test_the_pair_on_own_text_differs_in_positions_alone_and_is_priced_on_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

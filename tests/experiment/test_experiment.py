@@ -289,6 +289,7 @@ def test_a_run_with_other_settings_is_not_done(make_grid: MakeGrid) -> None:
 # --- running them ---------------------------------------------------------------------------------
 
 
+@pytest.mark.accept
 def test_an_experiment_is_stopped_goes_on_and_says_what_failed(
     make_grid: MakeGrid, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
@@ -537,6 +538,7 @@ def test_a_text_that_is_not_prepared_is_said_in_one_line_and_priced(
     assert "How often it is read is not checked" in line
 
 
+@pytest.mark.accept
 def test_a_measurement_of_an_untrained_model_has_the_price_of_the_trained_one(
     make_grid: MakeGrid, capsys: pytest.CaptureFixture
 ) -> None:
@@ -617,6 +619,7 @@ def second_file(make_grid: MakeGrid, tmp_path: Path) -> str:
     return str(second)
 
 
+@pytest.mark.accept
 def test_a_second_experiment_measures_the_runs_of_a_grid_and_trains_nothing(
     make_grid: MakeGrid,
     second_file: str,
@@ -741,6 +744,7 @@ def test_seeds_are_compared_with_each_other_where_nothing_else_differs(
     assert names_of_pairs(path) == [("tiny_seed1-last-12", "tiny_seed2-last-12")]
 
 
+@pytest.mark.accept
 def test_compare_of_an_experiment_names_each_pair_and_sums_up_its_seeds(
     make_grid: MakeGrid, tmp_path: Path, results_folder: Path, capsys: Capture
 ) -> None:

@@ -304,6 +304,7 @@ def test_two_processes_with_muon_take_the_steps_of_one_and_go_on_to_the_bit(sett
     torch.testing.assert_close(states_of(folder)[0], end, rtol=0, atol=0)
 
 
+@pytest.mark.accept
 def test_processes_that_skip_steps_go_on_to_the_bit(settings: dict) -> None:
     steady = {"skip_sigmas": 1, "learning_rate": 1e-5, "warmup_steps": 0}
     curves = []
@@ -326,6 +327,7 @@ def find_a_jump() -> None:
     JumpDetector.is_jump = lambda *_: next(found)  # type: ignore[method-assign, assignment]
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(
     ("engine", "precision"),
     [
@@ -351,6 +353,7 @@ def test_a_step_that_one_process_skips_is_skipped_by_all(
     assert not any(torch.equal(tensor, third[name]) for name, tensor in last.items())
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("engine", ["ddp", "zero2", "zero3"])
 def test_a_batch_that_one_process_finds_no_numbers_in_is_left_out_by_all(
     settings: dict, engine: str
@@ -494,6 +497,7 @@ def be_slow() -> None:
     PositionedBlock.forward = slow  # type: ignore[method-assign] # as on a hot GPU
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
 def test_a_slow_process_is_the_slowest_although_the_others_wait_for_its_weights(
     settings: dict, engine: str
@@ -535,6 +539,7 @@ def test_the_processes_of_torchrun_meet(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.accept
 def test_accelerate_starts_the_processes_of_a_run(
     settings: dict, one_process: Path, tmp_path: Path
 ) -> None:

@@ -82,6 +82,7 @@ SLEEPS = {
 }
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("task", SLEEPS)
 def test_a_process_whose_work_alone_hangs_is_named(
     data_folder: Path, tmp_path: Path, task: str
@@ -112,6 +113,7 @@ def wait_for_the_disk(owner: Any, name: str, number: int) -> None:
     setattr(owner, name, counted)
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(
     ("rank", "place"), [(1, (TrainingBatches, "of_step", 6)), (0, (AppendedFile, "append", 3))]
 )
@@ -137,6 +139,7 @@ def be_on_a_node_of_two(rank: int, suspect: Path, act: Callable[[], None]) -> No
     act()
 
 
+@pytest.mark.accept
 def test_a_process_that_holds_up_its_node_is_named_where_nodes_share_weights(
     data_folder: Path, tmp_path: Path
 ) -> None:

@@ -437,6 +437,7 @@ def as_far_as(job: Job, expected: dict[int, float]) -> dict[int, float]:
 # --- the tests ------------------------------------------------------------------------------------
 
 
+@pytest.mark.accept
 @asks(undisturbed)
 def test_a_job_says_what_it_runs_and_leaves_a_run_folder(job: Job) -> None:
     assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "0")

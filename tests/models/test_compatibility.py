@@ -86,6 +86,7 @@ def test_dynamic_rope_is_refused_where_it_would_turn_by_other_angles() -> None:
     model(TOKENS[:, :1], torch.tensor([[63]]))
 
 
+@pytest.mark.accept
 def test_the_page_is_current() -> None:
     errors = errors_on_the_page()
     assert PAGE.read_text() == page(errors), "write it anew: python -m tests.support.families"

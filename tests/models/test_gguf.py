@@ -229,6 +229,7 @@ def test_a_bit_of_the_header_never_changes_the_numbers_in_silence(
     assert found["equal"] > 2
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(
     ("entry", "skipped", "num_bits"),
     [
@@ -257,6 +258,7 @@ def test_each_bit_of_a_number_of_the_header_is_noticed(
         assert "may be damaged" in capsys.readouterr().err, (place, bit)
 
 
+@pytest.mark.accept
 def test_two_processes_convert_a_file_once(
     tokenizer: Tokenizer, tmp_path: Path, cache: Path
 ) -> None:

@@ -158,6 +158,7 @@ def test_attention_weights_end_at_the_window(name: str) -> None:
     assert float((weights_HK == 0).float().mean()) > 0.1, "no window ends"
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("name", ["Gemma 3 (text)", "Mistral", "Llama 4 (text)", "gpt-oss"])
 @pytest.mark.parametrize("distant_states", ["contextual", "isolated"])
 def test_each_token_s_effect_is_that_by_hand(name: str, distant_states: Any) -> None:

@@ -84,6 +84,7 @@ def named_by_chance(num_sources: int, draws: int, scale: float, tails: str, num:
     return num_named / num
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("tails", ["normal", "t3", "each statement has its own scale"])
 @pytest.mark.parametrize(
     ("num_sources", "draws", "scale"),

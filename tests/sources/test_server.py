@@ -92,6 +92,7 @@ def test_what_passes_is_repeated(server: FakeServer, fault: str) -> None:
     assert server.number > at
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("fault", LASTING)
 def test_what_lasts_ends_the_call(server: FakeServer, fault: str) -> None:
     """And the same call gives all numbers when the server is sound."""
@@ -118,6 +119,7 @@ def test_replies_that_were_exchanged_are_noticed(server: FakeServer) -> None:
         model.score(asked)
 
 
+@pytest.mark.accept
 def test_a_server_that_returns_as_another_model_is_noticed(server: FakeServer) -> None:
     model, asked = opened(server), prompts(1)
     server.model = TableModel(seed=1)  # between two calls
@@ -162,6 +164,7 @@ def test_a_model_that_replies_to_one_prompt_in_between_is_noticed(server: FakeSe
         model.score(asked)
 
 
+@pytest.mark.accept
 def test_noise_is_measured_and_no_other_model(server: FakeServer) -> None:
     for noise in (0.04, 0.08):
         server.noise = noise
@@ -364,6 +367,7 @@ def test_a_server_that_replied_is_not_called_silent(fault: str, servers: list[Fa
         opened(server, patience_s=0.05)
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("num", [2, 6, 16, 40])
 def test_two_servers_share_the_prompts_and_one_is_enough(
     num: int, servers: list[FakeServer]

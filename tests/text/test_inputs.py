@@ -109,6 +109,7 @@ def test_what_python_holds_are_the_same_documents(rows: Any, model: LoadedModel)
     assert read(open_documents((row for row in rows), model)) == TEXTS or rows is FRAME
 
 
+@pytest.mark.accept
 def test_a_folder_named_as_a_corpus_is_read(model: LoadedModel) -> None:
     assert open_documents("python", model, limit=2)[0].group
     for name in ("embedded", "python", "c4"):
@@ -309,6 +310,7 @@ def test_held_out_text_has_no_fields(make_config: Callable[..., RunConfig]) -> N
         open_documents(None, as_run(make_config()), field="body")
 
 
+@pytest.mark.accept
 def test_of_the_whole_corpus_of_a_run_what_it_was_trained_on_is_left_out_and_counted(
     make_config: Callable[..., RunConfig], heldout: TokenShards
 ) -> None:
@@ -322,6 +324,7 @@ def test_of_the_whole_corpus_of_a_run_what_it_was_trained_on_is_left_out_and_cou
         assert "".join(document.texts) == record.text
 
 
+@pytest.mark.accept
 def test_what_is_left_out_is_counted_as_far_as_is_read(
     make_config: Callable[..., RunConfig], heldout: TokenShards
 ) -> None:

@@ -72,6 +72,7 @@ def test_a_traced_layer_keeps_what_a_real_one_keeps(
     assert kept_bytes(sizes, precision) == pytest.approx(expected, rel=0.03)
 
 
+@pytest.mark.accept
 @pytest.mark.filterwarnings("ignore")  # the compiler warns about what it does itself
 def test_a_compiled_layer_keeps_about_the_share_of_its_budget(
     monkeypatch: pytest.MonkeyPatch,

@@ -201,6 +201,7 @@ def test_a_step_mixes_no_devices_and_waits_for_none(
             tensor.item()
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(
     "changes",
     [

@@ -142,6 +142,7 @@ def test_the_ladder_needs_no_option_on_any_number_of_gpus(path: Path, count: int
     check_fits(resolved, hardware)
 
 
+@pytest.mark.accept
 def test_a_dry_run_names_what_does_not_divide_or_fit(capsys: pytest.CaptureFixture) -> None:
     words = ["train", "configs/c4_1b_pose.yaml", "--dry-run"]
     assert main([*words, "--gpus=24", "--gpu=a100"]) == 0
@@ -437,6 +438,7 @@ def test_a_long_run_without_a_limit_of_gpu_hours_is_told_of_one() -> None:
     assert "limit" not in estimate(config, hardware)
 
 
+@pytest.mark.accept
 def test_a_step_that_is_longer_than_its_time_out_is_named() -> None:
     config = seven_billion(*OVER_ALL)
     hardware = Hardware.of("h100", 64, None)
@@ -449,6 +451,7 @@ def test_a_step_that_is_longer_than_its_time_out_is_named() -> None:
     assert "--engine.work_timeout_s=600" in estimate(config, hardware)["a step"]
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(
     ("num_steps", "given", "interval"),
     [(100_000, "auto", 10_000), (9_999, "auto", None), (100_000, "null", None), (800, "50", 50)],

@@ -165,6 +165,7 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
     check_difference(ours, alone(work))
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
 def test_two_processes_have_the_layer_gradient_norms_of_one(tmp_path: Path, engine: str) -> None:
     work = Work(tmp_path / "norms.json", engine=engine, model=OLMO | {"weight_tying": False})

@@ -337,6 +337,7 @@ def test_learned_scales_of_queries_cannot_be_left_out(
         train(plain)
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(
     ("name", "more"), [("Olmo2ForCausalLM", {}), ("Olmo3ForCausalLM", {"sliding_window": 5})]
 )
@@ -482,6 +483,7 @@ def test_only_the_steps_after_a_skipped_batch_change(
     assert losses_of(skipping)[4] != losses_of(undisturbed)[4]
 
 
+@pytest.mark.accept
 def test_a_resumed_run_skips_the_same_batch(skipping: RunConfig) -> None:
     if not was_saved(skipping):
         pytest.skip("there is no checkpoint to resume from")

@@ -162,6 +162,7 @@ def test_each_row_has_the_time_of_its_step_in_utc(
     assert times[4] - times[3] >= timedelta(seconds=1)
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(
     ("owner", "slow", "key", "logged_at"),
     [

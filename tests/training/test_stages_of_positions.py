@@ -131,6 +131,7 @@ def test_position_ids_are_drawn_as_the_stage_says(staged: dict[str, Any]) -> Non
     assert max(largest[:3]) < 32 <= max(largest[3:]) < 64
 
 
+@pytest.mark.accept
 @pytest.mark.filterwarnings("ignore")  # the compiler warns about what it does itself
 def test_a_compiled_run_changes_its_angles_too(staged: dict[str, Any], tmp_path: Path) -> None:
     """A graph that was compiled for the first stage must not serve the second."""

@@ -101,6 +101,7 @@ def test_a_measurement_that_would_evaluate_nothing_says_so_and_what_to_change(mo
     assert "warning  " not in some
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(
     ("settings", "changed"),
     [

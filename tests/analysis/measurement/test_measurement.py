@@ -117,6 +117,7 @@ def test_tokens_of_spans_that_overlap_count_once(measured: Path) -> None:
     assert spans.num_tokens.between(spans.k + 2, 3 * spans.k).all()
 
 
+@pytest.mark.accept
 def test_a_killed_measurement_is_summed_up_and_resumes_to_the_same_tables(
     model: Any,
     documents: Documents,
@@ -158,6 +159,7 @@ def test_a_killed_measurement_is_summed_up_and_resumes_to_the_same_tables(
     assert not read_results(tmp_path).missing
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("long", ["all", 16])
 def test_a_stop_in_the_middle_of_a_document_loses_no_finished_text(
     model: Any, tmp_path: Path, long: Any, monkeypatch: pytest.MonkeyPatch
@@ -193,6 +195,7 @@ def test_a_stop_in_the_middle_of_a_document_loses_no_finished_text(
     assert not list(tmp_path.glob("stopped/parts/unfinished/*"))
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("launched", [False, True], ids=["shards", "one launch"])
 def test_two_processes_share_a_folder_and_do_no_loss_twice(
     model: Any,
@@ -239,6 +242,7 @@ def test_no_target_is_an_error_and_not_an_empty_table(
         assert not any((tmp_path / "parts/recovery").iterdir())  # known before any is evaluated
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(("seed", "units"), [(1, "tokens"), (2, "span:4")])
 def test_random_weights_have_excess_on_chosen_targets_but_no_net_excess(
     seed: int, units: str, tmp_path: Path

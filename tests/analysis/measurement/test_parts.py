@@ -48,6 +48,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return bytes_of(folder)
 
 
+@pytest.mark.accept
 @settings(max_examples=10)
 @given(
     order=st.permutations(range(NUM_DOCUMENTS)),

@@ -207,6 +207,7 @@ def test_lds_is_the_rank_correlation_with_the_losses_of_random_halves(
 LATER = Windows("all", 6, 4, min_distant=5)
 
 
+@pytest.mark.accept
 @READINGS
 def test_the_whole_document_before_a_target(
     model: Any, documents: Documents, distant_states: InterpretationName

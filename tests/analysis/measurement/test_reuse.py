@@ -68,6 +68,7 @@ def evaluated(seed: int, documents: Documents, choices: Results, **options: Any)
     return measure(model_of(seed), documents, choices=choices, **options)
 
 
+@pytest.mark.accept
 @READINGS
 def test_recovery_is_that_of_the_others_units_by_brute_force(
     documents: Documents, distant_states: InterpretationName
@@ -106,6 +107,7 @@ def test_recovery_is_that_of_the_others_units_by_brute_force(
     assert len(set(counts)) == 1
 
 
+@pytest.mark.accept
 def test_both_directions_are_averaged(
     documents: Documents, found: dict[int, Results], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +235,7 @@ def refuse(*_: Any) -> None:
     raise AssertionError("losses are computed again")
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("asked", ["isolated", "choices"])
 def test_losses_of_the_same_model_are_not_computed_again(
     documents: Documents, found: dict[int, Results], monkeypatch: pytest.MonkeyPatch, asked: str

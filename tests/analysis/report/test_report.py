@@ -360,6 +360,7 @@ def test_json_comes_through_html_whole(text: str) -> None:
     assert [tag for tag, _ in page.elements] == ["script", "p"]
 
 
+@pytest.mark.accept
 def test_every_format_is_written_without_its_date(results: Results, tmp_path: Path) -> None:
     from olmo_sparsity.analysis.report.figures import draw_figure2
 

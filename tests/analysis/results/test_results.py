@@ -216,6 +216,7 @@ def test_losses_of_a_target_of_several_tokens_are_all_there() -> None:
         losses_of_targets(losses[:1], targets)
 
 
+@pytest.mark.accept
 def test_the_table_is_split_by_groups(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first row once more, from the documents of each group alone; small groups are counted."""
     groups = {"long\x1b": [1, 3], "": [5, 7, 9], "none of these": [0, 2]}

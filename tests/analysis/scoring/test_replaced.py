@@ -129,6 +129,7 @@ def test_losses_are_those_of_the_texts_put_together_by_hand(
             assert np.sort(alone)[len(alone) // 4] >= alone[kept[0]]
 
 
+@pytest.mark.accept
 def test_every_unit_by_brute_force_is_what_add_one_finds(
     model: LoadedModel, documents: Documents
 ) -> None:
@@ -142,6 +143,7 @@ def test_every_unit_by_brute_force_is_what_add_one_finds(
     assert (both.loss_set_x <= both.loss_set_y + 1e-5).all()
 
 
+@pytest.mark.accept
 def test_reliability_is_the_agreement_of_two_halves(
     model: LoadedModel, documents: Documents, measured: Results
 ) -> None:
@@ -238,6 +240,7 @@ def test_a_target_takes_as_many_whole_prompts_as_the_page_says(long: int) -> Non
     assert len(prompts) == pytest.approx(int(stated[1]), abs=3)
 
 
+@pytest.mark.accept
 def test_the_cost_is_counted_before(model: LoadedModel, documents: Documents) -> None:
     given = OF_WINDOWS | GIVEN | {"distant_states": "replaced", "at": [30, 36], "replacements": 1}
     # Settings by which targets are chosen cannot be combined with names of targets.
@@ -304,6 +307,7 @@ def test_the_command_measures_a_recurrent_model(tmp_path: Path, capsys: Any) -> 
     np.testing.assert_allclose(both.loss_set_x, both.loss_set_y, atol=1e-5)
 
 
+@pytest.mark.accept
 def test_a_measurement_behind_a_server_is_resumed_to_that_in_process(
     documents: Documents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
