@@ -60,12 +60,14 @@ class LanguageModel(Protocol):
     ) -> Tensor:
         """Return hidden_BLD after the last norm.
 
-        attention_bias: (B or 1, 1 or H, L, K), added to attention scores in place of the causal
-            mask.
-        documents: Where documents begin. Tokens attend to their own document only.
-        added_BLD: Added to the embeddings of the tokens.
-        distant: States of earlier tokens, to which all tokens attend, too.
-        num_last: How many tokens, the last ones, to return hidden states of; None: all.
+        Args:
+            attention_bias: (B or 1, 1 or H, L, K), added to attention scores in place of the causal
+                mask.
+            documents: Where documents begin. Tokens attend to their own document only.
+            added_BLD: Added to the embeddings of the tokens.
+            distant: States of earlier tokens, to which all tokens attend, too.
+            num_last: Return the hidden states of this many tokens, the last ones. With None those
+                of all tokens are returned.
         """
 
     def unembed(self, hidden: Tensor) -> Tensor:
@@ -80,8 +82,9 @@ class LanguageModel(Protocol):
     ) -> DistantStates:
         """Return keys, values and hidden states of all tokens, each of which sees those before it.
 
-        tokens_at_once: How many tokens are computed together. None: all of them.
-        earlier: States of the text before these tokens, which become part of the result.
+        Args:
+            tokens_at_once: How many tokens are computed together; with None, all of them.
+            earlier: States of the text before these tokens, which become part of the result.
         """
 
     def shares_distant(self, num_distant: int, length: int) -> bool:
@@ -94,8 +97,11 @@ class LanguageModel(Protocol):
         """Return weights_BHK: how much the last token attends to each token of `distant` and of the
         row, in all heads of all layers."""
 
-    def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
-        """Return whether a backward pass through this many tokens computes activations again.
+    def recomputes(self, num_tokens: int, num_keys: int) -> bool:
+        """Return whether a backward pass computes activations again, to save memory.
 
-        num_keys: How many keys each token attends to, if attention scores are kept, else 0.
+        Args:
+            num_tokens: Tokens of the batch, in all rows.
+            num_keys: Keys that each token attends to, if attention scores are kept; 0 if fused
+                kernels keep none.
         """

@@ -140,7 +140,7 @@ def edits(model: Any) -> dict[str, Callable[[], Any]]:
 @torch.no_grad()
 @pytest.mark.parametrize("width", [509, 3])  # of the matrices whose sums identify tensors
 def test_each_edit_is_noticed(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checksums, "BLOCK", width)
+    monkeypatch.setattr(checksums, "WORDS_PER_ROW", width)
     first = read_identity(make_model_with_adapter())
     for kind in edits(make_model_with_adapter()):
         model = make_model_with_adapter()
@@ -403,6 +403,13 @@ def test_a_forward_of_another_module_is_another_model(model: Any) -> None:
     first, second = model.model.layers
     second.mlp.forward = first.mlp.forward
     assert read_identity(model).differences(plain) == "the code of model.layers.1.mlp.forward"
+
+
+def test_a_mapping_by_objects_changes_no_identity(model: Any) -> None:
+    """The repr of these keys holds their address, which differs in each process."""
+    identity = read_identity(model)
+    model.order_of_modules = {model.lm_head: 0}
+    assert read_identity(model) == identity
 
 
 def test_a_value_that_no_process_can_compare_makes_another_model_of_each(

@@ -162,7 +162,7 @@ class Check:
             f"Loss reduction in nats by {self.k} distant units, and by as many units of "
             f"{self.draws} unrelated texts, selected by the same rule"
         )
-        return html_table(caption, columns, True)
+        return html_table(caption, columns, is_open=True)
 
     def __repr__(self) -> str:
         lines = [

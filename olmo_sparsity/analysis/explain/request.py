@@ -254,7 +254,7 @@ def _answer(prepared: Prepared, spans: Spans, unrelated: Any) -> Explanation:
     sink: dict[str, Any] = {}
     if not windows.prefix and settings.interpretation.keeps_states:
         line_break = prepared.model.encode(["\n"])[0]
-        sink = sink_check(scorer, [prepared.document], (), line_break)
+        sink = sink_check(scorer, [prepared.document], prefix=(), tried_prefix=line_break)
     return Explanation(
         prepared=prepared,
         targets=evaluated.targets,

@@ -171,7 +171,7 @@ class Plan:
             return {}
         # A line break is tried as the prefix, as it says nothing about the text.
         line_break = self.model.encode(["\n"])[0]
-        return sink_check(self.scorer, self.measured_documents, prefix=(), dummy=line_break)
+        return sink_check(self.scorer, self.measured_documents, prefix=(), tried_prefix=line_break)
 
     # --- step 1: losses ---
 

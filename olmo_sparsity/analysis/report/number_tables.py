@@ -15,8 +15,7 @@ import pandas as pd
 
 from olmo_sparsity.analysis.report.document_data import Menus, in_order
 from olmo_sparsity.analysis.results.by_distance import (
-    SPLIT,
-    cells_of_distances,
+    columns_of_distances,
     describe_distances,
     split_by_distance,
 )
@@ -34,6 +33,19 @@ from olmo_sparsity.analysis.results.view import (
     sentence,
     spell,
 )
+
+LENGTH_OF_BAR = 40
+"""Length of the longest bar of the table of distances, in characters."""
+
+COLUMNS_OF_BARS = ("net", "excess", "recovery")
+"""Columns that bars may show: the first of them that is known. Net excess says most about
+distances; without placebo targets it is not known."""
+
+ABOUT_DISTANCES = (
+    "Units lie where there is text, as random ones show; only excess and net excess say at which "
+    "distance the targets depend on it."
+)
+"""What the table of distances means, in its caption."""
 
 
 def summary_tables(results: Results) -> str:
@@ -75,7 +87,7 @@ def _table_of_set(results: Results, target_set: str, rows: pd.DataFrame, *, is_m
     }
     for shown in page_columns():
         columns[shown.display.heading] = _cells_of_page(rows, shown)
-    return html_table(caption, columns, is_main, quoted_row)
+    return html_table(caption, columns, is_open=is_main, quoted_row=quoted_row)
 
 
 def _caption(results: Results, target_set: str, rows: pd.DataFrame) -> str:
@@ -111,14 +123,6 @@ def describe_columns() -> str:
     return f"<dl>{''.join(items)}</dl>"
 
 
-LENGTH_OF_BAR = 40
-"""Length of the longest bar of the table of distances, in characters."""
-
-COLUMNS_OF_BARS = ("net", "excess", "recovery")
-"""Columns that bars may show. Net excess says most about distances. Where it is not known, the bars
-show one of the others."""
-
-
 def _distance_table(results: Results) -> str:
     """Return HTML of a table with bars that splits the row to quote by how far back its units are.
     Return an empty text if there is no such row, or no units."""
@@ -128,19 +132,17 @@ def _distance_table(results: Results) -> str:
     bins = split_by_distance(results, row)
     if bins.empty:
         return ""
-    headings = ["tokens back", "units here", "random units", *(HEADINGS[name] for name in SPLIT)]
-    cells = [
-        [cell.replace("-", "−") for cell in column]
-        for column in zip(*cells_of_distances(bins), strict=True)
-    ]
-    columns: dict[str, Iterable] = dict(zip(headings, cells, strict=True))
-    # None is known if the targets have no gap.
+    columns: dict[str, Iterable] = {}
+    for heading, cells in columns_of_distances(bins).items():
+        # The cells have the minus of terminals; a page has the typographic one.
+        columns[heading] = [cell.replace("-", "−") for cell in cells]
+    # If the targets have no gap, all three are NaN, and the table has no bars.
     known_columns = [name for name in COLUMNS_OF_BARS if bins[name].notna().any()]
     if known_columns:
         name = known_columns[0]
         columns[f"{HEADINGS[name]}, as bars"] = _bars(bins[name])
     caption = sentence(describe_distances(row))
-    return html_table(f"{caption} {ABOUT_DISTANCES}", columns, True)
+    return html_table(f"{caption} {ABOUT_DISTANCES}", columns, is_open=True)
 
 
 def _bars(values: pd.Series) -> list[str]:
@@ -148,10 +150,3 @@ def _bars(values: pd.Series) -> list[str]:
     values = values.clip(lower=0).fillna(0)
     largest = max(values.max(), 1e-9)
     return ["█" * round(LENGTH_OF_BAR * value / largest) for value in values]
-
-
-ABOUT_DISTANCES = (
-    "Units lie where there is text, as random ones show; only excess and net excess say at which "
-    "distance the targets depend on it."
-)
-"""What the table of distances means, on the page and in the documentation."""

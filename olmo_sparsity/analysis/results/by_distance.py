@@ -30,6 +30,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from olmo_sparsity.analysis.results.columns import HEADINGS
 from olmo_sparsity.analysis.results.intervals import Bootstrapped, resample
 from olmo_sparsity.analysis.results.pairing import pair
 from olmo_sparsity.analysis.results.reported import with_t_intervals
@@ -228,9 +229,6 @@ def _reductions_by_bin(
 
 # --- as a table for readers -----------------------------------------------------------------------
 
-SPLIT = ("recovery", "unrelated", "excess", "placebo", "net")
-"""Columns of the summary that are split by distance."""
-
 
 def describe_distances(row: Any) -> str:
     """Return the title of the table that splits a row by distance."""
@@ -238,23 +236,23 @@ def describe_distances(row: Any) -> str:
     return f"how far back, {chosen}; the lines add up to the row"
 
 
-def cells_of_distances(bins: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Return the table of `split_by_distance` as texts, a tuple for each line."""
-    lines: list[tuple[str, ...]] = []
+def columns_of_distances(bins: pd.DataFrame) -> dict[str, list[str]]:
+    """Return the table of `split_by_distance` as texts: heading → cells, a cell for each bin."""
+    columns: dict[str, list[str]] = {}
     for line in bins.to_dict("records"):
-        lines.append(
-            (
-                f"{line['first']:,} to {line['last']:,}",
-                _percent(line["share_units"]),
-                _percent(line["share_random"]),
-                format_number(line["recovery"], minus="-"),
-                format_number(line["unrelated"], minus="-"),
-                format_number(line["excess"], sign="+", minus="-"),
-                format_number(line["placebo"], sign="+", minus="-"),
-                with_interval(line["net"], line["net_low"], line["net_high"]),
-            )
-        )
-    return lines
+        cells = {
+            "tokens back": f"{line['first']:,} to {line['last']:,}",
+            "units here": _percent(line["share_units"]),
+            "random units": _percent(line["share_random"]),
+            HEADINGS["recovery"]: format_number(line["recovery"], minus="-"),
+            HEADINGS["unrelated"]: format_number(line["unrelated"], minus="-"),
+            HEADINGS["excess"]: format_number(line["excess"], sign="+", minus="-"),
+            HEADINGS["placebo"]: format_number(line["placebo"], sign="+", minus="-"),
+            HEADINGS["net"]: with_interval(line["net"], line["net_low"], line["net_high"]),
+        }
+        for heading, cell in cells.items():
+            columns.setdefault(heading, []).append(cell)
+    return columns
 
 
 def _percent(fraction: float) -> str:

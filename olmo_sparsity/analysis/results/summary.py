@@ -16,12 +16,10 @@ import pandas as pd
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.results.by_distance import (
-    SPLIT,
-    cells_of_distances,
+    columns_of_distances,
     describe_distances,
     split_by_distance,
 )
-from olmo_sparsity.analysis.results.columns import HEADINGS
 from olmo_sparsity.analysis.results.conclusion import (
     conclude,
     quoted_row_of,
@@ -142,14 +140,12 @@ def _format_distances(results: Results) -> list[str]:
     bins = split_by_distance(results, row)
     if bins.empty:
         return []
-    lines = [f"{describe_distances(row)}:"]
-    headings = ("tokens back", "units here", "random units", *map(HEADINGS.get, SPLIT))
+    columns = columns_of_distances(bins)
     widths = (17, 10, 12, 8, 9, 7, 14, 22)
-    cells = [tuple(map(str, headings)), *cells_of_distances(bins)]
-    for line in cells:
-        lines.append(
-            "  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True))
-        )
+    lines = [f"{describe_distances(row)}:"]
+    for cells in (tuple(columns), *zip(*columns.values(), strict=True)):
+        padded = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)]
+        lines.append("  ".join(padded))
     return lines
 
 

@@ -147,5 +147,5 @@ class CountingModel(nn.Module):
     ) -> Tensor:
         return torch.zeros(len(tokens_BL), 1, distant.num_tokens + tokens_BL.shape[1])
 
-    def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
+    def recomputes(self, num_tokens: int, num_keys: int) -> bool:
         return self.real[0].recomputes(num_tokens, num_keys)

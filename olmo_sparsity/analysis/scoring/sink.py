@@ -28,8 +28,9 @@ from olmo_sparsity.text.units import NO_INDICES
 from olmo_sparsity.text.windows import Windows
 
 NUM_TRIED = 6
-"""How many distant tokens are tried. They are spread over as many documents, or over fewer if there
-are fewer. With SmolLM2 the check takes 2,000 token-forwards."""
+"""How many distant tokens are tried, at most. Each document gets as many as the others: 6 documents
+one each, 2 documents three each, 4 documents one each (4 in all, as 6 / 4 is rounded down). With
+SmolLM2 the check takes 2,000 token-forwards."""
 
 LONG = 96
 """Tokens of the long window, at most."""
@@ -44,56 +45,70 @@ MIN_TOKENS = 16
 """Tokens that a document needs to be tried."""
 
 HARM_NATS = 0.15
-"""From this rise of the mean loss by a distant token drawn at random a prefix is recommended, if
-one removes it. SmolLM2: 0.24 to 0.31 nats without a prefix, 0 with a line break as one."""
+"""A prefix is recommended if it makes the rise of the mean loss by a distant token drawn at random
+smaller by more than this. SmolLM2: the rise is 0.24 to 0.31 nats without a prefix, and 0 with a
+line break as one."""
 
 
 @with_model_in_use
 def sink_check(
-    scorer: Scorer, documents: Sequence[Document], prefix: Sequence[int], dummy: Sequence[int]
+    scorer: Scorer,
+    documents: Sequence[Document],
+    prefix: Sequence[int],
+    tried_prefix: Sequence[int],
 ) -> dict[str, Any]:
     """Return whether the model needs a prefix, and why.
 
     Args:
         scorer: A scorer with states.
         documents: Documents to try it on.
-        prefix: Token IDs of the prefix of the measurement; empty: none.
-        dummy: Token IDs, such as those of a line break, that are tried before that prefix.
+        prefix: Token IDs of the prefix that the measurement has already; empty if it has none.
+        tried_prefix: Token IDs, such as those of a line break, that are tried before `prefix`.
 
     Returns:
         `harm`, by how many nats a distant token drawn at random raises the mean loss of the
-        targets; `harm_with_prefix`, the same after the dummy; `needs_prefix`, the verdict.
+        targets; `harm_with_prefix`, the same after `tried_prefix`; `needs_prefix`, the verdict.
+        The dict is stored with the measurement under these names.
     """
-    harm = _harm_of_random_token(scorer, documents, tuple(prefix))
-    harm_with_dummy = _harm_of_random_token(scorer, documents, (*dummy, *prefix))
-    needs_prefix = harm - harm_with_dummy > HARM_NATS
-    return {"harm": harm, "harm_with_prefix": harm_with_dummy, "needs_prefix": needs_prefix}
+    harm = _measure_harm(scorer, documents, tuple(prefix))
+    harm_with_prefix = _measure_harm(scorer, documents, (*tried_prefix, *prefix))
+    # The difference, not `harm` alone: a prefix is recommended only where it removes the harm.
+    needs_prefix = harm - harm_with_prefix > HARM_NATS
+    return {"harm": harm, "harm_with_prefix": harm_with_prefix, "needs_prefix": needs_prefix}
 
 
-def _harm_of_random_token(
-    scorer: Scorer, documents: Sequence[Document], prefix: tuple[int, ...]
-) -> float:
+def _measure_harm(scorer: Scorer, documents: Sequence[Document], prefix: tuple[int, ...]) -> float:
     """Return by how many nats a distant token drawn at random raises the mean loss, with a prefix
     before every window; 0 if no document is long enough."""
-    # For each tried token two rows, one without it and one with it.
-    rows = []
     long_enough = [document for document in documents if len(document.tokens) >= MIN_TOKENS]
     documents_to_try = long_enough[:NUM_TRIED]
+    if not documents_to_try:
+        return 0.0
+    num_tried_each = NUM_TRIED // len(documents_to_try)
+
+    # For each tried token two rows: one without it, then one with it.
+    rows = []
     for document in documents_to_try:
         length = len(document.tokens)
         num_targets = min(NUM_TARGETS, length // 4)
-        short = min(SHORT, length // 4)
-        # The document's end, where the local window does not hold its beginning.
+        # The targets are the document's end, where the local window does not hold its beginning,
+        # which may be a sink by itself.
         start = length - num_targets
-        windows = Windows(min(LONG, start), short, num_targets, prefix)
+        # All targets are one block, so that a row gives the losses of all of them.
+        windows = Windows(
+            long=min(LONG, start),
+            short=min(SHORT, length // 4),
+            stride=num_targets,
+            prefix=prefix,
+        )
         context = scorer.context(windows.block(document.tokens, start, length))
+        # The stream depends on the document alone: with and without the tried prefix the same
+        # tokens are drawn, so that the two harms differ by the prefix only.
         generator = stream(0, "sink", document.number)
-        for index in generator.integers(
-            windows.num_distant, size=NUM_TRIED // len(documents_to_try)
-        ):
-            rows += [context.set_row(NO_INDICES), context.set_row(np.array([index]))]
-    if not rows:
-        return 0.0
+        for index in generator.integers(windows.num_distant, size=num_tried_each):
+            rows.append(context.set_row(NO_INDICES))
+            rows.append(context.set_row(np.array([index])))
+
     losses = np.array([loss_W.mean() for loss_W in scorer.losses(rows)])
     loss_without = losses[0::2]
     loss_with = losses[1::2]

@@ -95,7 +95,7 @@ def _saliency_of_batch(
     model: Any = scorer.model
     row = context.dense_row(max(end for _, end in spans))
     tokens_BL, positions_BL = as_tensors([row] * len(spans), scorer.device)
-    num_passes = FORWARD_AND_BACKWARD + model.recomputes(tokens_BL.numel())
+    num_passes = FORWARD_AND_BACKWARD + model.recomputes(tokens_BL.numel(), num_keys=0)
     scorer.token_forwards += num_passes * tokens_BL.numel()
 
     # A hook replaces the output of the embedding by a copy that has a gradient. So no model needs

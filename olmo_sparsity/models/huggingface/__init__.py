@@ -3,6 +3,7 @@
 Run a model (called through `LanguageModel`, by measurements, `attribute` and training):
 
     model.py               `HuggingFaceLM`, the wrapper
+      model_parts.py       its embedding, layers and other parts, which families name differently
       compatibility.py     the trial that a model must pass first
       logit_map.py         scaled and capped logits
       position_limits.py   how many positions its config supports, and its attention windows

@@ -10,7 +10,14 @@ What the trial has shown is a `Fit`, on which `hidden` depends:
 
     first use, or changed ─ use.py ─> fit ─ try_model ─> Fit ─ _compute_as ─> windows, logit_map, …
 
-Three habits of transformers would give wrong numbers here, and `hidden` works around them:
+`hidden` takes one of three ways to the same numbers, by what fits into memory:
+
+    rows that share distant states    `hidden_sharing`         8 rows of 40 tokens after 30,000
+    a long row alone                  `distant_states`         40,000 tokens, in chunks
+    all other calls                   `_hidden_in_one_pass`
+
+Each ends in `_run_body`, the call of transformers. Three habits of transformers would give wrong
+numbers here, and are worked around:
 
 - Without a mask, transformers takes a gap in the position IDs for the start of another text, and
   hides what is before it. So each call passes a mask (huggingface/masks.py).
@@ -25,12 +32,9 @@ dimension of size 1.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -41,20 +45,17 @@ from olmo_sparsity.models.attention import causal_bias, keeps_much
 from olmo_sparsity.models.distant_attention import can_share_distant
 from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.document_attention import Documents
-from olmo_sparsity.models.huggingface.attention_names import FUSED, OWN_SDPA, REPLACEABLE
+from olmo_sparsity.models.huggingface.attention_names import FUSED
 from olmo_sparsity.models.huggingface.compatibility import Fit, try_model
 from olmo_sparsity.models.huggingface.layer_views import views_of_layers
 from olmo_sparsity.models.huggingface.masks import Masks, build_masks, window_hides_some
+from olmo_sparsity.models.huggingface.model_parts import ModelParts
 from olmo_sparsity.models.huggingface.position_limits import (
     PositionLimit,
     position_limit,
     windows_of,
 )
-from olmo_sparsity.models.huggingface.recomputing import (
-    checkpoint_layers,
-    layers_of,
-    recomputing_layers,
-)
+from olmo_sparsity.models.huggingface.recomputing import recomputing_layers
 from olmo_sparsity.models.identity.model_identity import ModelIdentity
 from olmo_sparsity.models.identity.use import in_this_thread, in_use, last_identity
 
@@ -88,30 +89,24 @@ _trials: WeakKeyDictionary[nn.Module, _Trial] = WeakKeyDictionary()
 is tried in the first one only."""
 
 
-class HuggingFaceLM(nn.Module):
+class HuggingFaceLM(ModelParts):
     """A causal LM of transformers as a `LanguageModel`. A model that does not fit is rejected.
 
-    Its methods, in the order of the file: trying the model; what its config says; `hidden`, and the
-    three ways to compute it; states and attention of distant tokens; logits; training."""
+    Its methods, in the order of the file: trying the model; `hidden`, and the three ways to compute
+    it; states of distant tokens, and attention to them; logits. `ModelParts` has the embedding, the
+    layers and other parts by name."""
 
     def __init__(self, model: PreTrainedModel | PeftModel, is_tried: bool = True) -> None:
-        """Wrap a model, and try it.
-
-        model: For a PEFT model, its base model is used, which contains the adapters.
-        is_tried: False for a model of which only weights or sizes are read, such as one on the meta
-            device.
-        """
-        super().__init__()
-        get_base: Callable[[], Any] = getattr(model, "get_base_model", lambda: model)
-        self.model: PreTrainedModel = get_base()
-        # In a tuple, so that it is not a module of this one, whose weights would count twice.
-        self._original = (model,)
-        self.has_own_attention = False
+        """Wrap a model, and try it unless `is_tried` is False, as for a model of which only weights
+        or sizes are read, such as one on the meta device."""
+        super().__init__(model)
         self.tried_identity: ModelIdentity | None = None
         """The identity that the model had when it was tried; None before the first trial. `in_use`
         calls `fit` if it is another one by now."""
+
         self.wrong_beyond: PositionLimit | None = None
         """The number of positions beyond which the model computes wrong numbers, if any."""
+
         if is_tried:
             with in_use(self):
                 pass  # the model is tried on entering
@@ -124,6 +119,7 @@ class HuggingFaceLM(nn.Module):
         (original,) = self._original
         identity = last_identity(self)
         trial = _trials.get(original)
+        # By `is`: `in_use` makes a new identity only if it differs from the last one.
         is_known = trial is not None and trial.identity is identity and trial.device == self.device
         if trial is None or not is_known:
             # While it is tried, the model computes what any model can, and shares nothing.
@@ -132,6 +128,7 @@ class HuggingFaceLM(nn.Module):
             self.wrong_beyond = None  # the eight tokens of a trial reach no limit
             trial = _Trial(identity, self.device, try_model(self, original=original))
             _trials[original] = trial
+
         self._compute_as(trial.fit)
         self.tried_identity = trial.identity
         self.wrong_beyond = position_limit(
@@ -147,82 +144,15 @@ class HuggingFaceLM(nn.Module):
         self.logit_map = fit.logit_map
         self.can_share_distant = fit.can_share_distant
         self.batch_noise = fit.batch_noise
-
-        # Each configuration once: most layers have that of the model.
-        configs = [getattr(module, "config", None) for module in self.model.modules()]
-        self._configs = list({id(config): config for config in configs if config}.values())
-
-    # --- what its config and modules say ----------------------------------------------------------
-
-    @property
-    def _usual_configs(self) -> list[Any]:
-        """Return the configurations of layers in which our attention may replace theirs: those
-        whose attention is a usual kernel, or ours already."""
-        return [
-            config
-            for config in self._configs
-            if getattr(config, "_attn_implementation", None) in REPLACEABLE
-        ]
-
-    @property
-    def text_config(self) -> Any:
-        return self.model.config.get_text_config()
+        self._collect_configs()
 
     @property
     def reach(self) -> int | None:
-        """Return the size of the largest window, beyond which no layer sees a token directly; None
-        if some layers have no window."""
+        """Return the size of the largest window, in position IDs: no layer sees a token that is
+        farther back. Return None if some layers have no window, and see all earlier tokens."""
         sizes = [window.size for window in self.windows.values() if window is not None]
         all_have_windows = len(sizes) == len(self.windows)
         return max(sizes, default=None) if all_have_windows else None
-
-    @property
-    def vocab_size(self) -> int:
-        """Return the number of logits, which may be larger than the tokenizer's vocabulary."""
-        head = self.model.get_output_embeddings()
-        return getattr(head, "out_features", self.embedding.weight.shape[0])
-
-    @property
-    def embedding(self) -> nn.Embedding:
-        return cast(nn.Embedding, self.model.get_input_embeddings())
-
-    @property
-    def body(self) -> nn.Module:
-        """Return the model without its last linear map, which computes hidden states."""
-        body = self.model.base_model
-        if body is not self.model:
-            return body
-        # Some families name no base model, and keep it as `model`.
-        return getattr(self.model, "model", body)
-
-    @property
-    def device(self) -> torch.device:
-        """Return the device of the inputs. Offloaded weights are on the meta device between uses;
-        the hook that moves them knows their device."""
-        hook = getattr(self.embedding, "_hf_hook", None)
-        device = getattr(hook, "execution_device", None)
-        return self.embedding.weight.device if device is None else torch.device(device)
-
-    @property
-    def unembedding(self) -> tuple[Tensor, Tensor | None]:
-        """Return weight_VD and bias_V of the last linear map, which training differentiates."""
-        head = self.model.get_output_embeddings()
-        if not isinstance(head, nn.Linear):
-            raise ConfigError(
-                f"the last map of {type(self.model).__name__} is a {type(head).__name__}, which "
-                "cannot be trained here; merge its adapter first"
-            )
-        return head.weight, head.bias
-
-    @property
-    def logit_scale(self) -> float:
-        """Return the factor of logits after the last linear map, for training."""
-        if self.logit_map.cap is not None:
-            raise ConfigError(
-                f"{type(self.model).__name__} caps its logits at {self.logit_map.cap}, which "
-                "training does not support; choose another family"
-            )
-        return self.logit_map.scale
 
     # --- hidden states ----------------------------------------------------------------------------
 
@@ -242,19 +172,18 @@ class HuggingFaceLM(nn.Module):
         distant: DistantStates | None = None,
         num_last: int | None = None,
     ) -> Tensor:
-        """Return hidden_BLD after the last norm, as `LanguageModel.hidden` describes it.
-
-        There are three ways to the same numbers, for what fits into memory: rows that share distant
-        states, a long row in chunks, and one forward pass, which computes all other cases."""
+        """Return hidden_BLD after the last norm, as `LanguageModel.hidden` describes it."""
         positions_BL = positions_BL.expand_as(tokens_BL)
         length = tokens_BL.shape[1]
 
         if distant is not None and self.shares_distant(distant.num_tokens, length):
             return self.hidden_sharing(tokens_BL, positions_BL, distant, num_last)
 
+        # Chunks are computed for plain rows only, with none of the options.
         options = (distant, attention_bias, documents, added_BLD)
         is_plain = all(option is None for option in options)
         if is_plain and self._needs_chunks(positions_BL):
+            # The states of all tokens are kept; their hidden states are what is wanted.
             hidden_BLD = self.distant_states(tokens_BL, positions_BL).hidden_BFD
             assert hidden_BLD is not None
             return hidden_BLD if num_last is None else hidden_BLD[:, -num_last:]
@@ -268,6 +197,46 @@ class HuggingFaceLM(nn.Module):
             distant=distant,
             num_last=num_last,
         )
+
+    def shares_distant(self, num_distant: int, length: int) -> bool:
+        """Return whether rows of `length` tokens attend to `num_distant` distant tokens without
+        copies of their states."""
+        if not self.can_share_distant:
+            return False
+        if self.text_config._attn_implementation not in FUSED:
+            return False
+        # Kernels of this device and dtype are asked for any usual width. Whether they take that of
+        # the model was seen when the model was tried.
+        usual_head_width = 64
+        dtype = self.embedding.weight.dtype
+        return can_share_distant(self.device, dtype, usual_head_width, num_distant, length)
+
+    def hidden_sharing(
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        distant: DistantStates,
+        num_last: int | None = None,
+    ) -> Tensor:
+        """Return what `hidden` returns for rows that share distant states. Only models that
+        `can_share_distant` compute right numbers here. The trial calls it to find that out."""
+        from olmo_sparsity.models.huggingface.caches import SharedCache
+        from olmo_sparsity.models.huggingface.own_attention import attending_to
+
+        # Masks cover the row's own tokens only; the view of each layer adds the distant ones.
+        causal = causal_bias(tokens_BL.shape[1], self.device)
+        masks = self._masks(positions_BL, positions_BL, causal)
+        views = views_of_layers(self._kinds_of_layers, self.windows, masks, positions_BL, distant)
+        with attending_to(distant, views, self._usual_configs):
+            return self._run_body(tokens_BL, positions_BL, masks, SharedCache(distant), num_last)
+
+    def _needs_chunks(self, positions_BL: Tensor) -> bool:
+        """Return whether a row must be computed in chunks, because a mask of the whole row would
+        not fit into memory. Rows without windows need no mask, and a backward pass needs all tokens
+        in one graph."""
+        length = positions_BL.shape[1]
+        is_long = length**2 > MAX_MASK_ENTRIES and not torch.is_grad_enabled()
+        return is_long and window_hides_some(self.windows, positions_BL)
 
     def _hidden_in_one_pass(
         self,
@@ -323,18 +292,32 @@ class HuggingFaceLM(nn.Module):
         # calls of all threads, and only this thread's get the addition.
         return self.embedding.register_forward_hook(in_this_thread(add))
 
-    def _needs_chunks(self, positions_BL: Tensor) -> bool:
-        """Return whether a row must be computed in chunks, because a mask of the whole row would
-        not fit into memory. Rows without windows need no mask, and a backward pass needs all tokens
-        in one graph."""
-        length = positions_BL.shape[1]
-        is_long = length**2 > MAX_MASK_ENTRIES and not torch.is_grad_enabled()
-        return is_long and window_hides_some(self.windows, positions_BL)
+    def recomputes(self, num_tokens: int, num_keys: int) -> bool:
+        """Return whether layers are computed again in a backward pass, to save memory.
+
+        Args:
+            num_tokens: Tokens of the batch, in all rows.
+            num_keys: Keys that each token attends to, if attention scores are kept; 0 if fused
+                kernels keep none.
+        """
+        if self.training:  # `checkpoint_activations` has set it in the layers themselves
+            return False
+        text = self.text_config
+        shape = (text.hidden_size, text.num_attention_heads, text.num_hidden_layers)
+        itemsize = self.embedding.weight.element_size()
+        return keeps_much(num_tokens, num_keys, *shape, itemsize)
+
+    # --- what all ways have in common -------------------------------------------------------------
 
     def _masks(self, queries_BL: Tensor, keys_BK: Tensor, bias: Tensor | None = None) -> Masks:
         """Return attention masks as transformers takes them, after a check that the model computes
-        right numbers for these position IDs. `bias`: bias_B1LK of attention scores; None for causal
-        attention."""
+        right numbers for these position IDs.
+
+        Args:
+            queries_BL: Position IDs of the tokens that attend.
+            keys_BK: Position IDs of the tokens that they may attend to.
+            bias: bias_B1LK, added to attention scores; None for causal attention.
+        """
         if self.wrong_beyond is not None:
             num_positions = max(int(keys_BK.max()) + 1, keys_BK.shape[1])
             self.wrong_beyond.check(num_positions, type(self.model).__name__)
@@ -347,58 +330,6 @@ class HuggingFaceLM(nn.Module):
             is_fused=self.text_config._attn_implementation in FUSED,
         )
 
-    def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
-        """Return whether layers are computed again in a backward pass, to save memory."""
-        if self.training:  # `checkpoint_activations` has set it in the layers themselves
-            return False
-        text = self.text_config
-        shape = (text.hidden_size, text.num_attention_heads, text.num_hidden_layers)
-        itemsize = self.embedding.weight.element_size()
-        return keeps_much(num_tokens, num_keys, *shape, itemsize)
-
-    def shares_distant(self, num_distant: int, length: int) -> bool:
-        """Return whether rows share distant states, and get no copies of them."""
-        if not self.can_share_distant:
-            return False
-        if self.text_config._attn_implementation not in FUSED:
-            return False
-        # Kernels of this device and dtype are asked for any usual width. Whether they take that of
-        # the model was seen when the model was tried.
-        usual_head_width = 64
-        dtype = self.embedding.weight.dtype
-        return can_share_distant(self.device, dtype, usual_head_width, num_distant, length)
-
-    def hidden_sharing(
-        self,
-        tokens_BL: Tensor,
-        positions_BL: Tensor,
-        distant: DistantStates,
-        num_last: int | None = None,
-    ) -> Tensor:
-        """Return what `hidden` returns for rows that share distant states. Only models that
-        `can_share_distant` compute right numbers here."""
-        from olmo_sparsity.models.huggingface.caches import SharedCache
-        from olmo_sparsity.models.huggingface.own_attention import attending_to
-
-        # Masks cover the row's own tokens only; the view of each layer adds the distant ones.
-        causal = causal_bias(tokens_BL.shape[1], self.device)
-        masks = self._masks(positions_BL, positions_BL, causal)
-        views = views_of_layers(self._kinds_of_layers, self.windows, masks, positions_BL, distant)
-        with attending_to(distant, views, self._usual_configs):
-            return self._run_body(tokens_BL, positions_BL, masks, SharedCache(distant), num_last)
-
-    @property
-    def _kinds_of_layers(self) -> list[str]:
-        """Return the kind of each layer, as `windows` and masks name it; "" if all are alike."""
-        kinds = getattr(self.text_config, "layer_types", None)
-        return kinds or [""] * self.text_config.num_hidden_layers
-
-    @cached_property
-    def _cache_name(self) -> str:
-        """Return the name of the argument for a cache, which transformers 5.24 renames."""
-        names = inspect.signature(self.body.forward).parameters
-        return "cache" if "cache" in names else "past_key_values"
-
     def _run_body(
         self,
         tokens_BL: Tensor,
@@ -408,9 +339,14 @@ class HuggingFaceLM(nn.Module):
         num_last: int | None,
         **arguments: Any,
     ) -> Tensor:
-        """Run one forward pass of transformers. Return the hidden states of the last `num_last`
-        tokens after the last norm; of all tokens if it is None. `arguments`: passed on to all
-        layers."""
+        """Run one forward pass of transformers. Return hidden_BLD after the last norm.
+
+        Args:
+            cache: States of earlier tokens, which `masks` cover, too; None: there are none.
+            num_last: Return the hidden states of this many tokens, the last ones. With None those
+                of all tokens are returned.
+            arguments: Keywords that are passed on to all layers.
+        """
         hidden_BLD = self.body(
             input_ids=tokens_BL,
             position_ids=positions_BL.expand_as(tokens_BL),
@@ -434,8 +370,13 @@ class HuggingFaceLM(nn.Module):
         tokens_at_once: int | None = None,
         earlier: DistantStates | None = None,
     ) -> DistantStates:
-        """Return the states of `earlier` and of these tokens. `tokens_at_once`: how many tokens a
-        forward pass computes at most."""
+        """Return keys, values and hidden states of all tokens, each of which sees those before it.
+
+        Args:
+            tokens_at_once: Largest number of tokens of a forward pass. None: limited by
+                `MAX_MASK_ENTRIES` alone.
+            earlier: States of the text before these tokens, which become part of the result.
+        """
         from olmo_sparsity.models.huggingface.caches import growing_cache, states_in
 
         positions_BL = positions_BL.expand_as(tokens_BL)
@@ -467,7 +408,8 @@ class HuggingFaceLM(nn.Module):
         from olmo_sparsity.models.huggingface.caches import growing_cache
         from olmo_sparsity.models.huggingface.own_attention import reading_weights
 
-        # Only the last token runs through the attention that returns weights, which is slow.
+        # Only the last token runs through the attention that returns weights, which is slow. The
+        # tokens before it become kept states.
         seen_states = distant
         if tokens_BL.shape[1] > 1:
             seen_states = self.distant_states(
@@ -493,27 +435,12 @@ class HuggingFaceLM(nn.Module):
     def unembed(self, hidden: Tensor) -> Tensor:
         return self.logit_map(self.raw_logits(hidden))
 
-    def raw_logits(self, hidden: Tensor) -> Tensor:
-        """Return the output of the last linear map, before logits are scaled or capped."""
-        head = cast(nn.Module, self.model.get_output_embeddings())
-        return head(hidden).to(hidden.device)
-
-    # --- layers, for training ---------------------------------------------------------------------
-
     @property
-    def layers(self) -> list[Any]:
-        """Return the layers, from the first to the last."""
-        return layers_of(self.body)
-
-    def checkpoint_activations(self, every: int = 1) -> None:
-        """Let every n-th layer be computed again in the backward passes of training. `every`: n."""
-        checkpoint_layers(self.model, self.body, every)
-
-    def keep_own_attention(self) -> None:
-        """Set our attention permanently. Training needs it, because compiled code cannot enter the
-        context that sets it for one forward pass."""
-        from olmo_sparsity.models.huggingface import own_attention  # noqa: F401 (which registers it)
-
-        self.has_own_attention = True
-        for config in self._usual_configs:
-            config._attn_implementation_internal = OWN_SDPA
+    def logit_scale(self) -> float:
+        """Return the factor of logits after the last linear map, for training."""
+        if self.logit_map.cap is not None:
+            raise ConfigError(
+                f"{type(self.model).__name__} caps its logits at {self.logit_map.cap}, which "
+                "training does not support; choose another family"
+            )
+        return self.logit_map.scale

@@ -31,7 +31,11 @@ from olmo_sparsity.models.attention import keeps_much
 from olmo_sparsity.models.distant_attention import can_share_distant
 from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.olmo.block import PositionedBlock
-from olmo_sparsity.models.olmo.first_layer import find_different_pairs, first_layer_output
+from olmo_sparsity.models.olmo.first_layer import (
+    FirstLayer,
+    find_different_pairs,
+    first_layer_output,
+)
 from olmo_sparsity.models.olmo.layer_steps import (
     DistantLayer,
     attend_from_last,
@@ -43,10 +47,11 @@ from olmo_sparsity.models.olmo.projections import Projections, project, rotation
 
 
 class _AttentionInputs(NamedTuple):
-    """What layers attend to besides the keys of the row itself."""
+    """What attention of each layer takes besides the row itself."""
 
     bias: Tensor | None
-    """Added to attention scores; None for causal attention."""
+    """Added to attention scores, (B or 1, H or 1, L, L + F); None for causal attention. Of the F
+    distant tokens it has columns only if their states are not shared."""
 
     distant_layers: list[DistantLayer | None]
     """The states of distant tokens in each layer; None in each if there are none."""
@@ -62,6 +67,8 @@ class InferringOLMo(OLMo):
     config: ModelConfig  # type: ignore[assignment] # OLMo: its own class, with the same fields
     transformer: Any  # a ModuleDict; its entries depend on the config
     reach: int | None = None
+    """The largest distance of position IDs over which some layer sees a token. None: all layers see
+    all earlier tokens, as OLMo has no sliding windows."""
 
     @property
     def blocks(self) -> list[PositionedBlock]:
@@ -71,8 +78,14 @@ class InferringOLMo(OLMo):
     def embedding(self) -> nn.Embedding:
         return self.transformer.wte
 
-    def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
-        """Return whether layers are computed again in a backward pass, to save memory."""
+    def recomputes(self, num_tokens: int, num_keys: int) -> bool:
+        """Return whether layers are computed again in a backward pass, to save memory.
+
+        Args:
+            num_tokens: Tokens of the batch, in all rows.
+            num_keys: Keys that each token attends to, if attention scores are kept; 0 if fused
+                kernels keep none.
+        """
         if self.activation_checkpointing_strategy is not None:
             return True
         if self.training:  # without the setting, a training keeps its activations
@@ -107,42 +120,34 @@ class InferringOLMo(OLMo):
         """Return hidden_BWD of the last `num_last` tokens, after the last norm. Each token attends
         to all of `distant` and to the tokens of its row before it.
 
-        bias: Added to attention scores, (B or 1, H or 1, L, L). None for causal attention.
+        Args:
+            bias: Added to attention scores, (B or 1, H or 1, L, L). None for causal attention, and
+                always with `distant`.
+            num_last: W, the number of tokens at the end of each row that are wanted.
+            distant: States of earlier tokens, of all rows or of each.
         """
-        config = self.config
         length = tokens_BL.shape[1]
         positions_BL = positions_BL.expand_as(tokens_BL)
         attention = self._attention_inputs(positions_BL, bias, distant)
-        bias = attention.bias
-        distant_layers = attention.distant_layers
-
         recomputes = torch.is_grad_enabled() and self.recomputes(
             tokens_BL.numel(), attention.num_keys
         )
-        # The index of the first layer that the loop below computes.
-        first_layer = 0
-        # Not on a GPU: to count different pairs, the host would wait for it.
-        if tokens_BL.device.type == "cpu" and not recomputes:
-            pairs = find_different_pairs(tokens_BL, positions_BL)
-            num_wanted = length if len(self.blocks) > 1 else num_last
-            x_BLD, rotations = first_layer_output(
-                self.blocks[0],
-                self._embed(pairs.tokens_P),
-                pairs,
-                bias,
-                num_wanted,
-                distant_layers[0],
-            )
-            first_layer = 1
+
+        # Not on a GPU: to count different pairs, the host would wait for it. And not if layers are
+        # computed again in the backward pass, which `checkpoint` arranges for whole layers.
+        has_pairs = tokens_BL.device.type == "cpu" and not recomputes
+        if has_pairs:
+            x_BLD, rotations = self._first_layer(tokens_BL, positions_BL, attention, num_last)
         else:
             x_BLD = self._embed(tokens_BL)
-            rotations = rotations_of(positions_BL, config, x_BLD.dtype) if config.rope else None
+            rotations = self._rotations(positions_BL, x_BLD.dtype)
 
-        layers = list(zip(self.blocks, distant_layers, strict=True))
-        for block, distant_layer in layers[first_layer:]:
+        layers = list(zip(self.blocks, attention.distant_layers, strict=True))
+        layers_to_compute = layers[1:] if has_pairs else layers
+        for block, distant_layer in layers_to_compute:
             # No later layer reads the output of the last one, so only wanted tokens are computed.
             num_wanted = num_last if block is self.blocks[-1] else length
-            inputs = (block, x_BLD, rotations, bias, num_wanted, distant_layer)
+            inputs = (block, x_BLD, rotations, attention.bias, num_wanted, distant_layer)
             if recomputes:
                 x_BLD = checkpoint(layer_output, *inputs, use_reentrant=False)
             else:
@@ -153,7 +158,8 @@ class InferringOLMo(OLMo):
         self, positions_BL: Tensor, bias: Tensor | None, distant: DistantStates | None
     ) -> _AttentionInputs:
         """Return the bias of attention, with ALiBi's if the model has it, and distant states by
-        layer. `bias` must be None if there are distant states."""
+        layer. `bias` is that of the caller; it must be None if there are distant states, for which
+        it has no columns."""
         config = self.config
         length = positions_BL.shape[1]
         num_keys = length
@@ -170,15 +176,40 @@ class InferringOLMo(OLMo):
         if config.alibi:
             positions_of_keys = positions_BL
             if distant is not None:
-                positions_of_keys = torch.cat((distant.positions_BF, positions_BL), 1)
+                positions_of_keys = distant.positions_before(positions_BL)
             alibi = alibi_bias(positions_of_keys, config, num_queries=length)
             bias = alibi if bias is None else alibi + bias
         return _AttentionInputs(bias, distant_layers, num_keys)
+
+    def _first_layer(
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        attention: _AttentionInputs,
+        num_last: int,
+    ) -> FirstLayer:
+        """Return the output of the first layer, for which each different pair of token and position
+        ID is projected once."""
+        pairs = find_different_pairs(tokens_BL, positions_BL)
+        is_last_layer = len(self.blocks) == 1
+        num_wanted = num_last if is_last_layer else tokens_BL.shape[1]
+        return first_layer_output(
+            self.blocks[0],
+            self._embed(pairs.tokens_P),
+            pairs,
+            attention.bias,
+            num_wanted,
+            attention.distant_layers[0],
+        )
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """Return the input of the first layer for tokens of any shape."""
         x = self.transformer.wte(tokens)
         return self.transformer.emb_norm(x) if self.config.embedding_layer_norm else x
+
+    def _rotations(self, positions_BL: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """Return the rotations of tokens with these position IDs; None without RoPE."""
+        return rotations_of(positions_BL, self.config, dtype) if self.config.rope else None
 
     @torch.no_grad()
     def distant_states(
@@ -190,8 +221,10 @@ class InferringOLMo(OLMo):
     ) -> DistantStates:
         """Return keys, values and hidden states of all tokens, each of which sees those before it.
 
-        tokens_at_once: How many tokens are computed together. None: all of them.
-        earlier: States of the text before these tokens, which become part of the result.
+        Args:
+            tokens_at_once: How many tokens are computed together; with None, all of them. Chunks
+                need less memory: attention scores of a chunk are (B, H, chunk, tokens so far).
+            earlier: States of the text before these tokens, which become part of the result.
         """
         length = tokens_BL.shape[1]
         positions_BL = positions_BL.expand_as(tokens_BL)
@@ -210,60 +243,67 @@ class InferringOLMo(OLMo):
 
     def _run_chunk(self, chunk_BL: Tensor, positions_BL: Tensor, states: _StateBuffer) -> Tensor:
         """Return hidden states of some tokens after the last norm, and add their keys and values to
-        `states`, whose tokens they see.
-
-        positions_BL: Position IDs of the tokens in `states` and of these tokens.
-        """
+        `states`, whose tokens they see. `positions_BL`: the position IDs of the tokens in `states`,
+        then of these tokens."""
         config = self.config
         num_chunk = chunk_BL.shape[1]
         start = states.num_filled
         x_BLD = self._embed(chunk_BL)
-        rotations = None
-        if config.rope:
-            rotations = rotations_of(positions_BL[:, start:], config, x_BLD.dtype)
+        rotations = self._rotations(positions_BL[:, start:], x_BLD.dtype)
         bias = None
         if config.alibi:
             bias = alibi_bias(positions_BL, config, num_queries=num_chunk)
         is_shared = start > 0 and self.shares_distant(start, num_chunk)
 
-        for index, block in enumerate(self.blocks):
+        for layer_index, block in enumerate(self.blocks):
             projections = project(block, x_BLD, rotations, num_chunk)
-            states.write(index, projections)
+            states.write(layer_index, projections)
             distant_layer = None
             if start > 0:
-                k, v = states.read(index)
+                k, v = states.read(layer_index)
                 distant_layer = DistantLayer(k, v, None, is_shared)
             mixed = attend_from_last(block, projections, bias, num_chunk, distant_layer)
             x_BLD = finish_layer(block, x_BLD, mixed)
-        states.num_filled += num_chunk
+        states.finish_chunk(num_chunk)
         return self.transformer.ln_f(x_BLD)
 
 
 class _StateBuffer:
-    """Keys and values of all tokens of a text, in each layer, which are filled chunk by chunk.
-    Joining the chunks would copy all states once for each of them."""
+    """Holds keys and values of all tokens of a text, in each layer. It is filled chunk by chunk:
+
+        write(layer 0), read(layer 0), write(layer 1), …, finish_chunk
+
+    Joining the chunks instead would copy all states once for each of them."""
 
     def __init__(self, num_tokens: int, earlier: DistantStates | None) -> None:
         """Begin with the states of `earlier`, which are the first of `num_tokens`."""
         self.num_tokens = num_tokens
         self.earlier = earlier
         self.num_filled = 0 if earlier is None else earlier.num_tokens
+        """How many tokens are stored in all layers: those before the chunk being computed."""
+
         self.layers: list[tuple[Tensor, Tensor]] = []
         """(keys, values) of each layer that has been written to, (B, num_tokens, G, K)."""
 
-    def write(self, index: int, projections: Projections) -> None:
-        """Store keys and values of the chunk that is being computed, in the layer of this index."""
-        if index == len(self.layers):
+    def write(self, layer_index: int, projections: Projections) -> None:
+        """Store keys and values of the chunk that is being computed, in one layer. The first chunk
+        must write the layers in order."""
+        if layer_index == len(self.layers):
             self._allocate(projections)
-        all_k, all_v = self.layers[index]
+        all_k, all_v = self.layers[layer_index]
         end = self.num_filled + projections.k_BLGK.shape[1]
         all_k[:, self.num_filled : end] = projections.k_BLGK
         all_v[:, self.num_filled : end] = projections.v_BLGK
 
-    def read(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the tokens before the chunk, in the layer of this index."""
-        all_k, all_v = self.layers[index]
+    def read(self, layer_index: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values of the tokens before the chunk, in one layer."""
+        all_k, all_v = self.layers[layer_index]
         return all_k[:, : self.num_filled], all_v[:, : self.num_filled]
+
+    def finish_chunk(self, num_chunk: int) -> None:
+        """Count the `num_chunk` tokens of a chunk as stored, which all layers have written. Not
+        before: until then, `read` must return the tokens before the chunk."""
+        self.num_filled += num_chunk
 
     def _allocate(self, projections: Projections) -> None:
         """Add the next layer, with room for all tokens and the states of `earlier` filled in. Only

@@ -171,7 +171,7 @@ class PositionedOLMo(InferringOLMo):
             alibi = alibi_bias(positions_BL, self.config, num_queries=tokens_BL.shape[1])
             attention_bias = alibi if attention_bias is None else alibi + attention_bias
 
-        recomputes = torch.is_grad_enabled() and self.recomputes(tokens_BL.numel())
+        recomputes = torch.is_grad_enabled() and self.recomputes(tokens_BL.numel(), num_keys=0)
         for index, block in enumerate(self.blocks):
             inputs = (x_BLD, tables, attention_bias, documents)
             if recomputes and index % self.checkpoint_every == 0:
