@@ -1,31 +1,14 @@
-"""Test by how much an effect of a source exceeds what its decoys explain.
+"""Test whether the effects of a source are larger than what chance explains.
 
 Place in the flow: losses.py → **`run_tests`**, once for each number of decoys → evidence.py,
 which joins the tests and names sources. The module needs NumPy only, not PyTorch.
 
-**What is tested.** Each source has two effects on the loss of a statement (losses.py): what it
-*gives* when decoys replace all other sources, and what is *lost* when a decoy replaces it. Each is
-measured with D decoys of the source, and its mean over them is tested against 0 (a t-test).
+    in     losses of statements, with D decoys of each source       [T, S, D], in nats
+    out    a p-value of each effect of each source                  [E, T, S]
 
-    in     losses of statements, with two decoys of each source     [T, S, D], in nats
-    out    a p-value of each effect: 0.0006 for A, 0.26 for B       [E, T, S]
-
-**Why a mean differs from 0 by chance.** A source that does not matter is like one more decoy: its
-text might have been drawn as a decoy, too. Then
-
-    t = mean over D decoys / (spread × √(1 + 1/D))
-
-has roughly Student's t distribution. The *spread* is the standard deviation of the statement's loss
-when one text of the prompt is exchanged. The 1 below the root is the source's own draw, and 1/D are
-its decoys.
-
-**Two estimates of the spread, so two tests.** Two to eight decoys show little of a variance.
-
-    pooled spread² = (3 · prior² + (D − 1) · variance over decoys + 4 · variance at other sources)
-                     / (3 + (D − 1) + 4)
-
-The last term, and its 4 in the denominator, exist with more than four sources only. With fewer
-sources, a second test takes the variance over decoys alone, and a source must pass both tests.
+Each source has two effects on the loss of a statement (losses.py): what it *gives* when decoys
+replace all other sources, and what is *lost* when a decoy replaces it. Each is measured with D
+decoys, and its mean over them is tested against 0 (a t-test).
 
 **An example.** One statement, sources A and B, two decoys of each (a and b). Losses in nats:
 
@@ -35,14 +18,40 @@ sources, a second test takes the variance over decoys alone, and a source must p
     a B                      9.8      10.3        lost without A: 7.8, 8.2, mean 8.0
     A b                      2.1       2.5        lost without B: 0.1, 0.5, mean 0.3
 
-    prior²        = 0.3² + (0.02 × 10.2)²    = 0.132
-    variance      = mean over A and B, gives and lost, of 0.02, 0.02, 0.08, 0.08 = 0.05
-    pooled spread = √((3 × 0.132 + 1 × 0.05) / (3 + 1)) = 0.333
-    t of A lost   = 8.0 / (0.333 × √1.5) = 19.6;  p = 0.00015  (3 degrees of freedom)
-    t of B lost   = 0.3 / (0.333 × √1.5) =  0.73; p = 0.26
+Is 0.3 more than what any exchange of a text would change?
 
-In the second test, by the variance over decoys without a cap, A has t = 28.5 and p = 0.0006 (2
-degrees of freedom). The larger p-value of the two tests counts: 0.0006 for A, 0.26 for B.
+    first test     standard error 0.408 nats   A lost  t = 19.6, p = 0.00015   B lost  p = 0.26
+    second test    standard error 0.281 nats   A lost  t = 28.5, p = 0.0006    B lost  p = 0.20
+
+The larger p-value of the two tests counts: 0.0006 for A and 0.26 for B. So A matters, and what is
+lost without B may be chance.
+
+**Where the standard error is from.** A source that does not matter is like one more decoy: its text
+might have been drawn as a decoy, too. Then
+
+    t = mean over D decoys / (spread × √(1 + 1/D))
+
+has roughly Student's t distribution. The *spread* is the standard deviation of the statement's loss
+when one text of the prompt is exchanged. The 1 below the root is the source's own draw, and 1/D are
+its decoys.
+
+**Why there are two tests.** Two to eight decoys show little of a variance. So the first test takes
+the *pooled* spread, a mean of what is known before (the prior), of the variance over decoys, and of
+what the other sources show:
+
+    pooled spread² = (3 · prior² + (D − 1) · variance over decoys + 4 · variance at other sources)
+                     / (3 + (D − 1) + 4)
+
+The last term, and its 4 in the denominator, exist with more than four sources only. In their place,
+fewer sources have the second test, which takes the variance over decoys alone. In the example
+
+    prior²           = 0.3² + (0.02 × 10.2)²                = 0.132
+    variance         = mean over A and B, gives and lost, of 0.02, 0.02, 0.08, 0.08 = 0.05
+    pooled spread    = √((3 × 0.132 + 1 × 0.05) / (3 + 1))  = 0.333
+    standard error   = 0.333 × √1.5                         = 0.408, with 3 degrees of freedom
+
+The variance of the second test is computed without the cap: 0.0525, and √0.0525 × √1.5 = 0.281 with
+2 degrees of freedom.
 
 **Where the constants come from.** They were fixed before the error rates of docs/sources.md were
 measured, for two to eight decoys (study/records/thresholds.md, entries of 2026-11-28 and
@@ -66,7 +75,7 @@ from olmo_sparsity.sources.verdicts.losses import StatementLosses
 EFFECTS = ("gives", "lost")
 """The two effects of a source, in the order of dimension E."""
 
-# --- the pooled spread ----------------------------------------------------------------------------
+# --- constants of the pooled spread ---------------------------------------------------------------
 
 PRIOR_NATS = 0.3
 PRIOR_FRACTION = 0.02
@@ -94,7 +103,7 @@ TINY_VARIANCE = 1e-12
 """In nats². Added to the variance over decoys, so that decoys with equal losses cause no division
 by zero."""
 
-# --- degrees of freedom ---------------------------------------------------------------------------
+# --- constants: degrees of freedom ----------------------------------------------------------------
 
 MAX_DEGREES = 4
 """Largest number of degrees of freedom of the test by the pooled spread, however well its variance
@@ -142,18 +151,18 @@ class EffectTests:
 
     @property
     def has_means(self) -> bool:
-        """Whether any effect was evaluated with this number of decoys."""
+        """Return whether any effect was evaluated with this number of decoys."""
         return bool(np.isfinite(self.mean_ETS).any())
 
     @property
     def p_ETS(self) -> np.ndarray:
-        """The largest p-value of these tests, as a source must pass all; 1 for effects that were
-        evaluated with fewer decoys."""
-        p_by_test = [
+        """Return the largest p-value of these tests, as a source must pass all; 1 for effects that
+        were evaluated with fewer decoys."""
+        p_ETS_by_test = [
             tail(self.mean_ETS / error.nats_TS, error.degrees_of_freedom)
             for error in self.standard_errors
         ]
-        return np.where(np.isnan(self.mean_ETS), 1.0, np.max(p_by_test, axis=0))
+        return np.where(np.isnan(self.mean_ETS), 1.0, np.max(p_ETS_by_test, axis=0))
 
     def nats_above(self, p: float) -> np.ndarray:
         """Return by how many nats each mean exceeds the mean that has this p-value; NaN for effects
@@ -168,8 +177,9 @@ class EffectTests:
 def run_tests(losses: StatementLosses, max_degrees: int = MAX_DEGREES) -> EffectTests:
     """Test the effects of each source that was evaluated with all decoys of these losses.
 
-    losses: Losses with the decoys of one round (`StatementLosses.of_first_decoys`).
-    max_degrees: Largest number of degrees of freedom of the test by the pooled spread.
+    Args:
+        losses: Losses with the decoys of one round (`StatementLosses.of_first_decoys`).
+        max_degrees: Largest number of degrees of freedom of the first test.
     """
     effects = _Effects.of(losses)
     spread_TS = _pooled_spread(losses, effects)
@@ -177,6 +187,7 @@ def run_tests(losses: StatementLosses, max_degrees: int = MAX_DEGREES) -> Effect
     # The variance of a mean over decoys is 1/D; the source's own text, one more draw, adds 1.
     noise_factor = sqrt(1 + 1 / effects.num_decoys)
     standard_errors = [StandardError(spread_TS * noise_factor, max_degrees)]
+    # With one decoy, there is no variance over decoys, and the first test stands alone.
     if effects.num_sources <= FEW_SOURCES and effects.have_variance:
         standard_errors.append(_error_by_decoys(losses, effects, noise_factor))
 
@@ -213,7 +224,7 @@ class _Effects:
 
     @property
     def have_variance(self) -> bool:
-        """Whether any effect was evaluated with several decoys, and so has a variance."""
+        """Return whether any effect was evaluated with several decoys, and so has a variance."""
         return self.num_decoys > 1 and bool(self.is_complete_ETS.any())
 
     def variance_over_decoys(self) -> np.ndarray:
@@ -287,7 +298,10 @@ def _error_by_decoys(
 ) -> StandardError:
     """Return the standard error of the second test, by the variance over decoys alone.
 
-    noise_factor: Standard error divided by the spread.
+    Args:
+        losses: The losses that `effects` were computed from.
+        effects: Their effects, for which of them are complete.
+        noise_factor: Standard error divided by the spread.
     """
     # Without the cap of `gives_TSD` and `lost_TSD`, which would hide how much decoys vary. All
     # decoys have `all_T` in common, so it does not change the variance of what is lost.
