@@ -201,8 +201,9 @@ def print_costs(
     """Print what a question costs each contestant: medians over the questions. Return them for each
     contestant that has answered.
 
-    length: Tokens before the answer.
-    shape: A key of `SHAPES`.
+    Args:
+        length: Tokens before the answer.
+        shape: A key of `SHAPES`.
     """
     answers: dict[str, Answers] = {}
     with tempfile.TemporaryDirectory() as scratch:
@@ -311,9 +312,10 @@ def print_qualities(
 ) -> None:
     """Print how well each contestant's scores predict what the model does, with intervals.
 
-    folder: A Hugging Face folder with a model that copies.
-    text: Where the documents are from.
-    length: Tokens before the answer, or as many as the model takes.
+    Args:
+        folder: A Hugging Face folder with a model that copies.
+        text: Where the documents are from.
+        length: Tokens before the answer, or as many as the model takes.
     """
     loaded = load_model(str(folder), device="cpu")
     assert isinstance(loaded.model, HuggingFaceLM)

@@ -343,10 +343,8 @@ def check_resume(machine: Machine) -> str:
 
 
 def measured_inside(subject: str, num_processes: int | None = None) -> Check:
-    """Return a check that gpu_measurements.py makes in a process of its own.
-
-    subject: What it measures, as `measurement_of` there takes it.
-    """
+    """Return a check that gpu_measurements.py makes in a process of its own. `subject`: what it
+    measures, as `measurement_of` there takes it."""
 
     def check(machine: Machine) -> Iterator[Row]:
         words = (MEASUREMENTS, subject, machine.folder)

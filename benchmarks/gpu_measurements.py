@@ -147,10 +147,7 @@ def _compare_shared_states(device: torch.device) -> Iterator[Row]:
 
 def answers_of(model_name: str, device: torch.device, precision: str) -> Iterator[Answer]:
     """Yield the numbers of a training step, of distant states, and of each selector. Weights and
-    inputs are the same in each call.
-
-    precision: fp32 or bf16.
-    """
+    inputs are the same in each call. `precision`: fp32 or bf16."""
     import torch
 
     model = new_model(model_name)
@@ -271,10 +268,8 @@ LIMIT_S_BY_STAGE = {
 
 def start_by_stages(variant: str) -> Iterator[Row]:
     """Yield the time of each stage of a training with DeepSpeed until its second step. The stage
-    that exceeds its limit prints its stack and ends the process.
-
-    variant: The name of the engine, such as `zero2`, or `zero2, compiled`.
-    """
+    that exceeds its limit prints its stack and ends the process. `variant`: the name of the engine,
+    such as `zero2`, or `zero2, compiled`."""
     stages = _Stages(variant)
     yield stages.timed("import torch", lambda: __import__("torch"))
     import torch

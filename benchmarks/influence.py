@@ -188,10 +188,8 @@ class Contest:
     cpu_ms: dict[str, list[float]] = field(default_factory=dict)
 
     def time(self, name: str, num_units: int, action: Callable[..., T], *arguments: Any) -> T:
-        """Return the result of a contestant's action, and note its times.
-
-        num_units: How much work it does, in the unit of the title, such as targets.
-        """
+        """Return the result of a contestant's action, and note its times. `num_units`: how much
+        work it does, in the unit of the title, such as targets."""
         started = time.perf_counter()
         started_cpu = time.process_time()
         result = action(*arguments)

@@ -207,10 +207,8 @@ def compare_frameworks(num_rounds: int, num_steps: int) -> None:
 
 def take_steps(engine_name: str, environment: dict[str, str], pipe: Connection) -> None:
     """In a process of its own, receive numbers of steps, and send their wall and CPU seconds. All
-    processes stay alive, so that nothing but steps is timed.
-
-    environment: How the process finds the others; empty: it is alone.
-    """
+    processes stay alive, so that nothing but steps is timed. `environment`: how the process finds
+    the others; empty: it is alone."""
     os.environ |= environment
     torch.set_num_threads(1)
     with connect() as processes:

@@ -36,9 +36,10 @@ LONGEST_SHOWN = 60
 def conform(value: Any, kind: Any, key: str = "", fill: Fill | None = None) -> Any:
     """Return a value as this type, or raise ValueError if it is of another one.
 
-    kind: A class, or a type hint such as `list[int] | None`.
-    key: The dotted key of the value in its file, for the error. Empty: the file itself.
-    fill: Builds dataclasses from mappings. None: by `_fill`, which takes each key for a field.
+    Args:
+        kind: A class, or a type hint such as `list[int] | None`.
+        key: The dotted key of the value in its file, for the error. Empty: the file itself.
+        fill: Builds dataclasses from mappings. None: by `_fill`, which takes each key for a field.
 
     An int is accepted as a float, but a bool as neither, and the name of an enum's member as that
     member.

@@ -36,10 +36,11 @@ def choose_device(
 ) -> torch.device:
     """Return the device of this name, and raise ConfigError if it cannot be used.
 
-    name: Such as cpu, cuda or cuda:1. auto is a GPU if there is one.
-    choose_gpu: Returns the index of this process's GPU, given the number of GPUs. By default
-        processes are spread over them, and several may share one.
-    setting: The option that names the device, for messages.
+    Args:
+        name: Such as cpu, cuda or cuda:1. auto is a GPU if there is one.
+        choose_gpu: Returns the index of this process's GPU, given the number of GPUs. By default
+            processes are spread over them, and several may share one.
+        setting: The option that names the device, for messages.
     """
     import torch
 

@@ -16,10 +16,8 @@ from typing import Any
 
 def leaves(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each dotted key with its value. A list of mappings is numbered, as in
-    training.length[0].tokens; any other list is a value, and so is an empty mapping.
-
-    prefix: The beginning of all keys.
-    """
+    training.length[0].tokens; any other list is a value, and so is an empty mapping. `prefix`: the
+    beginning of all keys."""
     for key, value in node.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{prefix}{key}.")

@@ -62,9 +62,10 @@ PDF and SVG."""
 def save(draw: Callable[[], Figure], out: Path, **settings: Any) -> None:
     """Write a figure to a file.
 
-    draw: Returns the figure. It is called while the settings are in effect.
-    out: A path that ends in .png, .pdf or .svg.
-    settings: Settings of matplotlib, which replace those in `PRINT`.
+    Args:
+        draw: Returns the figure. It is called while the settings are in effect.
+        out: A path that ends in .png, .pdf or .svg.
+        settings: Settings of matplotlib, which replace those in `PRINT`.
     """
     out = Path(out)
     if out.suffix not in SUFFIXES:

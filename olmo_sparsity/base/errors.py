@@ -58,9 +58,10 @@ def check_type(
     """Raise ConfigError unless an argument is of one of these types. True and False are accepted if
     `bool` is among the types, not as numbers.
 
-    name: The name of the argument.
-    accepted: What it must be, in words.
-    several: Whether it must be a list or tuple of values of these types.
+    Args:
+        name: The name of the argument.
+        accepted: What it must be, in words.
+        several: Whether it must be a list or tuple of values of these types.
     """
     if several:
         is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
@@ -88,8 +89,9 @@ CHOSEN_BY_US = {"device": "auto", "dtype": "auto", "prefix": "auto"}
 def check_unset(reason: str, **options: object) -> None:
     """Raise ConfigError if any of these options is set, as it would have no effect.
 
-    reason: Why they have no effect.
-    options: The value of each option, by its name.
+    Args:
+        reason: Why they have no effect.
+        options: The value of each option, by its name.
     """
     are_set = [
         f"{name}={value}" for name, value in options.items() if value != CHOSEN_BY_US.get(name)

@@ -70,8 +70,9 @@ def naming_written_file(path: Path, partial: Path | None = None) -> Iterator[Non
     """Turn the error of a failed write into a UserError that names the file. Python's own errors of
     `write` do not name it. Errors of another file, which is read meanwhile, pass through.
 
-    path: The file that is written, for the message.
-    partial: The name under which it is written, if that is another one.
+    Args:
+        path: The file that is written, for the message.
+        partial: The name under which it is written, if that is another one.
     """
     try:
         yield

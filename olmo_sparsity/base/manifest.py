@@ -67,8 +67,9 @@ def write_manifest(
 ) -> None:
     """Write the manifest of a folder.
 
-    names: The files that it lists. None: all files below the folder.
-    known: Entries of files that another process has hashed, which are not hashed again.
+    Args:
+        names: The files that it lists. None: all files below the folder.
+        known: Entries of files that another process has hashed, which are not hashed again.
     """
     paths = folder.rglob("*") if names is None else (folder / name for name in names)
     entries = {}
@@ -85,9 +86,10 @@ def find_damage(
     """Return a description of the damage in a folder; None if it is intact. Raise
     UnreadableNowError if that cannot be found out now.
 
-    only: The names of the files that are checked. None: all that the manifest lists.
-    skip: The beginning of the names of files that are not checked, such as the state of the
-        optimizer, which is most of the bytes and which analysis does not need.
+    Args:
+        only: The names of the files that are checked. None: all that the manifest lists.
+        skip: The beginning of the names of files that are not checked, such as the state of the
+            optimizer, which is most of the bytes and which analysis does not need.
     """
     folder = Path(folder)
     listed = read_entries(folder)
@@ -134,10 +136,8 @@ def find_damaged_file(
     names_to_hash: Collection[str] | None = None,
 ) -> str | None:
     """Return a description of the first file that is missing or differs from its entry; None if all
-    are intact.
-
-    names_to_hash: The files whose content is compared, too, and not only their size. None: all.
-    """
+    are intact. `names_to_hash`: the files whose content is compared, too, and not only their size.
+    None: all."""
     if names_to_hash is None:
         names_to_hash = entries.keys()
 

@@ -44,9 +44,8 @@ def check_no_tilde(name: str, path: str | None) -> None:
 
 def check_not_read(name: str, path: str | None, inputs: Iterable[str]) -> None:
     """Raise ConfigError if a file to be written is one that the command reads, which would be lost.
-
-    inputs: The words of other options, each of which may name a file: FILE, @FILE or NAME=FILE.
-    """
+    `inputs`: the words of other options, each of which may name a file: FILE, @FILE or
+    NAME=FILE."""
     if path is None or not os.path.exists(path):
         return
     for word in inputs:

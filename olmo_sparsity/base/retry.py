@@ -53,8 +53,9 @@ def retry(
     """Return the result of an action on the disk, which is tried again after an error. The error of
     the last try is raised, and one for which `is_worth_while` returns False.
 
-    report: Gets a line for each error after which the action is tried again.
-    wait: Waits for some seconds.
+    Args:
+        report: Gets a line for each error after which the action is tried again.
+        wait: Waits for some seconds.
     """
     for pause_s in RETRY_AFTER_S:
         try:

@@ -20,8 +20,9 @@ were lists of numbers with the lengths of words, so that two purposes could shar
 def stream(seed: int, purpose: str, *keys: int | str) -> np.random.Generator:
     """Return a generator of random numbers for one purpose.
 
-    purpose: Such as "placebo".
-    keys: What the numbers are drawn for, such as the numbers of a document and of a block.
+    Args:
+        purpose: Such as "placebo".
+        keys: What the numbers are drawn for, such as the numbers of a document and of a block.
     """
     name = json.dumps([seed, purpose, *keys], default=int)  # numpy's integers as Python's
     digest = sha256(name.encode()).digest()

@@ -107,8 +107,9 @@ class WorkFolder:
         later one if they differ. Return the SHA-256 of that file, which results store, so that a
         result copied from another folder is noticed.
 
-        complete: Brings stored settings of earlier versions to today's keys.
-        versions: Versions of packages, which are stored, too. A line names those that differ.
+        Args:
+            complete: Brings stored settings of earlier versions to today's keys.
+            versions: Versions of packages, which are stored, too. A line names those that differ.
         """
         if not self.identity.exists():
             identity = dict(settings)
@@ -146,8 +147,9 @@ def _may_precede(path: Path) -> bool:
 def check_unchanged(folder: str, changed_settings: Sequence[str]) -> None:
     """Raise ConfigError if settings differ from those of the work in a folder.
 
-    folder: The folder with the option that names it, such as out=results/mine.
-    changed_settings: What differs, as `differences` returns it.
+    Args:
+        folder: The folder with the option that names it, such as out=results/mine.
+        changed_settings: What differs, as `differences` returns it.
     """
     if changed_settings:
         changes = ", ".join(changed_settings)

@@ -38,10 +38,8 @@ AddCommand = Callable[[str, str], Parser]
 
 
 def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
-    """Return the parser of all commands.
-
-    runs: The function that runs each command, by the command's name.
-    """
+    """Return the parser of all commands. `runs`: the function that runs each command, by the
+    command's name."""
     parser = Parser(
         prog="olmo-sparsity",
         description="Train language models with explicit position IDs, and measure which far-away "

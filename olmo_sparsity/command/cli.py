@@ -73,10 +73,8 @@ def entry(arguments: list[str] | None = None) -> NoReturn:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command, and return its exit code.
-
-    arguments: Words of the command line. None: the command line of this process.
-    """
+    """Run a command, and return its exit code. `arguments`: words of the command line. None: the
+    command line of this process."""
     if sys.flags.optimize > 1:  # the help of options, too, is made of docstrings
         return print_error(NO_DOCSTRINGS)
     parser = build_parser()
@@ -103,8 +101,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _exit_code_of(error: BaseException, options: argparse.Namespace) -> int:
     """Print what stopped a command, and what the same command would do now; return the exit code.
 
-    error: What was raised.
-    options: The options of the command.
+    Args:
+        error: What was raised.
+        options: The options of the command.
     """
     if getattr(options, "questions", None) is not None:
         # Not the code of a stopped training, which SLURM's scripts submit again.
@@ -146,9 +145,10 @@ def _check_not_blank(
     """Exit with a message if an option is white space or nothing, as a variable of the shell that
     is not set leaves it. As a path it would mean the current folder.
 
-    parser: Prints the message.
-    options: The parsed options.
-    words: The command line.
+    Args:
+        parser: Prints the message.
+        options: The parsed options.
+        words: The command line.
     """
     for name, value in vars(options).items():
         values = value if isinstance(value, list | tuple) else [value]

@@ -65,10 +65,11 @@ def exit_code_of(error: BaseException, *, again: str | None, code: int = EXIT_ST
     """Print a line for an error that is not a defect of ours, and return the exit code. Raise a
     defect again.
 
-    error: What was raised.
-    again: What the same command would do after it was stopped, such as "goes on"; None: it would
-        start anew.
-    code: The exit code of a stopped command that does not start anew.
+    Args:
+        error: What was raised.
+        again: What the same command would do after it was stopped, such as "goes on"; None: it
+            would start anew.
+        code: The exit code of a stopped command that does not start anew.
     """
     if isinstance(error, ReportedElsewhere):
         return error.exit_code

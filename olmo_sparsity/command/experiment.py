@@ -103,11 +103,8 @@ def _check_measurements(experiment: Experiment) -> None:
 
 
 def _run_one(experiment: Experiment, name: str) -> int:
-    """Run one job in this process, and return the exit code.
-
-    name: The job's name, as `--list` prints it; or N for the N-th model, from 0, as the tasks of a
-        SLURM array are numbered.
-    """
+    """Run one job in this process, and return the exit code. `name`: the job's name, as `--list`
+    prints it; or N for the N-th model, from 0, as the tasks of a SLURM array are numbered."""
     jobs = {job.name: job for job in jobs_of(experiment)}
     if name.isdecimal():
         model_index = int(name)
@@ -144,8 +141,9 @@ def _draw(experiment: Experiment) -> int:
 def _measure(job: MeasurementJob, jobs: Mapping[str, Job]) -> int:
     """Run this process's part of a measurement, and return the exit code.
 
-    job: The measurement.
-    jobs: All jobs, by name.
+    Args:
+        job: The measurement.
+        jobs: All jobs, by name.
     """
     from olmo_sparsity.analysis.measurement.measurement import measure
     from olmo_sparsity.analysis.measurement.request import MeasureRequest

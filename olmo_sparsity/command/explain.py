@@ -74,8 +74,9 @@ def _explain_keywords(options: argparse.Namespace) -> dict[str, Any]:
 def _text_of(path: str, field: str | None) -> str:
     """Return the text of a file, or of one record of a file.
 
-    path: FILE; or FILE:N, the N-th record with text, from 1.
-    field: The field of the record that has the text. None: `text`.
+    Args:
+        path: FILE; or FILE:N, the N-th record with text, from 1.
+        field: The field of the record that has the text. None: `text`.
     """
     from olmo_sparsity.analysis.explain.text_file import read_text
     from olmo_sparsity.text.inputs import open_text

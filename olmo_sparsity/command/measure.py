@@ -61,8 +61,9 @@ def run_measure(options: argparse.Namespace) -> int:
 def _price_of_untrained(options: argparse.Namespace, keywords: dict[str, Any]) -> str:
     """Return what it will cost to measure the model of a config, before it is trained.
 
-    options: The options of the command; its MODEL is the config.
-    keywords: The keyword arguments of `measure`.
+    Args:
+        options: The options of the command; its MODEL is the config.
+        keywords: The keyword arguments of `measure`.
     """
     from olmo_sparsity.config.run import load_config
     from olmo_sparsity.experiment.price_measurement import price_config

@@ -36,9 +36,10 @@ AT_FILE = "@FILE reads it from a file"
 def add_documented(sub: Parser, help: Mapping[str, str], **metavars: str) -> None:
     """Add options that are named like arguments of a function, with the help of its docstring.
 
-    sub: The parser of the command.
-    help: What the docstring says of each argument (`arguments_of`).
-    metavars: The options to add, each with what --help calls its value.
+    Args:
+        sub: The parser of the command.
+        help: What the docstring says of each argument (`arguments_of`).
+        metavars: The options to add, each with what --help calls its value.
     """
     for name, metavar in metavars.items():
         sub.add(f"--{name}", metavar=metavar, help=help[name].replace("%", "%%"))
@@ -47,8 +48,9 @@ def add_documented(sub: Parser, help: Mapping[str, str], **metavars: str) -> Non
 def add_shard(sub: Parser, condition: str = "") -> None:
     """Add the option --shard.
 
-    sub: The parser of the command.
-    condition: With which other option it has an effect, for the help.
+    Args:
+        sub: The parser of the command.
+        condition: With which other option it has an effect, for the help.
     """
     sub.add(
         "--shard",

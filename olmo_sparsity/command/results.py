@@ -55,9 +55,10 @@ def _draw_measurements(folders: list[str], out: Path, labels: list[str] | None) 
     """Draw Figure 2 of several measurements. One that is not finished is an empty point with its
     reason.
 
-    folders: The folders of the measurements.
-    out: The file of the figure.
-    labels: Names of the models, as the user has passed them. None: the names of the folders.
+    Args:
+        folders: The folders of the measurements.
+        out: The file of the figure.
+        labels: Names of the models, as the user has passed them. None: the names of the folders.
     """
     from olmo_sparsity.analysis.report.figure_style import Missing
     from olmo_sparsity.analysis.report.figures import draw_figure2
@@ -119,8 +120,9 @@ def _compare_experiment(folder: str, transfers: bool) -> list[pd.DataFrame]:
     """Print each comparison of an experiment whose measurements are finished, and after several
     seeds what they agree on. Return the table of each pair.
 
-    folder: The experiment's folder.
-    transfers: Whether --transfer was given, which has no meaning here.
+    Args:
+        folder: The experiment's folder.
+        transfers: Whether --transfer was given, which has no meaning here.
     """
     from olmo_sparsity.analysis.results.comparison_text import (
         compare_with_remarks,

@@ -20,8 +20,9 @@ from olmo_sparsity.base.launch import read_launch
 def parse_shard(text: str | None, by_launch: bool = True) -> Shard:
     """Return the shard of this process.
 
-    text: The value of --shard. None: the task of a SLURM array decides, or all is one shard.
-    by_launch: Divide that shard among the processes of a launch.
+    Args:
+        text: The value of --shard. None: the task of a SLURM array decides, or all is one shard.
+        by_launch: Divide that shard among the processes of a launch.
     """
     launch = read_launch()
     if text is None:

@@ -27,9 +27,7 @@ Schema = TypeVar("Schema")
 def build(schema: type[Schema], given: Mapping[str, Any] | None, origin: str = "") -> Schema:
     """Return an instance of a schema with the values that a user has given, and defaults for the
     others. Raise ConfigError for an unknown key, a wrong type or range, and a setting without
-    effect.
-
-    origin: Where the values are from, such as a file. Messages begin with it.
+    effect. `origin`: where the values are from, such as a file. Messages begin with it.
 
     A null for a field that cannot be null counts as not given. Where a tuple is expected, one value
     is enough.

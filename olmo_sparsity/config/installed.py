@@ -25,10 +25,8 @@ def shipped_configs() -> dict[str, Path]:
 
 def find_config(name: str | Path, seen_from: Path | None = None) -> Path:
     """Return the file of this name, or else the installed config of this name. If there is neither,
-    return the path of the missing file, so that the caller can name it.
-
-    seen_from: The config in which the name is written. A relative name counts from its folder.
-    """
+    return the path of the missing file, so that the caller can name it. `seen_from`: the config in
+    which the name is written. A relative name counts from its folder."""
     path = Path(name) if seen_from is None else seen_from.parent / name
     # A file is not its own base: a copy of an installed config may name the original, which has the
     # same name, as its base.

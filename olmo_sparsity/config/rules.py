@@ -31,10 +31,8 @@ from olmo_sparsity.config.text import PositionsConfig
 
 
 def check_config(config: RunConfig, origin: str) -> None:
-    """Raise ConfigError with the message of the first rule that the config breaks.
-
-    origin: Where the settings are from, such as a file; the message begins with it.
-    """
+    """Raise ConfigError with the message of the first rule that the config breaks. `origin`: where
+    the settings are from, such as a file; the message begins with it."""
     for rules_of_topic in (
         _rules_of_stages,
         _rules_of_start,

@@ -97,9 +97,10 @@ def option(
 ) -> Any:
     """Return a dataclass field with more than a type and a default.
 
-    only_if: (sibling, *values): the field has an effect only if its sibling has one of these
-        values.
-    properties: Other fields of `Properties`, such as `least=1`.
+    Args:
+        only_if: (sibling, *values): the field has an effect only if its sibling has one of these
+            values.
+        properties: Other fields of `Properties`, such as `least=1`.
     """
     condition = None
     if only_if is not None:

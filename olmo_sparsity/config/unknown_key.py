@@ -28,8 +28,9 @@ FEW_KEYS = 20
 def explain_unknown_key(key: str, schema: type, given: Any) -> str:
     """Return the message for an unknown key.
 
-    key: The dotted key, with indices of lists: training.length[0].tokns.
-    given: All settings of the user, which may be those of another command.
+    Args:
+        key: The dotted key, with indices of lists: training.length[0].tokns.
+        given: All settings of the user, which may be those of another command.
     """
     for name, command in _COMMAND_OF_KEY.items():
         if name in given and name not in schema_fields(schema):

@@ -27,10 +27,8 @@ LOCAL_OF_ONE_PREDICTION = 32
 
 def default_local(usual_local: int, num_long: int | None) -> int:
     """Return the default number of tokens of the local window: `usual_local`, or a quarter of the
-    long window if that is less, so that most of the long window is distant.
-
-    num_long: The number of tokens of the long window; None if it has no fixed length.
-    """
+    long window if that is less, so that most of the long window is distant. `num_long`: the number
+    of tokens of the long window; None if it has no fixed length."""
     if num_long is None:
         return usual_local
     return max(1, min(usual_local, num_long // 4))

@@ -43,9 +43,10 @@ def to_yaml(section: Any) -> str:
 def read_given(path: str | Path, overrides: list[str] | None = None) -> dict[str, Any]:
     """Return the settings of a YAML file as nested dictionaries, without a check of their names.
 
-    path: A file of the user, or the name of an installed config. The settings of the file that it
-        names as its `base:` are filled in.
-    overrides: `--key.sub=value` words, which replace values of the file.
+    Args:
+        path: A file of the user, or the name of an installed config. The settings of the file that
+            it names as its `base:` are filled in.
+        overrides: `--key.sub=value` words, which replace values of the file.
 
     `${key.sub}` in a text is replaced by the value of that key.
     """
@@ -144,10 +145,8 @@ def _resolve_references(
     node: Any, settings: dict[str, Any], origin: str, followed: tuple[str, ...] = ()
 ) -> Any:
     """Return a value in which each reference, such as `${data.folder}`, is replaced by the value of
-    that key in the settings.
-
-    followed: The references that led to this value. One that is met again would never end.
-    """
+    that key in the settings. `followed`: the references that led to this value. One that is met
+    again would never end."""
     if isinstance(node, dict):
         return {
             key: _resolve_references(value, settings, origin, followed)

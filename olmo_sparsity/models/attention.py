@@ -42,10 +42,8 @@ class AttentionWindow:
 
     def hides(self, queries_BL: Tensor, keys_BK: Tensor) -> Tensor:
         """Return hides_BLK, which is true where the window hides a key from a query. Keys after the
-        query are not considered, since causal attention hides them anyway.
-
-        queries_BL, keys_BK: Position IDs.
-        """
+        query are not considered, since causal attention hides them anyway. `queries_BL` and
+        `keys_BK`: position IDs."""
         if self.is_chunked:
             return (queries_BL // self.size)[:, :, None] != (keys_BK // self.size)[:, None]
         return queries_BL[:, :, None] - keys_BK[:, None] >= self.size
@@ -81,10 +79,8 @@ def attend(
 
     On CPU the fused kernel's backward is slower than that of plain matmuls below about 192 tokens
     (by a third of a training step at 128). Forward only, the fused kernel is always faster, and by
-    another third with blocks of queries and a mask instead of `is_causal`.
-
-    bias: (B or 1, H or 1, L, K), added to the scores.
-    """
+    another third with blocks of queries and a mask instead of `is_causal`. `bias`: (B or 1, H or 1,
+    L, K), added to the scores."""
     length = q.shape[-2]
     num_keys = k.shape[-2]
     is_causal = bias is None and length == num_keys
@@ -169,12 +165,10 @@ _choosing = threading.RLock()
 def fast_kernels(device: torch.device, differentiate_bias: bool = False) -> Iterator[None]:
     """Inside, PyTorch chooses the fastest attention kernels of a GPU. This is a setting of the
     whole process, so one thread at a time changes it, and restores it afterwards.
-
-    differentiate_bias: Whether the bias needs a gradient, so that only the plain kernel (MATH) is
-        right: cuDNN's does not differentiate a bias, and the memory-efficient one reads memory that
-        it never wrote if only the bias needs a gradient. MATH then computes in the dtype of the
-        queries, as in fp32 it would not use tensor cores.
-    """
+    `differentiate_bias`: whether the bias needs a gradient, so that only the plain kernel (MATH) is
+    right: cuDNN's does not differentiate a bias, and the memory-efficient one reads memory that it
+    never wrote if only the bias needs a gradient. MATH then computes in the dtype of the queries,
+    as in fp32 it would not use tensor cores."""
     if device.type == "cpu":
         yield
         return
@@ -198,8 +192,9 @@ def keeps_much(
 ) -> bool:
     """Return whether a backward pass would keep more activations than `MAX_ACTIVATIONS_B`.
 
-    num_keys: How many keys each token attends to, if attention scores are kept, else 0.
-    itemsize: Bytes of a number.
+    Args:
+        num_keys: How many keys each token attends to, if attention scores are kept, else 0.
+        itemsize: Bytes of a number.
     """
     # For each token and layer, as measured: vectors of the model's width, and scores of each head.
     numbers_kept = 20 * width + 3 * num_heads * num_keys

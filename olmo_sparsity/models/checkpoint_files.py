@@ -68,8 +68,9 @@ def part_name(number: int, count: int) -> str:
 def write_index(folder: Path, part_of: Mapping[str, int], count: int) -> None:
     """Write the index of weights in several files, as transformers does.
 
-    part_of: The index of the file that each weight is in, by the weight's name.
-    count: The number of files. If there are more files than weights, some hold none.
+    Args:
+        part_of: The index of the file that each weight is in, by the weight's name.
+        count: The number of files. If there are more files than weights, some hold none.
     """
     weight_map = {name: part_name(part, count) for name, part in part_of.items()}
     write_json(folder / INDEX, {"metadata": {}, "weight_map": weight_map})
@@ -118,10 +119,8 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
 
 
 def fill(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:
-    """Copy weights into a model. Raise DataError if names or shapes differ.
-
-    origin: Where the weights are from, for messages.
-    """
+    """Copy weights into a model. Raise DataError if names or shapes differ. `origin`: where the
+    weights are from, for messages."""
     import torch
 
     state = model.state_dict(keep_vars=True)
@@ -132,11 +131,9 @@ def fill(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:
 
 
 def check_fit(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], origin: str) -> None:
-    """Raise DataError for weights whose names or shapes are not those of a model.
-
-    state: What `state_dict(keep_vars=True)` of the model returns. With `keep_vars` it shows which
-        weights are tied: of these, one name is enough.
-    """
+    """Raise DataError for weights whose names or shapes are not those of a model. `state`: what
+    `state_dict(keep_vars=True)` of the model returns. With `keep_vars` it shows which weights are
+    tied: of these, one name is enough."""
     filled = {id(state[name]) for name in weights if name in state}
     missing = [name for name, tensor in state.items() if id(tensor) not in filled]
     if missing:
@@ -212,10 +209,7 @@ class VerifiedCheckpoint(NamedTuple):
 
 def verified_checkpoints(run_folder: str | Path, skip: str = "") -> Iterator[VerifiedCheckpoint]:
     """Yield the checkpoints of a run, the newest first. Each is verified when it is yielded, which
-    reads its files.
-
-    skip: The beginning of the names of files that are not verified.
-    """
+    reads its files. `skip`: the beginning of the names of files that are not verified."""
     for folder in list_checkpoints(run_folder):
         yield VerifiedCheckpoint(folder, find_damage(folder, skip=skip))
 

@@ -27,11 +27,9 @@ from olmo_sparsity.models.attention import CPU_KERNEL, CPU_KERNEL_BACKWARD
 
 
 def attend_by_document(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
-    """Return causal attention of each document to itself, in the shape of q.
-
-    starts: Where documents start, counted from row to row, and at the end the number of all tokens;
-        on the host.
-    """
+    """Return causal attention of each document to itself, in the shape of q. `starts`: where
+    documents start, counted from row to row, and at the end the number of all tokens; on the
+    host."""
     mixed, _ = _attend_with_sums(q, k, v, starts)
     return mixed
 
@@ -122,8 +120,9 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values.
 
-    grad: The gradient of `mixed`.
-    mixed, sums_BHL: The outputs of the forward pass.
+    Args:
+        grad: The gradient of `mixed`.
+        mixed, sums_BHL: The outputs of the forward pass.
     """
     grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     num_heads = q.shape[1]

@@ -84,10 +84,7 @@ class DistantStates:
         return self.layers[0][0].shape[2]
 
     def expand(self, num_rows: int, bias_BF: Tensor | None = None) -> DistantStates:
-        """Return the same states in every row, as views.
-
-        bias_BF: The bias of each row.
-        """
+        """Return the same states in every row, as views. `bias_BF`: the bias of each row."""
 
         def repeat(x_1F: Tensor) -> Tensor:
             return x_1F.expand(num_rows, *x_1F.shape[1:])
@@ -118,10 +115,8 @@ class DistantStates:
         return DistantStates(self.positions_BF[:, :num_tokens], layers, hidden_BFD=hidden_BFD)
 
     def choose(self, indices_BF: Tensor) -> DistantStates:
-        """Return the states of some tokens for each row.
-
-        indices_BF: The indices of these tokens in the text, which must be one text for all rows.
-        """
+        """Return the states of some tokens for each row. `indices_BF`: the indices of these tokens
+        in the text, which must be one text for all rows."""
         assert self.bias_BF is None
         if indices_BF.shape == (1, self.num_tokens):
             return self  # all tokens: attention does not depend on their order

@@ -44,9 +44,10 @@ class Documents(NamedTuple):
 def find_documents(documents_BL: Tensor, device: torch.device) -> Documents:
     """Return where the documents of a batch begin.
 
-    documents_BL: The number of each token's document, on the host. A document is a run of equal
-        numbers within a row.
-    device: That of the model.
+    Args:
+        documents_BL: The number of each token's document, on the host. A document is a run of equal
+            numbers within a row.
+        device: That of the model.
     """
     begins_BL = torch.ones_like(documents_BL, dtype=torch.bool)
     begins_BL[:, 1:] = documents_BL[:, 1:] != documents_BL[:, :-1]
@@ -80,9 +81,10 @@ def attend_within(
 ) -> Tensor:
     """Return causal attention of each document to itself, in the shape of q.
 
-    q: (B, H, L, K). k, v: (B, G, L, K).
-    bias: (B or 1, H or 1, L, L), added to scores, for ALiBi or windows. It must hide later tokens
-        already. None: causal.
+    Args:
+        q: (B, H, L, K). k, v: (B, G, L, K).
+        bias: (B or 1, H or 1, L, L), added to scores, for ALiBi or windows. It must hide later
+            tokens already. None: causal.
     """
     # Under autocast, layers of transformers multiply queries and keys of 16 bits by cosines in
     # fp32, so they come in fp32. Kernels take one dtype.

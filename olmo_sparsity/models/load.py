@@ -81,22 +81,25 @@ def load_model(
 ) -> LoadedModel:
     """Load a trained model.
 
-    path_or_hub_name: A run or checkpoint folder of ours, a Hugging Face folder (of a model or a
-        PEFT adapter), a GGUF file or a folder that holds one, `smollm2`, or a hub name, with its
-        branch, tag or commit after an @ (`EleutherAI/pythia-160m@step3000`). For `attribute` and
-        `distant_states="replaced"` also `llama:FILE.gguf`, computed by llama.cpp, and the URL of a
-        server.
-    tokenizer: The tokenizer of a server's model: a folder, a hub name, or an object. Other models
-        have their own.
-    device: Such as cpu, cuda or cuda:1. auto: a GPU if there is one.
-    dtype: fp32, bf16, fp16 or auto. auto is the checkpoint's dtype, or fp32 on a CPU that cannot
-        multiply in it. For a checkpoint of ours it is bf16 on a GPU that has it, else fp32.
-    device_map: As in transformers, in place of `device`, which must then be auto.
-    whole_prompts: Whether to load decoder-only models that take no position IDs, too, such as
-        recurrent ones and hybrids.
-    only_counts: Whether to send nothing to a server. The model then only counts what a call costs.
-    timeout: Seconds that a server may take for a request. None: 600.
-    patience: Seconds for which a request that a server did not answer is repeated. None: 300.
+    Args:
+        path_or_hub_name: A run or checkpoint folder of ours, a Hugging Face folder (of a model or a
+            PEFT adapter), a GGUF file or a folder that holds one, `smollm2`, or a hub name, with
+            its branch, tag or commit after an @ (`EleutherAI/pythia-160m@step3000`). For
+            `attribute` and `distant_states="replaced"` also `llama:FILE.gguf`, computed by
+            llama.cpp, and the URL of a server.
+        tokenizer: The tokenizer of a server's model: a folder, a hub name, or an object. Other
+            models have their own.
+        device: Such as cpu, cuda or cuda:1. auto: a GPU if there is one.
+        dtype: fp32, bf16, fp16 or auto. auto is the checkpoint's dtype, or fp32 on a CPU that
+            cannot multiply in it. For a checkpoint of ours it is bf16 on a GPU that has it, else
+            fp32.
+        device_map: As in transformers, in place of `device`, which must then be auto.
+        whole_prompts: Whether to load decoder-only models that take no position IDs, too, such as
+            recurrent ones and hybrids.
+        only_counts: Whether to send nothing to a server. The model then only counts what a call
+            costs.
+        timeout: Seconds that a server may take for a request. None: 600.
+        patience: Seconds for which a request that a server did not answer is repeated. None: 300.
     """
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"dtype={dtype} is not known; pass auto, {', '.join(DTYPES)}")
@@ -178,11 +181,13 @@ def wrap_model(
 ) -> LoadedModel:
     """Wrap a model in memory, which may be trained on: each later call measures it as it is then.
 
-    model: A causal LM of transformers, or a model of this project. It may be compiled, quantized,
-        spread over devices by `accelerate`, or have PEFT adapters (applied, not merged).
-    tokenizer: A tokenizer of transformers or of tokenizers.
-    name: The name in messages and results. None: the one in the model's config.
-    whole_prompts: As in `load_model`.
+    Args:
+        model: A causal LM of transformers, or a model of this project. It may be compiled,
+            quantized, spread over devices by `accelerate`, or have PEFT adapters (applied, not
+            merged).
+        tokenizer: A tokenizer of transformers or of tokenizers.
+        name: The name in messages and results. None: the one in the model's config.
+        whole_prompts: As in `load_model`.
     """
     if isinstance(model, LoadedModel):
         if tokenizer is not None or name is not None:

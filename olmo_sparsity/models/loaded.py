@@ -93,11 +93,8 @@ class LoadedModel:
         return self.find_transformers_tokenizer()
 
     def prefix_ids(self, prefix: str, text: str) -> list[int]:
-        """Return the token IDs that precede each window in this text.
-
-        prefix: auto (the tokens that the tokenizer puts before the text, usually none or one), bos,
-            none, or any text.
-        """
+        """Return the token IDs that precede each window in this text. `prefix`: auto (the tokens
+        that the tokenizer puts before the text, usually none or one), bos, none, or any text."""
         if prefix == "none":
             return []
         if prefix == "auto":
@@ -132,9 +129,11 @@ class LoadedModel:
     ) -> list[list[int]]:
         """Return the token IDs of each text, with nothing put before or after it.
 
-        control_tokens: Whether text such as `<|im_end|>` becomes a control token. If not, it is
-            encoded as ordinary characters, as it should be in documents.
-        follow: Whether the texts follow others, so that the tokenizer puts no space before them.
+        Args:
+            control_tokens: Whether text such as `<|im_end|>` becomes a control token. If not, it is
+                encoded as ordinary characters, as it should be in documents.
+            follow: Whether the texts follow others, so that the tokenizer puts no space before
+                them.
         """
         assert self.tokenizer is not None
         tokenizer = self._tokenizer_after_text if follow else self.tokenizer
@@ -249,10 +248,8 @@ class LoadedModel:
         return str(next(self.model.parameters()).dtype).removeprefix("torch.")
 
     def check_positions(self, num_positions: int, remedy: str = SHORTER) -> None:
-        """Raise ConfigError if a text needs more positions than the model supports.
-
-        remedy: What to do then, for the message.
-        """
+        """Raise ConfigError if a text needs more positions than the model supports. `remedy`: what
+        to do then, for the message."""
         if self.limit is not None:
             self.limit.check(num_positions, self.name, remedy)
 

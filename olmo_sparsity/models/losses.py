@@ -83,10 +83,8 @@ def repetition_losses(
         tokens   a b c d a b c d
         labels   b c d - b c d -      the means are over b c d, once and again
 
-    The first token of a passage is left out, as it has no context the first time.
-
-    losses: Function (tokens_BL, positions_BL, labels_BL) that returns nll_BL.
-    """
+    The first token of a passage is left out, as it has no context the first time. `losses`:
+    function (tokens_BL, positions_BL, labels_BL) that returns nll_BL."""
     length = passages_BL.shape[1]
     tokens_BL = passages_BL.repeat(1, 2)
     positions_BL = torch.arange(2 * length, device=passages_BL.device).expand_as(tokens_BL)

@@ -63,10 +63,8 @@ class ExtendStates(Protocol):
     """A function that computes the states of a node's tokens."""
 
     def __call__(self, states: Any, node: Node, num_computed: int, /) -> Any:
-        """Return the states of all tokens of a node.
-
-        states: The states of its first `num_computed` tokens; None if there are none.
-        """
+        """Return the states of all tokens of a node. `states`: the states of its first
+        `num_computed` tokens; None if there are none."""
 
 
 class ScoreRows(Protocol):
@@ -75,9 +73,10 @@ class ScoreRows(Protocol):
     def __call__(self, states: Any, tokens_BL: np.ndarray, indices: list[int], /) -> Iterable[Any]:
         """Return the log-probabilities of each prompt.
 
-        states: The states of the node's tokens; None if it has no tokens.
-        tokens_BL: The tokens of each prompt after those of the node.
-        indices: The index of each prompt among the prompts of the tree.
+        Args:
+            states: The states of the node's tokens; None if it has no tokens.
+            tokens_BL: The tokens of each prompt after those of the node.
+            indices: The index of each prompt among the prompts of the tree.
         """
 
 
@@ -93,10 +92,8 @@ class PrefixTree:
 
     @staticmethod
     def of(prompts: Sequence[Prompt], known: np.ndarray | None = None) -> PrefixTree:
-        """Return the tree of prompts, of which no two may be equal.
-
-        known: The tokens of a text whose states are kept; None if none are.
-        """
+        """Return the tree of prompts, of which no two may be equal. `known`: the tokens of a text
+        whose states are kept; None if none are."""
         # The last token of a prefix is never shared: its state predicts the first token of the
         # continuation, so it is computed with the tokens that are not shared.
         sequences = [
@@ -142,11 +139,8 @@ class PrefixTree:
         states: Any,
         num_computed: int,
     ) -> Iterator[tuple[int, Any]]:
-        """Yield what `scores` yields for the prompts of a node.
-
-        states: The states of the first `num_computed` tokens of the node, which are those of its
-            parent; None if there are none.
-        """
+        """Yield what `scores` yields for the prompts of a node. `states`: the states of the first
+        `num_computed` tokens of the node, which are those of its parent; None if there are none."""
         if node.depth > num_computed:
             states = extend_states(states, node, num_computed)
 

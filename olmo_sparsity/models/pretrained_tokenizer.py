@@ -47,8 +47,9 @@ def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
 def spelled_in(text: str, ids: list[int], special: dict[int, str]) -> list[str]:
     """Return the special tokens that a text spells out and that became control tokens.
 
-    ids: The token IDs of the text.
-    special: The texts of special tokens, by their IDs.
+    Args:
+        ids: The token IDs of the text.
+        special: The texts of special tokens, by their IDs.
     """
     names = [special[number] for number in special.keys() & set(ids)]
     return sorted(name for name in names if name in text)

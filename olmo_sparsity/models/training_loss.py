@@ -51,9 +51,10 @@ class ChunkFunction(Protocol):
         """Return nll_C in nats, and grad_CV: the gradient, by the scaled logits, of the sum of
         nll_C and of the z-loss. Both are 0 where the label is IGNORED.
 
-        weight_VD, bias_V: The last linear map, in the dtype of hidden_CD.
-        logit_scale: Factor of the logits.
-        z_loss: Factor of the squared logarithm of the sum of exponentials.
+        Args:
+            weight_VD, bias_V: The last linear map, in the dtype of hidden_CD.
+            logit_scale: Factor of the logits.
+            z_loss: Factor of the squared logarithm of the sum of exponentials.
         """
 
 
@@ -83,11 +84,12 @@ def mean_loss(
 ) -> Tensor:
     """Return Σ nll / num_labels of a batch, which is differentiable.
 
-    num_labels: The number of labels of the optimizer step, so that the sum over its micro-batches
-        and processes is the mean.
-    compiled: What `compile_losses` returns, if the model is compiled.
-    z_loss: The gradient is that of Σ (nll + z_loss · logsumexp(logits)²) / num_labels. The result
-        stays the mean nll, so that runs with and without z-loss can be compared.
+    Args:
+        num_labels: The number of labels of the optimizer step, so that the sum over its
+            micro-batches and processes is the mean.
+        compiled: What `compile_losses` returns, if the model is compiled.
+        z_loss: The gradient is that of Σ (nll + z_loss · logsumexp(logits)²) / num_labels. The
+            result stays the mean nll, so that runs with and without z-loss can be compared.
     """
     hidden_ND = model.hidden(tokens_BL, positions_BL, documents=documents).flatten(0, 1)
     weight_VD, bias_V = model.unembedding
@@ -176,10 +178,11 @@ class _GradientSum:
     ) -> None:
         """Add the gradients of one chunk.
 
-        chunk: Which rows of hidden_ND it is.
-        hidden_CD, weight_VD: The factors of its logits, in the dtype of products.
-        grad_CV: What the chunk function has returned.
-        scale: Factor of grad_CV. It multiplies the products of grad_CV, which are smaller.
+        Args:
+            chunk: Which rows of hidden_ND it is.
+            hidden_CD, weight_VD: The factors of its logits, in the dtype of products.
+            grad_CV: What the chunk function has returned.
+            scale: Factor of grad_CV. It multiplies the products of grad_CV, which are smaller.
         """
         cast_grad_CV = grad_CV.to(hidden_CD.dtype)
         self.hidden_ND[chunk] = (cast_grad_CV @ weight_VD) * scale

@@ -131,10 +131,8 @@ class Attribution:
         return [text for text, statement in self.answer_texts if statement is not None]
 
     def source_text(self, number: int) -> str:
-        """Return the text of a source, as the model reads it.
-
-        number: The index of the source, from 0.
-        """
+        """Return the text of a source, as the model reads it. `number`: the index of the source,
+        from 0."""
         first = self.layout.units.first[number]
         return "".join(self.layout.document.texts[first : self.layout.text_ends[number]])
 
@@ -205,10 +203,8 @@ class Attribution:
 
     def chain(self, named: Sequence[str], depth: int = 2) -> Iterator[ReasoningStep]:
         """Yield the sentences of the reasoning among these names, each followed by the sentences
-        that it relies on. It ends, as a sentence relies on earlier ones only.
-
-        depth: How far these sentences are indented. The verdict above them has 1.
-        """
+        that it relies on. It ends, as a sentence relies on earlier ones only. `depth`: how far
+        these sentences are indented. The verdict above them has 1."""
         for name in named:
             if name in self.steps:
                 (row,) = self.steps[name].statements.itertuples()
@@ -217,10 +213,7 @@ class Attribution:
 
     def is_undecided(self, row: Any) -> bool:
         """Return whether a statement, or a sentence of the reasoning that it relies on, is
-        undecided.
-
-        row: A row of `statements`.
-        """
+        undecided. `row`: a row of `statements`."""
         reasoning_rows = [step.row for step in self.chain(row.sources)]
         return any(item.kind == "undecided" for item in (row, *reasoning_rows))
 
@@ -256,9 +249,10 @@ class Attribution:
     def text(self, citations: str = "[1]", references: bool = True) -> str:
         """Return the answer with a citation after each statement that relies on a source.
 
-        citations: How a citation is written, such as `[1]`, `(1)`, `[^1]` or `[name]`. Sources that
-            each suffice share one, as `[1/2]`.
-        references: Whether to append a line for each source that is cited.
+        Args:
+            citations: How a citation is written, such as `[1]`, `(1)`, `[^1]` or `[name]`. Sources
+                that each suffice share one, as `[1/2]`.
+            references: Whether to append a line for each source that is cited.
         """
         return cite(self.answer_texts, self.statements, citations, references)
 
@@ -345,9 +339,7 @@ class Attribution:
 
     def describe(self, bold: bool = False) -> str:
         """Return the verdicts as text for a terminal, with how to read them and their error rate.
-
-        bold: Whether the terminal understands ANSI codes.
-        """
+        `bold`: whether the terminal understands ANSI codes."""
         lines = [how_to_read(self.prompt.model.name), ""]
         for row in self.statements.itertuples():
             lines.append(strong(quoted(row.text), bold))

@@ -125,10 +125,11 @@ def _count(
     """Count the trials of the first round and of further rounds. Beginnings that prompts share are
     counted as often as the model computes them.
 
-    prompt: The prompt.
-    layout: The prompt with its answer.
-    draws: Number of decoys of each source.
-    rounds: The trials of each further round.
+    Args:
+        prompt: The prompt.
+        layout: The prompt with its answer.
+        draws: Number of decoys of each source.
+        rounds: The trials of each further round.
     """
     server = prompt.model.prompt_model
     if server is None:

@@ -99,10 +99,11 @@ class Dialect(ABC):
     ) -> list[dict[str, Any]]:
         """Return the requests for log p of a prompt's tokens from an index on.
 
-        ids: The token IDs of the prompt.
-        first_index: The index of the first token whose log p is needed, at least 1. The token that
-            is generated after the prompt is needed only where it is 1.
-        request_name: An identifier that a reply may repeat.
+        Args:
+            ids: The token IDs of the prompt.
+            first_index: The index of the first token whose log p is needed, at least 1. The token
+                that is generated after the prompt is needed only where it is 1.
+            request_name: An identifier that a reply may repeat.
         """
 
     @abstractmethod

@@ -51,13 +51,14 @@ def open_prompt_model(
 ) -> LoadedModel:
     """Open a prompt model.
 
-    name: `llama:FILE.gguf` or `llama:smollm2`, which bring a tokenizer; or a server's URL, or
-        several with commas between them.
-    tokenizer: The tokenizer of a model on a server: a folder, GGUF file, hub name or object.
-    device: Where llama.cpp computes. Must be auto for a server, which decides itself.
-    dtype, device_map: Must be the defaults, as weights are loaded elsewhere.
-    only_counts: Send no request to a server.
-    timeout, patience: See `ServerOptions`. Must be None for llama.cpp.
+    Args:
+        name: `llama:FILE.gguf` or `llama:smollm2`, which bring a tokenizer; or a server's URL, or
+            several with commas between them.
+        tokenizer: The tokenizer of a model on a server: a folder, GGUF file, hub name or object.
+        device: Where llama.cpp computes. Must be auto for a server, which decides itself.
+        dtype, device_map: Must be the defaults, as weights are loaded elsewhere.
+        only_counts: Send no request to a server.
+        timeout, patience: See `ServerOptions`. Must be None for llama.cpp.
     """
     is_llama = name.startswith(LLAMA)
     if is_llama and "://" in name:  # it may hold a password
@@ -138,10 +139,7 @@ def _limit(model: Servers) -> PositionLimit | None:
 
 
 def _open_llama(path: str, name: str, device: str) -> LoadedModel:
-    """Load a GGUF file with llama.cpp.
-
-    name: What the user typed.
-    """
+    """Load a GGUF file with llama.cpp. `name`: what the user typed."""
     file = find_smollm2_gguf() if path == "smollm2" else Path(path)
     if not file.is_file():
         raise DataError(f"'{file}' is not a file; pass llama:FILE.gguf with a GGUF file")

@@ -61,10 +61,8 @@ def run_request(request: AttributeRequest) -> Attribution:
 
 
 def load_model_of(request: AttributeRequest, *, only_counts: bool = False) -> LoadedModel:
-    """Load the model of a request.
-
-    only_counts: Nothing will be computed, so a server gets no request.
-    """
+    """Load the model of a request. `only_counts`: nothing will be computed, so a server gets no
+    request."""
     return load(
         request.model,
         request.tokenizer,
@@ -129,8 +127,9 @@ class LoadedRequest:
         """Attribute each sentence of the reasoning on which the answer relies, also through other
         sentences. Return the attributions by the names of the sentences.
 
-        answer: The attribution of the answer.
-        sentence_links: All sentences of the reasoning.
+        Args:
+            answer: The attribution of the answer.
+            sentence_links: All sentences of the reasoning.
         """
         steps: dict[str, Attribution] = {}
         waiting = [*answer.named_sentences]
@@ -185,8 +184,9 @@ class LoadedRequest:
     def _attribute_link(self, progress_name: str, link: Link) -> Attribution:
         """Evaluate as many decoys as the verdicts on this answer need, and return its attribution.
 
-        progress_name: What the line of progress says.
-        link: The answer, or a sentence of the reasoning.
+        Args:
+            progress_name: What the line of progress says.
+            link: The answer, or a sentence of the reasoning.
         """
         settings = self.request.settings
         prompt = link.prompt

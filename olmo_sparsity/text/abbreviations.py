@@ -74,9 +74,10 @@ NUMBER = re.compile(r"\d|[IVXLC]{2,}\b")
 def dot_is_full_stop(word: str, next_word: str, after_next: str) -> bool:
     """Return whether the dot after a word ends a sentence, and not just an abbreviation.
 
-    word: The word before the dot.
-    next_word: The word after the dot.
-    after_next: The character after the next word.
+    Args:
+        word: The word before the dot.
+        next_word: The word after the dot.
+        after_next: The character after the next word.
     """
     abbreviation = word.lower()
     if abbreviation in NEVER_LAST:

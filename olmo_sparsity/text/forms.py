@@ -59,8 +59,9 @@ class OpenedText:
 def open_rows_or_corpus(text: str | Rows, name: str, options: dict[str, Any]) -> OpenedText:
     """Open what `text` is or names.
 
-    name: The text's name, for messages.
-    options: Fields of `CorpusConfig`.
+    Args:
+        name: The text's name, for messages.
+        options: Fields of `CorpusConfig`.
     """
     if isinstance(text, str):
         if text == str(STDIN):
@@ -164,10 +165,7 @@ def _reason_of_path(text: str) -> str:
 
 def check_options_are_used(corpus: CorpusConfig, name: str) -> None:
     """Raise ConfigError for an option that has no effect on this kind of input, as the config of a
-    run does.
-
-    name: The name of the input, for the message.
-    """
+    run does. `name`: the name of the input, for the message."""
     for item in schema_fields(type(corpus)).values():
         value = getattr(corpus, item.name)
         if not item.applies(corpus) and value != item.default:

@@ -55,19 +55,20 @@ def open_documents(
 ) -> Documents:
     """Read text as documents.
 
-    text: What `FORMS` names, a `datasets.Dataset`, a DataFrame, or strings. None: the held-out
-        documents of the run that the model comes from. Of a corpus that this run was trained on,
-        only held-out documents are read.
-    model: What `load_model` returns; its tokenizer encodes the text.
-    limit: The largest number of documents of at least `min_tokens` to read. None: all.
-    field: The field of a record that holds the text.
-    group_field: The field that groups records, such as an author: no document serves as unrelated
-        text for another of its group.
-    split_at: Where a file of plain text is split into documents.
-    prompt_field, target_field: The two texts of records of a prompt and a target: the tokens of the
-        target are the targets.
-    min_tokens: The smallest number of tokens of a document; shorter ones are left out.
-    control_tokens: Whether `<|im_end|>` in a text becomes that token.
+    Args:
+        text: What `FORMS` names, a `datasets.Dataset`, a DataFrame, or strings. None: the held-out
+            documents of the run that the model comes from. Of a corpus that this run was trained
+            on, only held-out documents are read.
+        model: What `load_model` returns; its tokenizer encodes the text.
+        limit: The largest number of documents of at least `min_tokens` to read. None: all.
+        field: The field of a record that holds the text.
+        group_field: The field that groups records, such as an author: no document serves as
+            unrelated text for another of its group.
+        split_at: Where a file of plain text is split into documents.
+        prompt_field, target_field: The two texts of records of a prompt and a target: the tokens of
+            the target are the targets.
+        min_tokens: The smallest number of tokens of a document; shorter ones are left out.
+        control_tokens: Whether `<|im_end|>` in a text becomes that token.
     """
     _check_limit(limit)
     if split_at not in get_args(SplitAt):
@@ -165,10 +166,8 @@ class _HeldoutText:
 
 def _find_heldout(text: Any, run: TrainingText | None, model_name: str) -> _HeldoutText | None:
     """Return the held-out documents of the prepared folder that `text` names, or, if it is None,
-    those of the run. Return None if `text` names another input.
-
-    run: What the model was trained on.
-    """
+    those of the run. Return None if `text` names another input. `run`: what the model was trained
+    on."""
     if text is not None:
         prepared = _find_prepared(text)
         return None if prepared is None else _HeldoutText(prepared, str(text))
@@ -235,10 +234,8 @@ def _heldout(
     records: Iterator[Record], corpus: CorpusConfig, trained_on: CorpusConfig, share: float
 ) -> Iterator[Record]:
     """Yield the records that training held out, and a `LeftOut` for each that it read. Raise
-    ConfigError if the options of the two corpora differ.
-
-    share: The fraction that was held out.
-    """
+    ConfigError if the options of the two corpora differ. `share`: the fraction that was held
+    out."""
     # What a document is, and its group, decide whether it was held out.
     names = ("field", "group_field", "split_at", "prompt_field")
     if any(getattr(corpus, name) != getattr(trained_on, name) for name in names):

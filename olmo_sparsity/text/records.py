@@ -91,8 +91,9 @@ TOO_LONG = BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", "")
 def parse_row(row: Any, where: str, config: CorpusConfig) -> Record:
     """Return the record of an object with fields.
 
-    where: Its file and line, or the number of the record, which become its name.
-    config: Says which fields hold the text, the prompt and the group.
+    Args:
+        where: Its file and line, or the number of the record, which become its name.
+        config: Says which fields hold the text, the prompt and the group.
     """
     if not isinstance(row, dict):
         return BadRecord("malformed line", where)
@@ -144,8 +145,9 @@ def _group(value: Any) -> str:
 def parse_text(text: Any, where: str, field: str = "text") -> Record:
     """Return the record of a text, in bytes or decoded.
 
-    where: Its file and line, for the record's name and for a bad record.
-    field: The field that the text is in, for a bad record.
+    Args:
+        where: Its file and line, for the record's name and for a bad record.
+        field: The field that the text is in, for a bad record.
     """
     if isinstance(text, bytes | str) and len(text) > LARGEST_DOCUMENT:
         return replace(TOO_LONG, where=where)

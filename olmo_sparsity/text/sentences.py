@@ -109,10 +109,11 @@ def _is_end(
 ) -> bool:
     """Return whether a mark ends a sentence, judged by the text around it.
 
-    match: The mark, as `END` matches it.
-    words_start: Where the words of the block begin, after the marker of a list item.
-    sentence_start: Where the sentence begins that the mark may end.
-    has_no_case: Whether the text has no capitals.
+    Args:
+        match: The mark, as `END` matches it.
+        words_start: Where the words of the block begin, after the marker of a list item.
+        sentence_start: Where the sentence begins that the mark may end.
+        has_no_case: Whether the text has no capitals.
     """
     next_start = match.end()
     following = NEXT_WORD.match(text, next_start)

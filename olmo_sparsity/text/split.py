@@ -42,10 +42,8 @@ BORDERS = (Border("paragraphs", 0.25), Border("sentences", 0.25), Border("words"
 
 def split_long_documents(documents: Documents, most: int, reader: str) -> Documents:
     """Return documents of at most `most` tokens, in order. Longer ones are split into consecutive
-    parts of about equal length, each of which is a document.
-
-    reader: The name of the model, for the message.
-    """
+    parts of about equal length, each of which is a document. `reader`: the name of the model, for
+    the message."""
     items: list[Document] = []
     numbers_of_parts: dict[str, list[int]] = {}
     num_split = 0
@@ -71,8 +69,9 @@ def split_long_documents(documents: Documents, most: int, reader: str) -> Docume
 def _parts_of(document: Document, name: str, most: int, first_number: int) -> list[Document]:
     """Return the parts of a document; a document that is short enough is its only part.
 
-    name: What the parts are named after.
-    first_number: The number that the first part has as a document.
+    Args:
+        name: What the parts are named after.
+        first_number: The number that the first part has as a document.
     """
     ends = _ends_of_parts(document, most)
     parts = []
@@ -116,10 +115,11 @@ def _ends_of_parts(document: Document, most: int) -> list[int]:
 def _best_end(starts_of_units: Sequence[np.ndarray], first: int, length: float, most: int) -> int:
     """Return where a part should end: at the best kind of border near its ideal end.
 
-    starts_of_units: For each of `BORDERS`, the indices of the tokens at which a unit begins. Empty
-        if the document has no text: the part then ends at its ideal end.
-    first: The index of the first token of the part.
-    length: The ideal number of its tokens. It must not have more than `most`.
+    Args:
+        starts_of_units: For each of `BORDERS`, the indices of the tokens at which a unit begins.
+            Empty if the document has no text: the part then ends at its ideal end.
+        first: The index of the first token of the part.
+        length: The ideal number of its tokens. It must not have more than `most`.
     """
     ideal_end = first + length
     for border, starts in zip(BORDERS, starts_of_units, strict=False):

@@ -76,10 +76,8 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 def _decode_groups(
     tokenizer: Tokenizer, ids: Sequence[int], text: str, groups: Iterable[_Group]
 ) -> list[str]:
-    """Return the text of each token, by decoding one group after the other.
-
-    text: All tokens decoded at once, which the results must add up to.
-    """
+    """Return the text of each token, by decoding one group after the other. `text`: all tokens
+    decoded at once, which the results must add up to."""
     texts = [""] * len(ids)
     num_characters = 0  # of `text` that belong to the groups so far
     # The text of a group depends on what precedes it: a space is dropped at the start, for example.
@@ -131,9 +129,10 @@ def _kinds_of_decoder(tokenizer: Tokenizer) -> set[str]:
 def _group_byte_fallback(names: Sequence[str | None], has_byte_tokens: bool) -> Iterator[_Group]:
     """Yield a group for each run of tokens that are one byte each, and one for each other token.
 
-    names: The token of each ID. A token ID outside the vocabulary, whose name is None, is in no
-        group, as `decode` skips it.
-    has_byte_tokens: Whether names such as <0xC3> are bytes for the tokenizer's decoder.
+    Args:
+        names: The token of each ID. A token ID outside the vocabulary, whose name is None, is in no
+            group, as `decode` skips it.
+        has_byte_tokens: Whether names such as <0xC3> are bytes for the tokenizer's decoder.
     """
     run: list[int] = []
     run_bytes = b""

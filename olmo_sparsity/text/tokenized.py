@@ -47,8 +47,9 @@ class Selection:
     def describe(self, name: str, num_long: int, num_read: int) -> str:
         """Return a line that says how many documents were chosen.
 
-        num_long: How many were long enough.
-        num_read: How many were read.
+        Args:
+            num_long: How many were long enough.
+            num_read: How many were read.
         """
         chosen = f"{min(num_long, self.limit or num_long):,} of {num_long:,} documents"
         return f"{name}: {chosen} with {self.min_tokens:,} tokens or more, of {num_read:,} read"
@@ -65,9 +66,10 @@ def tokenize(
 ) -> list[Document]:
     """Tokenize texts until there are as many documents as wanted, and print what was left out.
 
-    name: The name of the input, for messages.
-    control_tokens: Whether a control token that a text spells out becomes that token.
-    tally: The counts of records that were read and left out before they came here.
+    Args:
+        name: The name of the input, for messages.
+        control_tokens: Whether a control token that a text spells out becomes that token.
+        tally: The counts of records that were read and left out before they came here.
     """
     if model.tokenizer is None:
         raise DataError(
@@ -121,10 +123,7 @@ class _Encoded(NamedTuple):
         return len(self.prompt_ids) + len(self.rest_ids)
 
     def document(self, tokenizer: Tokenizer, number: int) -> Document:
-        """Return the record as a document.
-
-        number: How many documents precede it.
-        """
+        """Return the record as a document. `number`: how many documents precede it."""
         record = self.record
         return Document(
             tokens=np.array([*self.prompt_ids, *self.rest_ids], dtype=np.int64),
@@ -177,8 +176,9 @@ class _Distinct:
     def __init__(self, name: str, but_for: str = "") -> None:
         """Remember nothing yet.
 
-        name: The name of the input, for messages.
-        but_for: What the hashes leave out, for messages.
+        Args:
+            name: The name of the input, for messages.
+            but_for: What the hashes leave out, for messages.
         """
         self.name = name
         self.but_for = but_for

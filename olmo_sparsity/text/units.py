@@ -58,10 +58,8 @@ class Units:
 
     @staticmethod
     def of_runs(run_F: np.ndarray) -> Units:
-        """Return a unit for each run of tokens that have the same number.
-
-        run_F: A number for each token, such as the index of its word in the document.
-        """
+        """Return a unit for each run of tokens that have the same number. `run_F`: a number for
+        each token, such as the index of its word in the document."""
         changes = np.flatnonzero(np.diff(run_F)) + 1
         bounds = np.concatenate([[0], changes, [len(run_F)]])
         return Units(bounds[:-1], bounds[1:])

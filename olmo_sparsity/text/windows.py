@@ -115,11 +115,9 @@ class Windows:
         }
 
     def num_positions(self, longest_document: int) -> int:
-        """Return one more than the largest position ID of a forward pass.
-
-        longest_document: The number of tokens of the longest document. A long window of a fixed
-            length does not depend on it.
-        """
+        """Return one more than the largest position ID of a forward pass. `longest_document`: the
+        number of tokens of the longest document. A long window of a fixed length does not depend on
+        it."""
         # The longest window is that of a full block at the document's end.
         num_long = self.tokens_before(longest_document - self.stride)
         return len(self.prefix) + num_long + self.stride - 1  # the last target is no input

@@ -191,8 +191,9 @@ def _place_tensors(
     struct.error unless each begins where the one before it ends, and the last one ends with the
     file: a damaged byte in a shape would otherwise shift the weights without an error.
 
-    first_byte: The index in the file of the first byte of all tensors.
-    align: Each tensor begins at a multiple of this number of bytes.
+    Args:
+        first_byte: The index in the file of the first byte of all tensors.
+        align: Each tensor begins at a multiple of this number of bytes.
     """
     from gguf import GGML_QUANT_SIZES
 

@@ -120,8 +120,9 @@ def try_model(wrapped: Wrapped, original: nn.Module) -> Fit:
     """Return what a trial shows of a model. Raise ConfigError if the model would give wrong numbers
     (see the module).
 
-    wrapped: A `HuggingFaceLM`. Its `windows` are changed while it is tried.
-    original: The model as it was passed, with its adapters, whose logits are compared.
+    Args:
+        wrapped: A `HuggingFaceLM`. Its `windows` are changed while it is tried.
+        original: The model as it was passed, with its adapters, whose logits are compared.
     """
     _check_kind(wrapped, original)
     try:
@@ -149,10 +150,7 @@ def reason_of(error: Exception) -> str:
 
 
 def _unfit(wrapped: Wrapped, problem: str) -> ConfigError:
-    """Return the error with which a model is rejected.
-
-    problem: Why, and what to do.
-    """
+    """Return the error with which a model is rejected. `problem`: why, and what to do."""
     family = f"{type(wrapped.model).__name__} (model_type {wrapped.model.config.model_type})"
     return ConfigError(f"{family} is not supported: {problem}")
 
@@ -264,8 +262,9 @@ def _check_gap(
     """Raise ConfigError unless position IDs reach the attention, and a gap after four of the eight
     tokens hides nothing.
 
-    counted_BL, gapped_BL: Position IDs without the gap and with it.
-    expected: Hidden states with the gap and an explicit causal bias, which hides nothing.
+    Args:
+        counted_BL, gapped_BL: Position IDs without the gap and with it.
+        expected: Hidden states with the gap and an explicit causal bias, which hides nothing.
     """
 
     def hidden(positions_BL: Tensor, bias: Tensor | None = None) -> Tensor:

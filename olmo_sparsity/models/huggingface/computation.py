@@ -82,9 +82,10 @@ def check_same_computation(theirs: ModelConfig, ours: ModelConfig, init_from: st
     """Raise ConfigError unless a run can begin from weights of another model, because both compute
     the same. A run may leave out RoPE, and add learned scales of queries.
 
-    theirs: The config of the weights' model.
-    ours: The config of the run's model.
-    init_from: Where the weights are, for messages.
+    Args:
+        theirs: The config of the weights' model.
+        ours: The config of the run's model.
+        init_from: Where the weights are, for messages.
     """
     if theirs.query_scale_learned and not ours.query_scale_learned:
         raise ConfigError(
@@ -115,10 +116,7 @@ def adds_query_scales(theirs: ModelConfig, ours: ModelConfig) -> bool:
 def check_angles(theirs: ModelConfig, ours: ModelConfig, origin: str) -> None:
     """Raise ConfigError for a run that lowers RoPE's base, or leaves out the scaling of the model
     that it begins from, as these are forgotten settings. To reach a greater length, a run may scale
-    RoPE or raise its base.
-
-    origin: Where that model is from, for messages.
-    """
+    RoPE or raise its base. `origin`: where that model is from, for messages."""
     if ours.rope and theirs.rope and ours.rope_theta < theirs.rope_theta:
         raise ConfigError(
             f"model.rope_theta={ours.rope_theta} must be at least {float(theirs.rope_theta)}, as "

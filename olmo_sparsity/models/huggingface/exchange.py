@@ -90,8 +90,9 @@ def hugging_face_model(
 ) -> PreTrainedModel:
     """Return the model of transformers with these weights.
 
-    weights: OLMo's are used as views. So weights in a mapped file are not copied into memory.
-    origin: Where the weights are from, for messages.
+    Args:
+        weights: OLMo's are used as views. So weights in a mapped file are not copied into memory.
+        origin: Where the weights are from, for messages.
     """
     import transformers
 
@@ -129,10 +130,8 @@ def hugging_face_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> PreTrai
 
 def import_weights(init_from: str, config: ModelConfig) -> Mapping[str, Tensor]:
     """Return the weights for `build_model(config)`, each of which is read when it is looked up.
-    Raise ConfigError if their model computes something else than the config says.
-
-    init_from: A checkpoint or run of ours, or a Hugging Face folder of one of FAMILIES.
-    """
+    Raise ConfigError if their model computes something else than the config says. `init_from`: a
+    checkpoint or run of ours, or a Hugging Face folder of one of FAMILIES."""
     theirs = ModelConfig(**config_of(init_from))
     check_angles(theirs, config, f"init_from='{init_from}'")
     check_same_computation(theirs, config, init_from)

@@ -216,10 +216,8 @@ FAMILIES = {
 
 def family_of(computation: Mapping[str, Any]) -> Family:
     """Return the family that computes the same as a model of ours. If there is none, raise
-    ConfigError with the first field in which the closest family differs.
-
-    computation: What `computation_of` (computation.py) returns for our model.
-    """
+    ConfigError with the first field in which the closest family differs. `computation`: what
+    `computation_of` (computation.py) returns for our model."""
     families = [family for family in FAMILIES.values() if not family.is_computed_by_transformers]
     closest = max(families, key=lambda family: _num_equal_fields(family, computation))
     expected = _inexpressible_fields(closest) | closest.fixed_fields()

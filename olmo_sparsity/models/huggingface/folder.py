@@ -54,10 +54,8 @@ def base_of_adapter(folder: Path) -> str:
 
 
 def add_adapter(model: PreTrainedModel, folder: Path, weight_file: Path, device: str) -> PeftModel:
-    """Return a base model with the PEFT adapter of a folder.
-
-    weight_file: The file with the adapter's weights, as `check_adapter_file` returns it.
-    """
+    """Return a base model with the PEFT adapter of a folder. `weight_file`: the file with the
+    adapter's weights, as `check_adapter_file` returns it."""
     with naming_extras():
         from peft import PeftModel, get_peft_model_state_dict
     with warnings.catch_warnings():  # `_check_names` raises for what PEFT only warns of
@@ -85,9 +83,10 @@ def read_hugging_face(
     """Return the model of a Hugging Face folder. Raise DataError if its files lack weights, or have
     others.
 
-    dtype: The dtype of the weights. None: that of the checkpoint, or fp32 on a CPU that cannot
-        multiply in it.
-    device_map: As in transformers, in place of `device`.
+    Args:
+        dtype: The dtype of the weights. None: that of the checkpoint, or fp32 on a CPU that cannot
+            multiply in it.
+        device_map: As in transformers, in place of `device`.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -132,10 +131,7 @@ def read_hugging_face(
 
 def _leave_slow_dtype(model: PreTrainedModel, folder: Path) -> None:
     """Turn the weights of a model on a CPU into fp32 if it has no fast product of their dtype, such
-    as bf16.
-
-    folder: Where they are from, for the message.
-    """
+    as bf16. `folder`: where they are from, for the message."""
     is_quantized = getattr(model, "hf_quantizer", None) is not None
     if is_quantized or model.device.type != "cpu" or multiplies(model.device, model.dtype):
         return
@@ -162,10 +158,8 @@ def without_warnings() -> Iterator[None]:
 
 
 def _check_names(folder: Path, *, owner: str, missing: set[str], unexpected: set[str]) -> None:
-    """Raise DataError for weights that a folder lacks, or has too many.
-
-    owner: The model or adapter whose weights they are, for the message.
-    """
+    """Raise DataError for weights that a folder lacks, or has too many. `owner`: the model or
+    adapter whose weights they are, for the message."""
     if missing:
         raise DataError(
             f"'{folder}': its files lack {len(missing)} weights of {owner}, such as "

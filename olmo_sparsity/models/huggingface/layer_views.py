@@ -75,10 +75,11 @@ def views_of_layers(
 ) -> list[LayerView]:
     """Return what each layer sees of the row and of distant tokens.
 
-    kind_of_layer: The kind of each layer, by which `windows` and `masks` name it; "" if all layers
-        are alike, as in `windows_of`.
-    masks: Over the row's own tokens.
-    positions_BL: Position IDs of the row.
+    Args:
+        kind_of_layer: The kind of each layer, by which `windows` and `masks` name it; "" if all
+            layers are alike, as in `windows_of`.
+        masks: Over the row's own tokens.
+        positions_BL: Position IDs of the row.
     """
     # Where no window hides a token, layers of all kinds are alike, and so have one mask.
     if not window_hides_some(windows, distant.positions_before(positions_BL)):

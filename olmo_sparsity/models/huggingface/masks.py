@@ -50,10 +50,11 @@ def build_masks(
 ) -> Masks:
     """Return the masks of a forward pass.
 
-    queries_BL, keys_BK: Position IDs.
-    bias: bias_B1LK of attention scores; None for causal attention.
-    dtype: That of the model's weights.
-    is_fused: Whether the model's attention is causal by itself if it gets no mask.
+    Args:
+        queries_BL, keys_BK: Position IDs.
+        bias: bias_B1LK of attention scores; None for causal attention.
+        dtype: That of the model's weights.
+        is_fused: Whether the model's attention is causal by itself if it gets no mask.
     """
     num_rows, length = queries_BL.shape
     num_keys = keys_BK.shape[1]
@@ -86,10 +87,8 @@ def build_masks(
 
 def finite_bias(bias: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a bias in the dtype of attention, without infinities: the lowest number of fp32 would
-    become -inf in fp16, and the softmax of a row of -inf alone is NaN.
-
-    dtype: The dtype of the weights, which autocast may override.
-    """
+    become -inf in fp16, and the softmax of a row of -inf alone is NaN. `dtype`: the dtype of the
+    weights, which autocast may override."""
     if torch.is_autocast_enabled(bias.device.type):
         dtype = torch.get_autocast_dtype(bias.device.type)
     return bias.clamp(min=torch.finfo(dtype).min).to(dtype)

@@ -82,8 +82,9 @@ def attending_to(
 ) -> Iterator[None]:
     """Inside, all layers attend to `distant` and to the rows' own tokens, in this thread.
 
-    views: What each layer sees.
-    configs: The configurations of the layers.
+    Args:
+        views: What each layer sees.
+        configs: The configurations of the layers.
     """
     task = _ShareStates(distant, views)
     with _with_task(task, configs):
@@ -174,10 +175,11 @@ def _attend(
     function that layers call under our names. What it computes depends on `documents` and on the
     task of this thread.
 
-    module: The attention module of a layer.
-    query, key, value: (B, heads, L, K).
-    scaling: The factor of scores; None: K ** −0.5.
-    options: What the layer passes besides, such as dropout.
+    Args:
+        module: The attention module of a layer.
+        query, key, value: (B, heads, L, K).
+        scaling: The factor of scores; None: K ** −0.5.
+        options: What the layer passes besides, such as dropout.
     """
     if documents is not None:
         assert scaling in (None, query.shape[-1] ** -0.5)

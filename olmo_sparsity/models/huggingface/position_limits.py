@@ -34,8 +34,9 @@ class PositionLimit:
     def check(self, num_positions: int, name: str, remedy: str = SHORTER) -> None:
         """Raise ConfigError if a text needs more positions than the model supports.
 
-        name: The name of the model, for the message.
-        remedy: What to do then, for the message.
+        Args:
+            name: The name of the model, for the message.
+            remedy: What to do then, for the message.
         """
         if num_positions > self.num_positions:
             kind = "right" if self.wrong_beyond else "prepared"
@@ -78,9 +79,10 @@ def position_limit(
 ) -> PositionLimit | None:
     """Return the smallest limit that a config states; None if it states none.
 
-    knows_windows: Whether the model's attention windows are computed here, by position IDs. They
-        limit nothing then.
-    only_wrong_beyond: Leave out limits beyond which a model was only not trained.
+    Args:
+        knows_windows: Whether the model's attention windows are computed here, by position IDs.
+            They limit nothing then.
+        only_wrong_beyond: Leave out limits beyond which a model was only not trained.
     """
     text = config.get_text_config()
     limits = _position_limits(text) + _attention_limits(text)

@@ -20,9 +20,10 @@ from torch.utils.checkpoint import checkpoint
 def checkpoint_layers(model: Any, body: nn.Module, every: int) -> None:
     """Let every n-th layer of a model be computed again in the backward passes of training.
 
-    model: The model of transformers.
-    body: The part of it that has the layers.
-    every: n.
+    Args:
+        model: The model of transformers.
+        body: The part of it that has the layers.
+        every: n.
     """
     # Early releases of transformers 5 have the second name.
     if hasattr(model, "activation_checkpointing_enable"):

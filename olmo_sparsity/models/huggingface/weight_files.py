@@ -40,10 +40,8 @@ def check_adapter_file(folder: Path) -> Path:
 
 
 def check_weight_files(folder: Path, name: str = "model") -> list[Path]:
-    """Return the safetensors files that are loaded, after checking their names and headers.
-
-    name: What their names begin with.
-    """
+    """Return the safetensors files that are loaded, after checking their names and headers. `name`:
+    what their names begin with."""
     for pattern in _READ_WHOLE:
         for path in folder.glob(pattern):
             check_bounded(path, _MAX_BYTES)

@@ -105,10 +105,11 @@ class PositionedBlock(OLMoSequentialBlock):
     ) -> Tensor:
         """Return the output of the block.
 
-        x: Its input, x_BLD.
-        tables: Cosines and sines of the tokens' angles; None without RoPE.
-        bias: Added to attention scores; None for causal attention.
-        documents: Where documents begin, if attention is restricted to them.
+        Args:
+            x: Its input, x_BLD.
+            tables: Cosines and sines of the tokens' angles; None without RoPE.
+            bias: Added to attention scores; None for causal attention.
+            documents: Where documents begin, if attention is restricted to them.
         """
         norm_after = self.config.norm_after  # as in OLMo 2: a norm of outputs, not of inputs
 
@@ -172,10 +173,8 @@ class PositionedBlock(OLMoSequentialBlock):
         return attend(q, k, v, bias, dropout_p)
 
     def scale_queries(self, q_BHLK: Tensor, counts_BL: Tensor) -> Tensor:
-        """Return the queries, multiplied by their factors (`query_factors`).
-
-        counts_BL: How many keys each query sees. B is 1 if all rows have the same counts.
-        """
+        """Return the queries, multiplied by their factors (`query_factors`). `counts_BL`: how many
+        keys each query sees. B is 1 if all rows have the same counts."""
         factors_BHL = self.query_factors(counts_BL)
         return q_BHLK * factors_BHL[..., None].to(q_BHLK.dtype)
 

@@ -61,10 +61,8 @@ def attend_from_last(
     distant_layer: DistantLayer | None = None,
 ) -> Tensor:
     """Return mixed_BWHK: attention from the last `num_wanted` tokens to all tokens of the row, and
-    to distant tokens.
-
-    bias: Added to attention scores, (B or 1, H or 1, L, N). None for causal attention.
-    """
+    to distant tokens. `bias`: added to attention scores, (B or 1, H or 1, L, N). None for causal
+    attention."""
     q_BLHK, k_BLGK, v_BLGK = projections
     q_BHWK = q_BLHK[:, -num_wanted:].transpose(1, 2)  # kernels take heads before tokens
     if distant_layer is None:

@@ -58,8 +58,9 @@ def project(
 ) -> Projections:
     """Return queries of the last `num_queries` tokens, and keys and values of all tokens.
 
-    x: The input of the layer, before its norm.
-    rotations: Those of all tokens (`rotations_of`); None without RoPE.
+    Args:
+        x: The input of the layer, before its norm.
+        rotations: Those of all tokens (`rotations_of`); None without RoPE.
     """
     h = x if block.config.norm_after else block.attn_norm(x)
     rows = _rows_of_fused_matrix(block)
@@ -116,8 +117,9 @@ def _pairs_side_by_side(
 ) -> _FusedRows:
     """Return the row indices of queries, keys and values, with rotated pairs side by side.
 
-    num_rows: How many rows of the fused matrix are queries, keys and values.
-    num_rotated: How many coordinates of a head, from its first on, are rotated.
+    Args:
+        num_rows: How many rows of the fused matrix are queries, keys and values.
+        num_rotated: How many coordinates of a head, from its first on, are rotated.
     """
     rows = torch.arange(sum(num_rows), device=device)
     rows_by_head = rows.unflatten(0, (-1, head_width))
@@ -149,10 +151,8 @@ def _norm_and_rotate(
 
 def _apply_norm(norm: LayerNormBase, x: Tensor, upstream_order: Tensor) -> Tensor:
     """Return upstream's norm of reordered coordinates, over all heads or over each.
-
-    upstream_order: The index in upstream's order of each coordinate of x. The weights of the norm
-        are reordered by it.
-    """
+    `upstream_order`: the index in upstream's order of each coordinate of x. The weights of the norm
+    are reordered by it."""
     (size,) = norm.normalized_shape
     if size < x.shape[-1]:  # a norm over each head, with weights that all heads share
         by_head = x.unflatten(-1, (-1, size))

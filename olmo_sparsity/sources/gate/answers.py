@@ -141,11 +141,12 @@ class StoredAnswer:
     ) -> StoredAnswer:
         """Return what the gate needs of an attribution.
 
-        number: The index of the question in its file, from 0.
-        asked: The text of the question.
-        attribution: The attribution of its answer.
-        id: The question's id.
-        seconds: How long the question took.
+        Args:
+            number: The index of the question in its file, from 0.
+            asked: The text of the question.
+            attribution: The attribution of its answer.
+            id: The question's id.
+            seconds: How long the question took.
         """
         # Hashes suffice: whether a text has changed is all that is compared.
         hashes = {
@@ -183,10 +184,7 @@ class StoredAnswer:
 
 
 def _stored_statement(attribution: Attribution, row: Any) -> StoredStatement:
-    """Return a statement with its numbers.
-
-    row: A row of `Attribution.statements`.
-    """
+    """Return a statement with its numbers. `row`: a row of `Attribution.statements`."""
     # The fields of a cell are columns of the matrix, in the order of the fields.
     columns = [field.name for field in fields(StoredCell)]
     numbers = attribution.matrix[columns].loc[row.Index]
@@ -243,10 +241,11 @@ def read_answers(folder: str | Path) -> list[StoredAnswer]:
 def write_answer(folder: Path, identity: str, answer: StoredAnswer, tables: dict[str, Any]) -> None:
     """Write the file of a question.
 
-    folder: The folder of the results.
-    identity: The hash of the folder's identity.json.
-    answer: What the gate needs.
-    tables: What `Attribution.to_dict` returns.
+    Args:
+        folder: The folder of the results.
+        identity: The hash of the folder's identity.json.
+        answer: What the gate needs.
+        tables: What `Attribution.to_dict` returns.
     """
     # What `read_stored` compares comes first: a file of another folder must not be taken for its
     # own.

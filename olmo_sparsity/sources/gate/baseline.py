@@ -93,11 +93,12 @@ def compare_with_baseline(
 ) -> Comparison:
     """Check each statement that both runs have, and note what else differs.
 
-    answers: The answers of this run.
-    earlier_answers: The answers of the baseline.
-    baseline: The folder of the baseline, for messages.
-    as_expected: Statements that pass their `expect`, so that the baseline cannot fail them.
-    new_need_source: Fail statements that the baseline does not have and that rest on no source.
+    Args:
+        answers: The answers of this run.
+        earlier_answers: The answers of the baseline.
+        baseline: The folder of the baseline, for messages.
+        as_expected: Statements that pass their `expect`, so that the baseline cannot fail them.
+        new_need_source: Fail statements that the baseline does not have and that rest on no source.
     """
     questions = match_questions(answers, earlier_answers)
     comparison = Comparison()
@@ -195,10 +196,8 @@ def _compare_answers(
 
 
 def _check_of_change(answer: StoredAnswer, change: StatementChange, is_as_expected: bool) -> Check:
-    """Return the check that a statement is not worse than it was.
-
-    is_as_expected: Whether it passes its `expect`, which outweighs the earlier verdict.
-    """
+    """Return the check that a statement is not worse than it was. `is_as_expected`: whether it
+    passes its `expect`, which outweighs the earlier verdict."""
     return check_of(
         answer,
         statement=change.statement.number + 1,

@@ -139,8 +139,9 @@ def _elements_of(entry: Any) -> _Entry:
 def _read_entry(entry: Any, statement: int | None, location: str) -> Expectation:
     """Read one form of `expect`; raise DataError for any other.
 
-    statement: The index of the statement, from 0. None: the entry is about all of them.
-    location: File and number of the line, for messages.
+    Args:
+        statement: The index of the statement, from 0. None: the entry is about all of them.
+        location: File and number of the line, for messages.
     """
     names, key, nats = _elements_of(entry)
     if key == "sources" and isinstance(names, list) and len(names) > 1:

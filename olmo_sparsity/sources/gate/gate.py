@@ -54,12 +54,13 @@ def check_has_expectations(
 ) -> None:
     """Raise if `check` would have nothing to check against.
 
-    questions: The questions file.
-    out: The folder of the results of this run.
-    identity: What identity.json of this run will say.
-    baseline: The folder of the earlier run; None: `expect` alone is checked.
-    allow_other_model: The earlier run may be of another model.
-    must_pass: The fraction of the checks of `expect` that must pass.
+    Args:
+        questions: The questions file.
+        out: The folder of the results of this run.
+        identity: What identity.json of this run will say.
+        baseline: The folder of the earlier run; None: `expect` alone is checked.
+        allow_other_model: The earlier run may be of another model.
+        must_pass: The fraction of the checks of `expect` that must pass.
     """
     _warn_of_missing_sources(questions)
     # `must_pass` is a fraction of the checks of `expect` alone.
@@ -144,13 +145,14 @@ def check(
 ) -> GateReport:
     """Check the results in `out` against `expect` of the questions, and against an earlier run.
 
-    questions: The questions file that was answered.
-    out: The folder of the results.
-    baseline: The folder of the earlier run; None: `expect` alone is checked.
-    allow_other_model: The earlier run may be of another model.
-    margin: Nats by which an effect may miss, or exceed, what a verdict requires.
-    must_pass: The fraction of the checks of `expect` that must pass. All of a baseline must.
-    new_need_source: Fail statements that the baseline does not have and that rest on no source.
+    Args:
+        questions: The questions file that was answered.
+        out: The folder of the results.
+        baseline: The folder of the earlier run; None: `expect` alone is checked.
+        allow_other_model: The earlier run may be of another model.
+        margin: Nats by which an effect may miss, or exceed, what a verdict requires.
+        must_pass: The fraction of the checks of `expect` that must pass. All of a baseline must.
+        new_need_source: Fail statements that the baseline does not have and that rest on no source.
     """
     check_margin(margin)
     check_must_pass(must_pass)

@@ -41,10 +41,11 @@ def write_index(
     """Write the page that lists the questions, with the number of statements that rest on a source,
     and that are undecided.
 
-    pages: The folder of the pages.
-    out: The folder of the results.
-    passes: Whether all checks of a question passed, by its index from 0. None: no column of
-        checks.
+    Args:
+        pages: The folder of the pages.
+        out: The folder of the results.
+        passes: Whether all checks of a question passed, by its index from 0. None: no column of
+            checks.
     """
     titles = ["question", "statements", "rest on a source", "undecided"]
     if passes is not None:

@@ -88,10 +88,8 @@ def match_by_keys(
     new_items: Sequence[T], earlier_items: Sequence[T], *keys: Callable[[T], Any]
 ) -> Matches[T]:
     """Match items with an equal first key, in their order, then the rest by the second key, and so
-    on. Each item gets one partner at most.
-
-    keys: Functions that return the key of an item, the most specific one first.
-    """
+    on. Each item gets one partner at most. `keys`: functions that return the key of an item, the
+    most specific one first."""
     pairs: list[Pair[T]] = []
     unmatched_new = [*new_items]
     unmatched_earlier = [*earlier_items]

@@ -72,13 +72,14 @@ def measure_questions(
     statements.parquet and matrix.parquet into `out`, and return the table of statements. Return
     None if other processes have questions left: the last one writes the tables.
 
-    common: What all questions have in common: a loaded model, options, and `decoys` (default: the
-        sources of other questions).
-    questions: The .jsonl file.
-    out: The folder of the results.
-    shard: Index of this process, from 0, and number of all that share the questions.
-    pages: A folder that gets a page for each question. A question without its page is answered
-        again.
+    Args:
+        common: What all questions have in common: a loaded model, options, and `decoys` (default:
+            the sources of other questions).
+        questions: The .jsonl file.
+        out: The folder of the results.
+        shard: Index of this process, from 0, and number of all that share the questions.
+        pages: A folder that gets a page for each question. A question without its page is answered
+            again.
     """
     # All lines are read first: a mistake in the last one is an error before hours of work.
     requests = read_questions(common, questions)
@@ -107,10 +108,11 @@ def _answer_questions(
 ) -> None:
     """Answer the questions of this process that are not finished, and store each answer.
 
-    common, questions, pages: As in `measure_questions`.
-    requests: The requests of all questions.
-    own_indices: Indices of the questions of this process.
-    folder: The folder of the results.
+    Args:
+        common, questions, pages: As in `measure_questions`.
+        requests: The requests of all questions.
+        own_indices: Indices of the questions of this process.
+        folder: The folder of the results.
     """
     model = common.model
     lines = [*read_lines(questions)]
@@ -167,8 +169,9 @@ def _answer_question(
 ) -> _Answered:
     """Attribute the answer to a question, and write its page.
 
-    index, id: The question's index in the file, and its id; empty if it has none.
-    pages: The folder of the pages, if they are wanted.
+    Args:
+        index, id: The question's index in the file, and its id; empty if it has none.
+        pages: The folder of the pages, if they are wanted.
     """
     if not read_turns(request.sources):
         # A prompt builder that finds nothing must not end the suite.
@@ -209,10 +212,8 @@ def _write_tables(folder: Path, num_questions: int) -> pd.DataFrame:
 
 
 def _write_table(folder: Path, name: str, answers: list[dict[str, Any]]) -> pd.DataFrame:
-    """Write the rows of all answers into one table, and return it.
-
-    name: "statements" or "matrix", as in stored answers.
-    """
+    """Write the rows of all answers into one table, and return it. `name`: "statements" or
+    "matrix", as in stored answers."""
     rows = [
         pd.DataFrame(stored[name]).assign(question=index) for index, stored in enumerate(answers)
     ]

@@ -71,9 +71,10 @@ class QuestionLine:
 def read_questions(common: AttributeRequest, path: str | Path) -> list[AttributeRequest]:
     """Return a request for each line.
 
-    common: What all requests have in common. Without `decoys`, the decoys of each request are the
-        sources of other lines.
-    path: The file.
+    Args:
+        common: What all requests have in common. Without `decoys`, the decoys of each request are
+            the sources of other lines.
+        path: The file.
     """
     requests: list[AttributeRequest] = []
     for line in read_lines(path):
@@ -111,10 +112,7 @@ def read_lines(path: str | Path) -> Iterator[QuestionLine]:
 
 
 def _read_line(raw: bytes, location: str) -> QuestionLine:
-    """Parse a line, and check its fields.
-
-    location: Path and number, for messages.
-    """
+    """Parse a line, and check its fields. `location`: path and number, for messages."""
     try:
         # A key that a line has twice would silently lose its first value.
         record = json.loads(raw, object_pairs_hook=unique)
@@ -191,8 +189,9 @@ def _request_fields(line: QuestionLine) -> dict[str, Any]:
 def _as_answer(answer: Any, raw: bytes) -> str | list[str] | Answer | None:
     """Return an answer from JSON.
 
-    answer: The parsed field.
-    raw: The line. A number in place of a text is taken as it is written there.
+    Args:
+        answer: The parsed field.
+        raw: The line. A number in place of a text is taken as it is written there.
     """
     # JSON has no tuples, so spans are lists of two numbers.
     if isinstance(answer, dict) and set(answer) == {"text", "spans"}:

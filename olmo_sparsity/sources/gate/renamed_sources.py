@@ -27,8 +27,9 @@ def current_names(texts: Mapping[str, str], earlier_texts: Mapping[str, str]) ->
     """Return, for each name of an earlier source, the name that its text has now. No two earlier
     sources get the same name.
 
-    texts: Text of each source, by name.
-    earlier_texts: The same in the earlier run.
+    Args:
+        texts: Text of each source, by name.
+        earlier_texts: The same in the earlier run.
     """
     # A name that still has its text stays.
     new_names = {name: name for name, text in earlier_texts.items() if texts.get(name) == text}
@@ -56,10 +57,8 @@ def current_names(texts: Mapping[str, str], earlier_texts: Mapping[str, str]) ->
 
 
 def with_current_names(earlier_answer: StoredAnswer, new_names: Mapping[str, str]) -> StoredAnswer:
-    """Return an earlier answer with the names that its sources have now.
-
-    new_names: What `current_names` returns.
-    """
+    """Return an earlier answer with the names that its sources have now. `new_names`: what
+    `current_names` returns."""
 
     def renamed(names: Sequence[str]) -> list[str]:
         return [new_names.get(name, name) for name in names]

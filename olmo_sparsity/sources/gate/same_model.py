@@ -35,9 +35,10 @@ def compare_identities(
     """Return a note of how model, tokenizer, template or settings differ from those of the
     baseline, or nothing. Raise ConfigError if they differ, unless that is allowed.
 
-    identity: What identity.json of this run says.
-    baseline: The folder of the earlier run.
-    allow_other_model: Whether they may differ.
+    Args:
+        identity: What identity.json of this run says.
+        baseline: The folder of the earlier run.
+        allow_other_model: Whether they may differ.
     """
     earlier_keys = _compared_keys(identity_in(baseline))
     keys = _compared_keys(identity)

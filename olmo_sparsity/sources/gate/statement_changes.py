@@ -73,8 +73,9 @@ class StatementChange:
     def notes(self, numbers: str, is_as_expected: bool) -> list[str]:
         """Return what differs from the earlier statement without failing.
 
-        numbers: The question and the statement in words, with which each note begins.
-        is_as_expected: Whether the statement passes its `expect`, so that it may lose a source.
+        Args:
+            numbers: The question and the statement in words, with which each note begins.
+            is_as_expected: Whether the statement passes its `expect`, so that it may lose a source.
         """
         verdict = self.statement.verdict
         notes: list[str] = []

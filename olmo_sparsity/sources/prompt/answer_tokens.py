@@ -68,11 +68,12 @@ def encode_answer(
 ) -> AnswerIds:
     """Return the tokens of an answer. Raise an error if it has another type, or is empty.
 
-    prompt: What precedes the answer, also for generating it.
-    answer: A text, a list of statements, or an `Answer`. None: the model generates it.
-    max_new_tokens: Length limit of a generated answer.
-    quiet: Show no progress.
-    reasoning: What precedes the answer. None: what a text has up to `</think>`.
+    Args:
+        prompt: What precedes the answer, also for generating it.
+        answer: A text, a list of statements, or an `Answer`. None: the model generates it.
+        max_new_tokens: Length limit of a generated answer.
+        quiet: Show no progress.
+        reasoning: What precedes the answer. None: what a text has up to `</think>`.
     """
     # Encoded as what follows another text, so that no space is put before it.
     encode = partial(prompt.model.encode, follow=True)

@@ -116,10 +116,8 @@ def _encode_segments(
 
 def _divide_sources(prompt: SourcePrompt, units: str) -> SourcePrompt:
     """Return the prompt with each source divided into sections, which are judged instead of it. The
-    second section of notes.txt is named "notes.txt §2".
-
-    units: What a section is, such as sentences, paragraphs or span:16.
-    """
+    second section of notes.txt is named "notes.txt §2". `units`: what a section is, such as
+    sentences, paragraphs or span:16."""
     names: list[str] = []
     pieces: list[Piece] = []
     for piece in prompt.pieces:

@@ -91,9 +91,7 @@ class Layout:
 
     def by_statement(self, losses_RW: np.ndarray) -> np.ndarray:
         """Return losses_TR: the loss of each statement, which is the sum over its tokens.
-
-        losses_RW: Losses of the answer's tokens, with a row for each prompt.
-        """
+        `losses_RW`: losses of the answer's tokens, with a row for each prompt."""
         # Summed in fp64: many small numbers in fp32 would lose digits.
         losses_RW = losses_RW.astype(float)
         return np.stack([losses_RW[:, first:end].sum(1) for first, end in self.statements])

@@ -70,8 +70,9 @@ class SourcePrompt:
             before   pieces │ local_ids: question
             after    pieces │ question │ reasoning 1 │ … │ reasoning n │ local_ids: last token
 
-        ids: Tokens of the reasoning.
-        spans: First and end token of each sentence. Empty: the reasoning only stays in view.
+        Args:
+            ids: Tokens of the reasoning.
+            spans: First and end token of each sentence. Empty: the reasoning only stays in view.
         """
         if not spans:
             return replace(self, local_ids=[*self.local_ids, *ids])

@@ -109,9 +109,10 @@ def _messages(
 ) -> list[dict[str, Any]]:
     """Return messages as a chat template takes them.
 
-    turns: The messages.
-    texts: The texts of all their parts in order, which replace those of the turns.
-    without_key: A key of messages that is left out.
+    Args:
+        turns: The messages.
+        texts: The texts of all their parts in order, which replace those of the turns.
+        without_key: A key of messages that is left out.
     """
     remaining_texts = iter(texts)  # each turn takes as many as it has parts
     messages: list[dict[str, Any]] = []

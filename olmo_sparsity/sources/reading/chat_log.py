@@ -84,9 +84,7 @@ def read_log(path: str | Path) -> Messages:
 
 def _parse_json(text: str | bytes, place: str) -> Any:
     """Parse JSON; raise DataError for a key that an object has twice, as one would be lost.
-
-    place: The file or line, for the message.
-    """
+    `place`: the file or line, for the message."""
     try:
         return json.loads(text, object_pairs_hook=unique)
     except DuplicateKey as error:
@@ -118,8 +116,9 @@ def normalize_messages(messages: Messages) -> list[LogMessage]:
 def _normalize_message(message: Any, number: int) -> list[LogMessage]:
     """Return a message, preceded by a message for each result of a tool that it holds.
 
-    message: As a user passes it.
-    number: Its index in the list, from 0.
+    Args:
+        message: As a user passes it.
+        number: Its index in the list, from 0.
     """
     role = message.get("role") if isinstance(message, Mapping) else None
     if not isinstance(role, str):
@@ -168,8 +167,9 @@ def _read_content(content: Any, place: str) -> _Content:
     """Sort the content of a message by kinds of blocks. Raise DataError for a block without text,
     such as an image.
 
-    content: None, a text, or a list of blocks.
-    place: The message, for errors.
+    Args:
+        content: None, a text, or a list of blocks.
+        place: The message, for errors.
     """
     if content is None or isinstance(content, str):
         return _Content([content] if content else [])

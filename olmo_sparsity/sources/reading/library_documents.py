@@ -69,8 +69,9 @@ class _LibraryDocument(NamedTuple):
     def segment(self, number: int, taken_names: Container[str]) -> Segment:
         """Return the document as a source.
 
-        number: Its number in the list, from 1, which names a document without a name.
-        taken_names: Names that other sources have.
+        Args:
+            number: Its number in the list, from 1, which names a document without a name.
+            taken_names: Names that other sources have.
         """
         names = [str(self.metadata[key]) for key in METADATA_NAMES if self.metadata.get(key)]
         ids = tuple(str(self.metadata[key]) for key in METADATA_IDS if self.metadata.get(key))

@@ -61,9 +61,10 @@ def read_messages(
 ) -> LoggedAnswer:
     """Return a message of a log as an answer, with the messages before it as sources.
 
-    number: The index of the message, from 0, or from the end if it is negative.
-    passages: A tag or a regular expression of passages in the last message of the user, which are
-        sources, too.
+    Args:
+        number: The index of the message, from 0, or from the end if it is negative.
+        passages: A tag or a regular expression of passages in the last message of the user, which
+            are sources, too.
     """
     log = normalize_messages(messages)
     if type(number) is not int or not -len(log) <= number < len(log):
@@ -100,10 +101,8 @@ class _SplitContent(NamedTuple):
 def _split_reasoning(logged: str | None, content: str) -> _SplitContent:
     """Return reasoning and answer of a message. A server that writes the reasoning by itself may
     leave it in the content, too: it is then taken once. Other reasoning in the content follows it.
-
-    logged: The reasoning that the message has by itself. Without it, the content stays as it is:
-        the block `<think>` of an answer is found when its tokens are known.
-    """
+    `logged`: the reasoning that the message has by itself. Without it, the content stays as it is:
+    the block `<think>` of an answer is found when its tokens are known."""
     before, closing, answer = content.partition(CLOSING)
     if not logged or not closing:
         return _SplitContent(logged, content)
@@ -120,8 +119,9 @@ class _SourceNamer:
     def __init__(self, log: Sequence[LogMessage], passages: str | None) -> None:
         """Find the names of tools, and the last message of the user.
 
-        log: The messages before the answer.
-        passages: As in `read_messages`.
+        Args:
+            log: The messages before the answer.
+            passages: As in `read_messages`.
         """
         self.log = log
         self.passages = passages
@@ -194,10 +194,8 @@ class _SourceNamer:
         return parts
 
     def _source(self, name: str, text: str, *ids: str) -> Segment:
-        """Return a source of this name. The second one of the same name gets the number 2.
-
-        ids: Other names that `expect` of a questions file takes, besides the name without a number.
-        """
+        """Return a source of this name. The second one of the same name gets the number 2. `ids`:
+        other names that `expect` of a questions file takes, besides the name without a number."""
         self.name_counts[name] += 1
         count = self.name_counts[name]
         numbered_name = name if count == 1 else f"{name} ({count})"

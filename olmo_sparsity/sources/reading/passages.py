@@ -58,10 +58,11 @@ MessagePart = Passage | str
 def split_at_passages(texts: Sequence[str], passages: str) -> list[MessagePart]:
     """Return the passages of a message, and the texts between them.
 
-    texts: The texts of the message, one for each block of its content.
-    passages: A tag, or a regular expression. The group `text`, or the first without the name
-        `name`, is the text of a passage; without such a group it is all that matches. The group
-        `name` is its name.
+    Args:
+        texts: The texts of the message, one for each block of its content.
+        passages: A tag, or a regular expression. The group `text`, or the first without the name
+            `name`, is the text of a passage; without such a group it is all that matches. The group
+            `name` is its name.
     """
     pattern = _compile(passages)
     text_group = _text_group(pattern)
@@ -93,9 +94,10 @@ def doubts_about(texts: Sequence[str], parts: Sequence[MessagePart], passages: s
     """Return warnings for a message in which a passage may hold more than it should. Its decoys
     would then replace the question or other passages, too.
 
-    texts: The texts of the message.
-    parts: What `split_at_passages` made of them.
-    passages: The tag or regular expression.
+    Args:
+        texts: The texts of the message.
+        parts: What `split_at_passages` made of them.
+        passages: The tag or regular expression.
     """
     pattern = _compile(passages)
     doubts: list[str] = []

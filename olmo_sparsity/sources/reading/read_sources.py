@@ -46,10 +46,8 @@ SHOWN_CHARACTERS = 50
 
 def list_sources(sources: Sources | None, title: str = "") -> list[str]:
     """Return lines with the number of sources, and the name and first words of each. A user who has
-    said how sources are marked, but not named them, sees whether they are the right ones.
-
-    title: The beginning of the first line.
-    """
+    said how sources are marked, but not named them, sees whether they are the right ones. `title`:
+    the beginning of the first line."""
     segments = [part for part in parts_of(read_turns(sources)) if part.is_source]
     count = "1 source" if len(segments) == 1 else f"{len(segments)} sources"
     lines = [f"{title}{count}"]

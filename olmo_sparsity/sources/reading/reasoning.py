@@ -47,8 +47,9 @@ def num_reasoning_tokens(ids: Sequence[int], tokenizer: Tokenizer | None) -> int
 def sentence_spans(ids: Sequence[int], tokenizer: Tokenizer | None) -> Spans:
     """Return first and end token of each sentence of the reasoning, without the tags around it.
 
-    ids: Tokens of the reasoning, with its tags.
-    tokenizer: Turns them into text.
+    Args:
+        ids: Tokens of the reasoning, with its tags.
+        tokenizer: Turns them into text.
     """
     texts = Document(np.array(ids), tokenizer=tokenizer).texts
 

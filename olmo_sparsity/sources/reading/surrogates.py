@@ -20,8 +20,9 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 def check_no_lone_surrogates(value: Any, description: str) -> None:
     """Raise ConfigError if a text, or any text in nested lists and objects, has a lone surrogate.
 
-    value: A text, list or object.
-    description: What the value is, for the message.
+    Args:
+        value: A text, list or object.
+        description: What the value is, for the message.
     """
     # A list of what is left to check, not recursion: objects may be nested beyond its limit.
     waiting = [(description, value)]

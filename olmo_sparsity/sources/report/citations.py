@@ -28,10 +28,12 @@ def cite(
 ) -> str:
     """Return the answer with a citation after each statement that relies on a source.
 
-    answer_texts: Texts that together are the answer, each with the index of its statement.
-    statements: `Attribution.statements`.
-    form: How a citation is written: a text with 1 or name once, such as `[1]`, `[^1]` or `(name)`.
-    references: Whether to append a line for each source that is cited. Names need none.
+    Args:
+        answer_texts: Texts that together are the answer, each with the index of its statement.
+        statements: `Attribution.statements`.
+        form: How a citation is written: a text with 1 or name once, such as `[1]`, `[^1]` or
+            `(name)`.
+        references: Whether to append a line for each source that is cited. Names need none.
     """
     _check_form(form)
     writer = _CitationWriter(form)
@@ -56,10 +58,8 @@ def _check_form(form: str) -> None:
 
 
 def _cited_together(row: Any) -> list[Sequence[str]]:
-    """Return a group of names for each citation of a statement: the sources that share it.
-
-    row: The statement's row of `Attribution.statements`.
-    """
+    """Return a group of names for each citation of a statement: the sources that share it. `row`:
+    the statement's row of `Attribution.statements`."""
     # Alternatives share a citation, unless the reasoning leads to further sources.
     if row.kind == "either" and row.origins == row.sources:
         return [row.sources]

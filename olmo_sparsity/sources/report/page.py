@@ -98,10 +98,7 @@ class AnswerPage:
         write_html(path, "statements_page.html", slots, style="\n".join(styles))
 
     def sources_of(self, row: Any) -> list[int]:
-        """Return the indices of the sources that a verdict names.
-
-        row: A row of `statements`.
-        """
+        """Return the indices of the sources that a verdict names. `row`: a row of `statements`."""
         return [self.names.index(name) for name in row.sources]
 
 
@@ -164,10 +161,7 @@ def _answer(page: AnswerPage) -> str:
 
 def _statement(page: AnswerPage, text: str, i: int) -> str:
     """Return statement i as a radio button, with its text as the label in the colour of its first
-    source.
-
-    text: The statement, with the white space around it.
-    """
+    source. `text`: the statement, with the white space around it."""
     row = page.statements.iloc[i]
     sources = page.sources_of(row)
     classes = "no"
@@ -194,10 +188,7 @@ def _statement(page: AnswerPage, text: str, i: int) -> str:
 
 def _superscript(page: AnswerPage, row: Any) -> str:
     """Return the numbers of a statement's sources, from 1: "1", "1 or 2", "1 + 2", "none" or
-    "undecided".
-
-    row: A row of `statements`.
-    """
+    "undecided". `row`: a row of `statements`."""
     if row.kind == "undecided":
         return "undecided"
     conjunction = " or " if row.kind == "either" else " + "
@@ -232,8 +223,9 @@ def _panel(page: AnswerPage, i: int) -> str:
 def _panel_line(page: AnswerPage, source: int, cell: Any, is_named: bool) -> str:
     """Return both effects of a source on a statement, as a line of the statement's table.
 
-    cell: A row of the matrix.
-    is_named: Whether the verdict names the source.
+    Args:
+        cell: A row of the matrix.
+        is_named: Whether the verdict names the source.
     """
     class_of_line = " class=named" if is_named else ""
     return (
@@ -296,10 +288,8 @@ def _prompt(page: AnswerPage) -> str:
 
 
 def _source_in_prompt(page: AnswerPage, source: int, text: str) -> str:
-    """Return a source with its verdict; unfolded if a statement relies on it.
-
-    text: The text of the source, as HTML.
-    """
+    """Return a source with its verdict; unfolded if a statement relies on it. `text`: the text of
+    the source, as HTML."""
     row = page.sources.iloc[source]
     # Folded otherwise: a prompt may hold many pages.
     is_open = " open" if row.statements else ""

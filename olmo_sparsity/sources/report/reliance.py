@@ -41,9 +41,10 @@ class Reliance:
 def describe_reliance(expected: str, rows: pd.DataFrame, relies: Sequence[bool]) -> str:
     """Return what was expected and what was found.
 
-    expected: The name of a source, or "no source".
-    rows: Statements that were asked about, from `Attribution.statements`.
-    relies: Whether each of them relies on that source (on any, if none is expected).
+    Args:
+        expected: The name of a source, or "no source".
+        rows: Statements that were asked about, from `Attribution.statements`.
+        relies: Whether each of them relies on that source (on any, if none is expected).
     """
     # Statements that rely on it come first, as not all are shown.
     order = np.argsort(np.logical_not(relies), kind="stable")
@@ -54,10 +55,8 @@ def describe_reliance(expected: str, rows: pd.DataFrame, relies: Sequence[bool])
 
 
 def _describe_row(row: Any) -> str:
-    """Return the verdict on a statement in a few words.
-
-    row: A row of `Attribution.statements`.
-    """
+    """Return the verdict on a statement in a few words. `row`: a row of
+    `Attribution.statements`."""
     if row.kind == "undecided":
         verdict = "is undecided"
     else:

@@ -87,10 +87,7 @@ class StatementRows:
 
     def _by_word(self, index: int, verdict: Verdict, cells: pd.DataFrame) -> str:
         """Return how the nats of a statement are spread over its words; empty if it rests on no
-        source.
-
-        cells: Rows of the matrix for this statement and the sources of its verdict.
-        """
+        source. `cells`: rows of the matrix for this statement and the sources of its verdict."""
         if self.token_losses is None or not verdict.sources:
             return ""
         gives_WS = mean_over_decoys(self.token_losses.gives_TSD)
@@ -114,10 +111,8 @@ class StatementRows:
         return describe_words({"": self._words(index, nats_W)})
 
     def _words(self, index: int, nats_W: np.ndarray) -> list[WordNats]:
-        """Return the words of a statement with their nats.
-
-        nats_W: Nats of each token of the answer.
-        """
+        """Return the words of a statement with their nats. `nats_W`: nats of each token of the
+        answer."""
         first, end = self.layout.statements[index]
         place = self.layout.block.start + first
         return nats_by_word(self.layout.document, place, nats_W[first:end])

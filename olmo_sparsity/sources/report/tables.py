@@ -32,9 +32,10 @@ def matrix_of(
 ) -> pd.DataFrame:
     """Return a row for each statement and source, with both effects of the source in nats.
 
-    losses: Losses of each statement.
-    evidence: What the tests say of these effects.
-    source_names: Names of the sources, in the order of S.
+    Args:
+        losses: Losses of each statement.
+        evidence: What the tests say of these effects.
+        source_names: Names of the sources, in the order of S.
     """
     nats_of_effects = {"gives": losses.gives_TSD, "lost": losses.lost_TSD}
     columns: dict[str, np.ndarray] = {}

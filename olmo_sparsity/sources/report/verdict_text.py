@@ -31,14 +31,15 @@ def verdict_in_words(
 ) -> str:
     """Return the verdict on a statement as a sentence without its end.
 
-    kind: The kind of the verdict.
-    cells: Rows of the matrix (report/tables.py) for this statement: those of the named
-        sources, or of the open ones if it is undecided. The index has the names; the columns are
-        gives and lost (nats), tried_gives and tried_lost (decoys that were tried), beyond_gives and
-        beyond_lost (decoys that the source beats).
-    nats: Nats that all sources give together.
-    spread: Standard deviation of the statement's loss when one text of the prompt is exchanged.
-    draws: Largest number of decoys of a source.
+    Args:
+        kind: The kind of the verdict.
+        cells: Rows of the matrix (report/tables.py) for this statement: those of the named sources,
+            or of the open ones if it is undecided. The index has the names; the columns are gives
+            and lost (nats), tried_gives and tried_lost (decoys that were tried), beyond_gives and
+            beyond_lost (decoys that the source beats).
+        nats: Nats that all sources give together.
+        spread: Standard deviation of the statement's loss when one text of the prompt is exchanged.
+        draws: Largest number of decoys of a source.
     """
     if kind == "one":
         return _one_in_words(cells)
@@ -67,10 +68,7 @@ def _one_in_words(cells: pd.DataFrame) -> str:
 
 def is_shown_by_gives(cell: Any) -> bool:
     """Return whether the verdict on one source shows what the source gives. Otherwise it shows what
-    is lost without the source.
-
-    cell: A row of the matrix.
-    """
+    is lost without the source. `cell`: a row of the matrix."""
     # What a source gives is NaN where it was not evaluated, and the comparison is then false. By
     # one decoy it is weaker evidence than what is lost with many.
     return bool(cell.gives > cell.lost and cell.tried_gives >= cell.tried_lost)

@@ -50,9 +50,10 @@ class WordNats(NamedTuple):
 def nats_by_word(document: Document, first: int, nats_W: np.ndarray) -> list[WordNats]:
     """Return the words of a statement with their nats.
 
-    document: The prompt with its answer.
-    first: The place of the statement's first token in the document.
-    nats_W: The nats of each token of the statement.
+    Args:
+        document: The prompt with its answer.
+        first: The place of the statement's first token in the document.
+        nats_W: The nats of each token of the statement.
     """
     # A word may have several tokens, whose nats are added.
     units = document.units("words", first, first + len(nats_W))
@@ -66,10 +67,8 @@ def nats_by_word(document: Document, first: int, nats_W: np.ndarray) -> list[Wor
 def describe_words(words_by_source: Mapping[str, Sequence[WordNats]]) -> str:
     """Return the words that each source carries, with their nats, and the words that none carries.
     Empty where there is nothing to tell apart: for one word, or in a script without spaces.
-
-    words_by_source: The words of the statement with the nats from each source, by its name. The
-        name of a single source may be empty, where the verdict above has it.
-    """
+    `words_by_source`: the words of the statement with the nats from each source, by its name. The
+    name of a single source may be empty, where the verdict above has it."""
     # Every source has the same words, with other nats.
     per_source = list(words_by_source.values())
     num_words = len(per_source[0])
@@ -104,8 +103,9 @@ def _list_carried(name: str, words: Sequence[WordNats]) -> str:
 def _list_rest(texts: Sequence[str], is_carried: Sequence[bool]) -> str:
     """Return the words that no source carries. Neighbours stay together, and … is between others.
 
-    texts: The words.
-    is_carried: Whether a source carries the word.
+    Args:
+        texts: The words.
+        is_carried: Whether a source carries the word.
     """
     runs: list[str] = []
     pairs = zip(texts, is_carried, strict=True)

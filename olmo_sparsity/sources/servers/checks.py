@@ -46,10 +46,8 @@ from olmo_sparsity.sources.servers.threads import in_threads
 
 def meet(server: Server, reference: Server) -> None:
     """Find out which requests the server takes, and check its numbers. Raise DataError if they
-    cannot be used, or if `reference` has another model.
-
-    reference: The first of several servers, which was met before; or this server itself.
-    """
+    cannot be used, or if `reference` has another model. `reference`: the first of several servers,
+    which was met before; or this server itself."""
     card = _read_card(server)
     server.dialect = DIALECTS.get(str(card.get("owned_by")), ECHO)
     # Not `created`, the time of the request or of the start in vLLM and llama-cpp-python.
@@ -290,9 +288,6 @@ def _prompts_of_scale(probe_ids: list[int]) -> list[list[int]]:
 
 
 def _scale_error(server: Server, numbers: str) -> DataError:
-    """Return the error of a server whose numbers are on another scale.
-
-    numbers: What shows it.
-    """
+    """Return the error of a server whose numbers are on another scale. `numbers`: what shows it."""
     remedy = "it must return natural logarithms, at temperature 1"
     return server.error(f"gives numbers that are no log-probabilities ({numbers}); {remedy}")

@@ -69,9 +69,10 @@ class _NoReply(Exception):
     def __init__(self, reason: str, after_s: float = 0.0, is_lost: bool = False) -> None:
         """Say why there is no reply.
 
-        reason: In words, for the user.
-        after_s: Seconds after which the server asks to try again.
-        is_lost: Whether the connection broke, so that the server may have been restarted.
+        Args:
+            reason: In words, for the user.
+            after_s: Seconds after which the server asks to try again.
+            is_lost: Whether the connection broke, so that the server may have been restarted.
         """
         super().__init__(reason)
         self.after_s = after_s
@@ -134,8 +135,9 @@ class Connection:
     def __init__(self, url: str, limits: WaitLimits) -> None:
         """Prepare requests; nothing is sent yet.
 
-        url: As `parse_url` returns it.
-        limits: How long the server is waited for.
+        Args:
+            url: As `parse_url` returns it.
+            limits: How long the server is waited for.
         """
         self.url = url
         self.limits = limits
@@ -163,8 +165,9 @@ class Connection:
         """Return the reply to a request as parsed JSON. A request that fails is sent again for the
         seconds of patience, with growing waits between.
 
-        path: Of the URL, such as /v1/models.
-        body: What is sent as JSON. None: the request is a GET.
+        Args:
+            path: Of the URL, such as /v1/models.
+            body: What is sent as JSON. None: the request is a GET.
         """
         wait_s = FIRST_WAIT_S
         deadline = math.inf

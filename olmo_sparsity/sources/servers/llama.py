@@ -162,8 +162,9 @@ class LlamaCpp(PromptModel):
     def _fill_batch(self, tokens: Sequence[int], begin: int, first: int) -> None:
         """Write tokens into the batch of llama.cpp, which is allocated once.
 
-        begin: The position of the first of these tokens.
-        first: The position from which on logits are wanted.
+        Args:
+            begin: The position of the first of these tokens.
+            first: The position from which on logits are wanted.
         """
         batch = self._batch
         batch.n_tokens = len(tokens)

@@ -75,11 +75,12 @@ class Servers(PromptModel):
     ) -> None:
         """Meet the servers.
 
-        urls: One URL for each server.
-        tokenizer: The tokenizer of the model.
-        at_once: Number of requests that a server gets at a time.
-        timeout_s, patience_s, first_patience_s: How long a server is waited for (`WaitLimits`).
-        are_checked: Whether to check the servers' numbers. Without it, no request is sent.
+        Args:
+            urls: One URL for each server.
+            tokenizer: The tokenizer of the model.
+            at_once: Number of requests that a server gets at a time.
+            timeout_s, patience_s, first_patience_s: How long a server is waited for (`WaitLimits`).
+            are_checked: Whether to check the servers' numbers. Without it, no request is sent.
         """
         limits = WaitLimits(timeout_s, patience_s, first_patience_s)
         self.servers = [Server(url, tokenizer, limits) for url in urls]

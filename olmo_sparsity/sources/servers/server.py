@@ -70,9 +70,10 @@ class Server:
     def __init__(self, url: str, tokenizer: Any, limits: WaitLimits) -> None:
         """Prepare requests; none is sent yet.
 
-        url: As in the class's docstring.
-        tokenizer: The tokenizer of its model, of the package tokenizers.
-        limits: How long it is waited for.
+        Args:
+            url: As in the class's docstring.
+            tokenizer: The tokenizer of its model, of the package tokenizers.
+            limits: How long it is waited for.
         """
         self.url, self.model = parse_url(url)
         self.tokenizer = tokenizer
@@ -290,10 +291,8 @@ class Server:
         self, probe_log_p: np.ndarray, other_log_p: np.ndarray, compared_with: str
     ) -> None:
         """Raise DataError if two models gave these numbers for the probe: they differ by more than
-        rounding and the server's noise.
-
-        compared_with: What the other numbers are from, for the message: "than …".
-        """
+        rounding and the server's noise. `compared_with`: what the other numbers are from, for the
+        message: "than …"."""
         nats = distance(probe_log_p, other_log_p)
         if nats > max(OTHER_NATS, NOISE_FACTOR * self.noise):
             numbers = f"{nats:.2f} nats a token, between requests by {self.noise:.2f}"
@@ -313,9 +312,10 @@ def check_not_constant(ids: Sequence[int], log_p: Sequence[float | None], url: s
     """Raise DataError if many different tokens have one and the same log-probability, as a server
     returns that computes nothing.
 
-    ids: Tokens.
-    log_p: Their log-probabilities; None where there is no usable number.
-    url: The server, for the message.
+    Args:
+        ids: Tokens.
+        log_p: Their log-probabilities; None where there is no usable number.
+        url: The server, for the message.
     """
     # By token, as a text may repeat one token with one number.
     known = {token: number for token, number in zip(ids, log_p, strict=True) if number is not None}

@@ -40,9 +40,10 @@ MIN_TEXTS = 100
 def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[np.ndarray]:
     """Return the tokens of different texts that share no passage with the prompt.
 
-    model: Encodes the texts.
-    prompt: The prompt whose sources are to be replaced.
-    decoys: A mapping or list of texts, or any input that `open_documents` reads.
+    Args:
+        model: Encodes the texts.
+        prompt: The prompt whose sources are to be replaced.
+        decoys: A mapping or list of texts, or any input that `open_documents` reads.
     """
     longest_length = prompt.longest_length
     # A decoy that repeats a source would give what the source gives.
@@ -62,10 +63,8 @@ def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[n
 
 
 def _read_texts(model: LoadedModel, decoys: Any, longest_length: int) -> list[np.ndarray]:
-    """Return the tokens of each text that the user has passed as decoys.
-
-    longest_length: Number of tokens of the longest source.
-    """
+    """Return the tokens of each text that the user has passed as decoys. `longest_length`: number
+    of tokens of the longest source."""
     if isinstance(decoys, Mapping):
         decoys = list(decoys.values())
     if isinstance(decoys, list) and all(isinstance(text, str) for text in decoys):
@@ -107,10 +106,11 @@ def draw_decoys(
     """Return decoys_DL of each source, or of each judged section of one. All decoys of a source
     differ.
 
-    prompt: The prompt whose sources are to be replaced.
-    texts: What `read_decoys` returns.
-    draws: Number of decoys of each source.
-    seed: Seed of the random order of texts.
+    Args:
+        prompt: The prompt whose sources are to be replaced.
+        texts: What `read_decoys` returns.
+        draws: Number of decoys of each source.
+        seed: Seed of the random order of texts.
     """
     num_tokens = sum(map(len, texts))
     num_needed = draws * prompt.longest_length
@@ -140,10 +140,11 @@ def _draw_different(
     """Return decoys_DL of one source. There are fewer than `draws` if no more are found that differ
     from each other and from the source.
 
-    texts: Texts to join.
-    source_L: The source.
-    draws: Number of decoys that are wanted.
-    generator: Random numbers of this source.
+    Args:
+        texts: Texts to join.
+        source_L: The source.
+        draws: Number of decoys that are wanted.
+        generator: Random numbers of this source.
     """
     length = len(source_L)
     decoys: dict[bytes, np.ndarray] = {}

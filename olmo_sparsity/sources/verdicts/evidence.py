@@ -109,9 +109,10 @@ class Evidence:
 def collect_evidence(losses: StatementLosses, rate: float) -> Evidence:
     """Decide for each statement and source whether the source is named, is open, or neither.
 
-    losses: Losses of each statement. An effect that was not evaluated has p = 1. So which sources
-        get more decoys may depend on any loss, without raising the error rate.
-    rate: The fraction of the named sources that is expected to be named by chance.
+    Args:
+        losses: Losses of each statement. An effect that was not evaluated has p = 1. So which
+            sources get more decoys may depend on any loss, without raising the error rate.
+        rate: The fraction of the named sources that is expected to be named by chance.
     """
     rounds = _run_rounds(losses)
     # Dividing p by the fraction is comparing p with that fraction of the error rate.

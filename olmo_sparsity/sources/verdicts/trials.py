@@ -95,9 +95,10 @@ class Trials:
     ) -> None:
         """Prepare the trials; nothing is evaluated yet.
 
-        logprobs: Computes log-probabilities.
-        layout: The prompt with its answer.
-        decoys: decoys_DL of each source.
+        Args:
+            logprobs: Computes log-probabilities.
+            layout: The prompt with its answer.
+            decoys: decoys_DL of each source.
         """
         self.logprobs = logprobs
         self.layout = layout
@@ -113,8 +114,9 @@ class Trials:
         """Evaluate one decoy of each source, then more decoys of those that may matter, until more
         decoys would not change a verdict.
 
-        rate: The fraction of the named sources that is expected to be named by chance.
-        report: Called with the number of rounds that are done.
+        Args:
+            rate: The fraction of the named sources that is expected to be named by chance.
+            report: Called with the number of rounds that are done.
         """
         self.evaluate(first_round(len(self.decoys)))
 
@@ -237,8 +239,9 @@ def first_round(num_sources: int) -> list[Trial]:
 def next_round(*, shown: Sequence[int], replaced: Sequence[int], num_draws: int) -> list[Trial]:
     """Return trials with the first `num_draws` decoys.
 
-    shown: Sources to show among decoys, for what they give.
-    replaced: Sources to replace, for what is lost without them.
+    Args:
+        shown: Sources to show among decoys, for what they give.
+        replaced: Sources to replace, for what is lost without them.
     """
     draws = range(num_draws)
     trials: list[Trial] = []

@@ -91,10 +91,11 @@ def judge(
 ) -> Judgement:
     """Return a verdict for each statement.
 
-    losses: Losses of each statement.
-    rate: The fraction of the named sources that is expected to be named by chance.
-    has_exclusive_tokens_TS: Whether the statement has tokens that rely on this source alone, as
-        `find_exclusive_tokens` returns it. None: tokens are not looked at.
+    Args:
+        losses: Losses of each statement.
+        rate: The fraction of the named sources that is expected to be named by chance.
+        has_exclusive_tokens_TS: Whether the statement has tokens that rely on this source alone, as
+            `find_exclusive_tokens` returns it. None: tokens are not looked at.
     """
     evidence = collect_evidence(losses, rate)
     gap_T1 = losses.gap_T[:, None]
@@ -127,8 +128,9 @@ def judge(
 def _classify(suffices_S: np.ndarray, is_needed_S: np.ndarray, may_rely: bool) -> Verdict:
     """Return the verdict of one statement.
 
-    suffices_S, is_needed_S: Properties of each source; False for a source that is not named.
-    may_rely: Whether the statement may rely on a source that is not named.
+    Args:
+        suffices_S, is_needed_S: Properties of each source; False for a source that is not named.
+        may_rely: Whether the statement may rely on a source that is not named.
     """
     # A source that suffices, although little is lost without it, has an alternative.
     has_alternative = bool((suffices_S & ~is_needed_S).any())
@@ -155,8 +157,9 @@ def find_exclusive_tokens(
     Without it "Anna Weiss opened the bridge in 1921" would rest on either of two sources that both
     name Anna Weiss, although only one of them has the year.
 
-    token_losses: Losses of each token of the answer.
-    statements: First and end token of each statement.
+    Args:
+        token_losses: Losses of each token of the answer.
+        statements: First and end token of each statement.
     """
     gap_W1 = token_losses.gap_T[:, None]
     lost_WS = mean_over_decoys(token_losses.lost_TSD)
@@ -197,8 +200,9 @@ def needs_more_decoys(losses: StatementLosses, rate: float) -> MoreDecoys:
              4.0            3.9       what is lost without A and without B, and what both give
              0.2            0.1       what A and B give: each may have what the other has
 
-    losses: Losses of each statement, with the decoys that were evaluated so far.
-    rate: The fraction of the named sources that is expected to be named by chance.
+    Args:
+        losses: Losses of each statement, with the decoys that were evaluated so far.
+        rate: The fraction of the named sources that is expected to be named by chance.
     """
     evidence = collect_evidence(losses, rate)
     gap_T1 = losses.gap_T[:, None]
