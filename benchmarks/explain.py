@@ -6,7 +6,7 @@ predict what the model does without them: our selectors, and the packages that r
 
 A question is a text whose last tokens are the answer. A contestant scores each distant token:
 
-    distant tokens             near tokens, always in view    answer
+    distant tokens             local tokens, always in view   answer
     w7 w3 w9 w9 w1 w4 …        w2 w8 w5 …                     w6 w1 w2
     0.1 0.0 0.3 0.0 0.0 1.2    not scored
 
@@ -51,7 +51,7 @@ from olmo_sparsity.text.windows import Windows
 from study.benchmarks import explainers
 from study.benchmarks.explainers import CONTESTANTS, ELSEWHERE, Question
 
-NUM_NEAR = 32
+NUM_LOCAL = 32
 """Tokens before the answer that every method leaves in view, and none of them scores."""
 
 NUM_ANSWER = 3
@@ -64,7 +64,7 @@ TOP_COUNTS = (1, 4, 16)
 """How many of the best tokens are removed from the text."""
 
 NUM_ADDED = 4
-"""How many of the best tokens are added to the near ones alone."""
+"""How many of the best tokens are added to the local ones alone."""
 
 NUM_ABLATIONS = 200
 """Random halves of the distant tokens, whose log-probabilities scores must predict."""
@@ -101,7 +101,7 @@ class QuestionTokens(TypedDict):
     """The token IDs of a question, which are passed to a contestant's process as JSON."""
 
     distant: list[int]
-    near: list[int]
+    local: list[int]
     answer: list[int]
 
 
@@ -274,11 +274,11 @@ def draw_questions(num_questions: int, length: int) -> list[QuestionTokens]:
 
 def cut_into_question(ids: list[int]) -> QuestionTokens:
     """Return the question that ends with these tokens' last ones."""
-    first_near = len(ids) - NUM_NEAR - NUM_ANSWER
+    first_local = len(ids) - NUM_LOCAL - NUM_ANSWER
     first_answer = len(ids) - NUM_ANSWER
     return {
-        "distant": ids[:first_near],
-        "near": ids[first_near:first_answer],
+        "distant": ids[:first_local],
+        "local": ids[first_local:first_answer],
         "answer": ids[first_answer:],
     }
 
@@ -370,8 +370,8 @@ def find_repeated_questions(
     """
     documents = [d for d in open_documents(text, loaded) if len(d.tokens) > 2 * length]
     generator = np.random.default_rng(0)
-    num_passage = NUM_NEAR + 2 * NUM_ANSWER  # it goes on after the answer
-    num_others = length - NUM_NEAR - num_passage
+    num_passage = NUM_LOCAL + 2 * NUM_ANSWER  # it goes on after the answer
+    num_others = length - NUM_LOCAL - num_passage
 
     def draw_words(num_tokens: int) -> list[int]:
         """Return tokens of a random document, from the beginning of a word."""
@@ -393,7 +393,7 @@ def find_repeated_questions(
             *draw_words(num_before),
             *passage,
             *draw_words(num_others - num_before),
-            *passage[: NUM_NEAR + NUM_ANSWER],
+            *passage[: NUM_LOCAL + NUM_ANSWER],
         ]
         tokens = cut_into_question(ids)
         question = Question(**tokens, tokenizer=tokenizer)
@@ -437,7 +437,7 @@ class Judge:
         self.scorer = Scorer(model)
         tokens = np.array(question.ids)
         first_answer = len(tokens) - len(question.answer)
-        block = Windows("all", len(question.near)).block(tokens, first_answer, len(tokens))
+        block = Windows("all", len(question.local)).block(tokens, first_answer, len(tokens))
         self.context = self.scorer.context(block)
         with_none, with_all = self.log_p_masked([NO_INDICES, np.arange(len(question.distant))])
         self.gap = with_all - with_none
@@ -455,7 +455,7 @@ class Judge:
         answer = torch.tensor(self.question.answer)
         log_probabilities = []
         for distant_indices in sets:
-            text = "".join(self.distant_texts[distant_indices]) + self.question.near_text
+            text = "".join(self.distant_texts[distant_indices]) + self.question.local_text
             ids = self.question.tokenizer(text, add_special_tokens=False)["input_ids"]
             row = torch.tensor([[*ids, *self.question.answer[:-1]]])
             positions = torch.arange(row.shape[1])[None]
@@ -481,7 +481,7 @@ class Judge:
 
             lds masked    rank correlation of summed scores with log-probabilities, over the halves
             −4 masked     nats lost without the 4 best tokens
-            +4 masked     nats gained by the 4 best tokens next to the near ones alone
+            +4 masked     nats gained by the 4 best tokens next to the local ones alone
         """
         predicted = np.array([scores_F[half].sum() for half in ablations.halves])
         all_indices = np.arange(len(scores_F))

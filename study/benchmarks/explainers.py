@@ -37,16 +37,16 @@ K = 16
 
 @dataclass(frozen=True)
 class Question:
-    """Which tokens of `distant` does `answer` depend on, with `near` between them?"""
+    """Which tokens of `distant` does `answer` depend on, with `local` between them?"""
 
     distant: list[int]
-    near: list[int]
+    local: list[int]
     answer: list[int]
     tokenizer: Any
 
     @property
     def ids(self) -> list[int]:
-        return [*self.distant, *self.near, *self.answer]
+        return [*self.distant, *self.local, *self.answer]
 
     @cached_property
     def pieces(self) -> list[str]:
@@ -61,7 +61,7 @@ class Question:
         return self.pieces[: len(self.distant)]
 
     @property
-    def near_text(self) -> str:
+    def local_text(self) -> str:
         return "".join(self.pieces[len(self.distant) : -len(self.answer)])
 
     @property
@@ -70,7 +70,7 @@ class Question:
 
     @property
     def prompt(self) -> str:
-        return "".join(self.distant_pieces) + self.near_text
+        return "".join(self.distant_pieces) + self.local_text
 
     def shorter(self) -> Question:
         """To warm up with."""
@@ -87,7 +87,7 @@ class Question:
         are given texts."""
         texts = ["".join(self.pieces), self.prompt, self.answer_text]
         read = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-        return read == [self.ids, self.distant + self.near, self.answer]
+        return read == [self.ids, self.distant + self.local, self.answer]
 
 
 Scores = Callable[[Question], Any]
@@ -109,8 +109,8 @@ def ours(selector: str, model: Any, tokenizer: Any, *, most: int | None = None) 
 
     def scores(question: Question) -> np.ndarray:
         tokens, num_distant = np.array(question.ids), len(question.distant)
-        first = num_distant + len(question.near)
-        block = Windows("all", len(question.near)).block(tokens, first, len(tokens))
+        first = num_distant + len(question.local)
+        block = Windows("all", len(question.local)).block(tokens, first, len(tokens))
         scorer = Scorer(wrapped)
         asked = Asked(
             scorer.context(block),
@@ -177,7 +177,7 @@ def context_cite(num_ablations: int, model: Any, tokenizer: Any) -> Scores:
             model,
             tokenizer,
             sources.context,
-            question.near_text,
+            question.local_text,
             num_ablations=num_ablations,
             prompt_template="{context}{query}",
             partitioner=sources,
@@ -197,9 +197,9 @@ def captum_perturbed(method: str, model: Any, tokenizer: Any, **settings: Any) -
     attribution = captum.attr.LLMAttribution(getattr(captum.attr, method)(model), tokenizer)
 
     def scores(question: Question) -> Any:
-        near = question.near_text
+        local_text = question.local_text
         text = captum.attr.TextTemplateInput(
-            lambda *distant: "".join(distant) + near, question.distant_pieces
+            lambda *distant: "".join(distant) + local_text, question.distant_pieces
         )
         target = torch.tensor(question.answer)
         # One forward for the whole answer, not one for each token of it.

@@ -94,7 +94,10 @@ class SourceQuestion:
         ids = [*self.encoded(self.prompt), *self.answer_ids]
         places = [
             *self.source_spans,
-            *((a + self.near, b + self.near) for a, b in self.statement_spans),
+            *(
+                (a + self.num_prompt_tokens, b + self.num_prompt_tokens)
+                for a, b in self.statement_spans
+            ),
         ]
         parts = [ids[first:end] for first, end in places]
         return (
@@ -103,8 +106,8 @@ class SourceQuestion:
         )
 
     @property
-    def near(self) -> int:
-        """Tokens before the answer."""
+    def num_prompt_tokens(self) -> int:
+        """Return the number of tokens before the answer."""
         return len(self.encoded(self.prompt))
 
     def of_statements(self, scores_WS: Any) -> np.ndarray:
