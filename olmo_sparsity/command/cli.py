@@ -25,11 +25,12 @@ from olmo_sparsity.base.errors import NO_DOCSTRINGS, DataError, UserError, namin
 from olmo_sparsity.base.path_options import check_no_tilde, check_not_read
 from olmo_sparsity.base.renamed import current_words
 from olmo_sparsity.command import arguments, ending
+from olmo_sparsity.command.compare import run_compare
 from olmo_sparsity.command.ending import EXIT_BAD_INPUT, print_error
 from olmo_sparsity.command.explain import run_explain
 from olmo_sparsity.command.losses import run_losses
 from olmo_sparsity.command.measure import run_measure
-from olmo_sparsity.command.results import run_compare, run_figure, run_report
+from olmo_sparsity.command.results import run_figure, run_report
 from olmo_sparsity.command.streams import prepare_streams
 from olmo_sparsity.command.training import run_configs, run_export, run_prepare, run_train
 

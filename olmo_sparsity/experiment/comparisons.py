@@ -11,7 +11,7 @@ The windows of one model are paired, too: its loss with the shortest long window
 a longer one is what the text beyond the shortest one saves.
 
 Place in the flow: finished measurements → **`longer_windows_of`**, **`comparisons_of`**, and for
-each comparison **`describe_agreement`** → the command `compare` (command/results.py), which prints
+each comparison **`describe_agreement`** → the command `compare` (command/compare.py), which prints
 them.
 """
 
