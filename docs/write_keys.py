@@ -45,7 +45,7 @@ def _sections(schema: type, above: str) -> Iterator[str]:
         fields_shown = list(inspect.get_annotations(schema))
         if len(fields_shown) < len(schema_fields(schema)):
             title += f", beside the keys of `{above.removesuffix('[].')}`"
-    in_stages = {item.properties.several for item in schema_fields(schema).values()}
+    in_stages = {item.properties.shares_key_with for item in schema_fields(schema).values()}
     rows = []
     inner: list[tuple[Any, str]] = []
     for name in fields_shown:
@@ -53,8 +53,8 @@ def _sections(schema: type, above: str) -> Iterator[str]:
         kind = item.kind
         if is_dataclass(kind):
             inner.append((kind, f"{above}{name}."))
-        elif item.properties.several is not None:
-            inner.append((*get_args(kind), f"{above}{item.properties.several}[]."))
+        elif item.properties.shares_key_with is not None:
+            inner.append((*get_args(kind), f"{above}{item.properties.shares_key_with}[]."))
         elif item.properties.refused is None:
             shown_kind = _kind(kind) + (" or list of stages" if name in in_stages else "")
             cells = (f"`{above}{name}`", shown_kind, _default(item), sentences.get(name, ""))

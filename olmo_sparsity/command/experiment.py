@@ -37,40 +37,27 @@ from olmo_sparsity.experiment.measurements import Measurement
 def run_experiment(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
     check_gpus_are_of_a_dry_run(options)
-    if find_spec("olmo") is None:  # each training would fail
+    # Without OLMo each training would fail, minutes or hours later.
+    if find_spec("olmo") is None:
         raise ModuleNotFoundError(name="olmo")
     _check_options_are_used(options)
     experiment = read_experiment(options.config, options.overrides)
+
+    # The parser accepts one of these options at most.
     if options.dry_run:
-        from olmo_sparsity.experiment.price import format_price
-
-        # Measurements take one GPU of the same kind.
-        hardware = hardware_of(options)
-        gpu = None if hardware is None else options.gpu or "h100"
-        print(format_price(experiment, hardware, gpu, options.gpu_hour))
-        return 0
+        return _print_price(experiment, options)
     if options.list:
-        from olmo_sparsity.experiment.slurm import queued
-
-        print(format_states(jobs_of(experiment), queued(experiment)))
-        return 0
+        return _print_states(experiment)
     if options.cancel:
         from olmo_sparsity.experiment.slurm import cancel
 
         return cancel(experiment)
     if options.only is not None:
         return _run_one(experiment, options.only)
+
     _check_measurements(experiment)
     if options.slurm is not None:
-        from olmo_sparsity.experiment.slurm import Flags, submit
-
-        flags = Flags(
-            train=options.slurm,
-            measure=options.slurm if options.measure_slurm is None else options.measure_slurm,
-            max_jobs=options.max_jobs,
-            times=options.time or (),
-        )
-        return submit(experiment, flags)
+        return _submit(experiment, options)
     from olmo_sparsity.experiment.here import run_here
 
     return run_here(experiment)
@@ -84,6 +71,25 @@ def _check_options_are_used(options: argparse.Namespace) -> None:
             raise ConfigError(f"--{flag} describes jobs of SLURM: add --slurm='FLAGS'")
     if options.gpu_hour is not None and not (options.dry_run and options.gpus):
         raise ConfigError(f"--gpu-hour={options.gpu_hour:g} is of --dry-run --gpus N: add them")
+
+
+def _print_price(experiment: Experiment, options: argparse.Namespace) -> int:
+    """Print what each job costs."""
+    from olmo_sparsity.experiment.price import format_price
+
+    hardware = hardware_of(options)
+    # Measurements take one GPU of the same kind.
+    gpu = None if hardware is None else options.gpu or "h100"
+    print(format_price(experiment, hardware, gpu, options.gpu_hour))
+    return 0
+
+
+def _print_states(experiment: Experiment) -> int:
+    """Print how each job stands, such as done or in the queue."""
+    from olmo_sparsity.experiment.slurm import queued
+
+    print(format_states(jobs_of(experiment), queued(experiment)))
+    return 0
 
 
 def _check_measurements(experiment: Experiment) -> None:
@@ -102,23 +108,32 @@ def _check_measurements(experiment: Experiment) -> None:
             raise ConfigError(f"{experiment.path}: measure, {measurement.name}: {error}") from None
 
 
+def _submit(experiment: Experiment, options: argparse.Namespace) -> int:
+    """Submit the jobs that are neither done nor in the queue to SLURM, and return the exit code."""
+    from olmo_sparsity.experiment.slurm import Flags, submit
+
+    measure_flags = options.measure_slurm
+    if measure_flags is None:
+        measure_flags = options.slurm
+    flags = Flags(
+        train=options.slurm,
+        measure=measure_flags,
+        max_jobs=options.max_jobs,
+        times=options.time or (),
+    )
+    return submit(experiment, flags)
+
+
+# --- one job, in this process ---------------------------------------------------------------------
+
+
 def _run_one(experiment: Experiment, name: str) -> int:
-    """Run one job in this process, and return the exit code. `name`: the job's name, as `--list`
-    prints it; or N for the N-th model, from 0, as the tasks of a SLURM array are numbered."""
+    """Run one job in this process, and return the exit code. `name`: as `_find_job` takes it."""
     jobs = {job.name: job for job in jobs_of(experiment)}
-    if name.isdecimal():
-        model_index = int(name)
-        last_index = len(experiment.models) - 1
-        if model_index > last_index:
-            raise ConfigError(f"--only={name}: {experiment.path} has models 0 to {last_index}")
-        name = experiment.models[model_index].name
-    if name not in jobs:
-        raise ConfigError(f"--only={name} is not a job; the jobs are {', '.join(jobs)}")
-    job = jobs[name]
+    job = _find_job(experiment, jobs, name)
     if isinstance(job, TrainingJob):
-        model = job.model
         training_options = argparse.Namespace(
-            config=model.config, overrides=model.overrides, dry_run=False
+            config=job.model.config, overrides=job.model.overrides, dry_run=False
         )
         with job.recording():
             return run_train(training_options)
@@ -127,15 +142,23 @@ def _run_one(experiment: Experiment, name: str) -> int:
     return _draw(experiment)
 
 
-def _draw(experiment: Experiment) -> int:
-    """Draw the figure, in the first process of a launch."""
-    from olmo_sparsity.base.launch import read_launch
-    from olmo_sparsity.experiment.figure import draw
+def _find_job(experiment: Experiment, jobs: Mapping[str, Job], name: str) -> Job:
+    """Return the job that --only names; raise ConfigError if there is none.
 
-    if read_launch().rank == 0:  # SLURM may start several processes for the job
-        draw(experiment)
-        print(experiment.figure)
-    return 0
+    Args:
+        jobs: All jobs, by name.
+        name: The job's name, as `--list` prints it; or N for the N-th model, from 0, as the tasks
+            of a SLURM array are numbered.
+    """
+    if name.isdecimal():
+        model_index = int(name)
+        last_index = len(experiment.models) - 1
+        if model_index > last_index:
+            raise ConfigError(f"--only={name}: {experiment.path} has models 0 to {last_index}")
+        name = experiment.models[model_index].name
+    if name not in jobs:
+        raise ConfigError(f"--only={name} is not a job; the jobs are {', '.join(jobs)}")
+    return jobs[name]
 
 
 def _measure(job: MeasurementJob, jobs: Mapping[str, Job]) -> int:
@@ -152,6 +175,8 @@ def _measure(job: MeasurementJob, jobs: Mapping[str, Job]) -> int:
     from olmo_sparsity.base.provenance import typed_command
 
     measurement = job.measurement
+    # The tasks of an array are shards. The processes of one task share its shard by themselves, and
+    # each records that it runs, so that `--list` sees it.
     shard = parse_shard(None, by_launch=False)
     with job.recording_process(f"{shard.shard_index}-{read_launch().rank}"):
         reason = job.reason_to_skip(jobs)
@@ -178,12 +203,26 @@ def _measure_options(measurement: Measurement, jobs: Mapping[str, Job]) -> dict[
     if measurement.targets_of is not None:
         options["targets"] = jobs[measurement.targets_of].results
     if measurement.choices_of is not None:
-        # Its windows are settings of the measurement that chose.
+        # Windows and distant states are those of the measurement that chose.
         options["choices"] = jobs[measurement.choices_of].results
     else:
         options["long"] = measurement.long
         options["distant_states"] = measurement.distant_states
     return options
+
+
+def _draw(experiment: Experiment) -> int:
+    """Draw the figure, in the first process of a launch."""
+    from olmo_sparsity.base.launch import read_launch
+    from olmo_sparsity.experiment.figure import draw
+
+    if read_launch().rank == 0:  # SLURM may start several processes for the job
+        draw(experiment)
+        print(experiment.figure)
+    return 0
+
+
+# --- the folder of an experiment, for `figure` and `report` ---------------------------------------
 
 
 def measurements_in(folder: str) -> dict[str, str] | None:

@@ -187,7 +187,7 @@ def _check_range(value: Any, item: SchemaField, key: str) -> None:
             raise ValueError(f"{key}={shown} must be at least {properties.least}")
         if number > properties.most:
             raise ValueError(f"{key}={shown} must be at most {properties.most}")
-    if properties.some and not value:
+    if properties.nonempty and not value:
         raise ValueError(f"{key} is empty; list at least one")
     if properties.distinct and any(value.count(entry) > 1 for entry in value):
         raise ValueError(f"{key}={shown} holds one value twice")

@@ -48,8 +48,8 @@ class Properties:
     most: float = LARGEST
     """The range of the value, or of each value of a list."""
 
-    some: bool = False
-    """Whether a list must have a value."""
+    nonempty: bool = False
+    """Whether a list must have at least one value."""
 
     distinct: bool = False
     """Whether a list must have no value twice."""
@@ -69,9 +69,10 @@ class Properties:
     blank: bool = False
     """Whether a text of white space alone is accepted."""
 
-    several: str | None = None
-    """For a field that takes a list of sections: the key of its sibling that takes one section,
-    under which a file has the list, too."""
+    shares_key_with: str | None = None
+    """For a field that takes a list of sections: the sibling that takes a single section. In a file
+    both have the sibling's name as their key: `corpus: {…}` sets the field `corpus`, and
+    `corpus: [{…}, {…}]` the field `corpora`."""
 
     other_names: Mapping[str, str] = field(default_factory=dict)
     """What to write here, by the name of the key in other programs."""
@@ -160,9 +161,9 @@ def list_fields(schema: type) -> dict[str, str]:
     """Return the fields that take a list of sections, by the key under which a file has the list.
     It is the key of the sibling that takes a single section: {"corpus": "corpora"}."""
     return {
-        item.properties.several: item.name
+        item.properties.shares_key_with: item.name
         for item in schema_fields(schema).values()
-        if item.properties.several is not None
+        if item.properties.shares_key_with is not None
     }
 
 
@@ -185,7 +186,7 @@ def used(section: Any) -> dict[str, Any]:
     for key, name in list_fields(type(section)).items():
         unused.add(key if getattr(section, name) else name)
     return {
-        item.properties.several or item.name: _plain(getattr(section, item.name))
+        item.properties.shares_key_with or item.name: _plain(getattr(section, item.name))
         for item in schema_fields(type(section)).values()
         if item.name not in unused and item.applies(section)
     }

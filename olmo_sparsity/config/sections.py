@@ -149,7 +149,7 @@ class TrainingConfig:
 
     # A list in place of the number above is read into this field, and saved under that key. The
     # number is then the longest of them (`__post_init__`).
-    lengths: list[StageConfig] = option([], several="length")
+    lengths: list[StageConfig] = option([], shares_key_with="length")
 
     earlier_weights: list[EarlierWeights] = field(default_factory=list)
     """By which weights several corpora were read up to the checkpoint that a run branches from, so

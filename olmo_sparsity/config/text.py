@@ -132,7 +132,7 @@ class DataConfig:
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     """The text; or a list of corpora (`MixedCorpus`), each with a name and a weight."""
 
-    corpora: list[MixedCorpus] = option([], several="corpus")
+    corpora: list[MixedCorpus] = option([], shares_key_with="corpus")
     """Several corpora instead of one. A file has them as a list under the key `corpus`."""
 
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)

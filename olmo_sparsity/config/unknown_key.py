@@ -74,7 +74,7 @@ def _remedies(schema: type) -> dict[str, str]:
 def _known_keys(schema: type, prefix: str = "") -> Iterator[str]:
     """Yield all dotted keys of a schema, sections included."""
     for item in schema_fields(schema).values():
-        key = item.properties.several or item.name
+        key = item.properties.shares_key_with or item.name
         yield prefix + key
         for section in sections_in(item.kind):
             yield from _known_keys(section, f"{prefix}{key}.")

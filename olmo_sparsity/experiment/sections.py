@@ -24,12 +24,12 @@ from olmo_sparsity.config.windows import Long
 class MeasureSection:
     """Keys of `measure` that are not options of the command `measure`."""
 
-    steps: list[int | Literal["last"]] = option(["last"], some=True, distinct=True, least=1)
+    steps: list[int | Literal["last"]] = option(["last"], nonempty=True, distinct=True, least=1)
     """Steps of the checkpoints that are measured: the last one with each window, earlier ones with
     the longest window only."""
 
-    long: list[Long] = option(["all"], some=True, distinct=True, least=1)
-    distant_states: list[InterpretationName] = option(["contextual"], some=True, distinct=True)
+    long: list[Long] = option(["all"], nonempty=True, distinct=True, least=1)
+    distant_states: list[InterpretationName] = option(["contextual"], nonempty=True, distinct=True)
     targets: Literal["shared", "own"] = "shared"
     """shared: the first measured model chooses the targets of all models and steps. own: each
     measurement chooses its own."""

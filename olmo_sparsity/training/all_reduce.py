@@ -20,7 +20,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from olmo_sparsity.base.devices import PCIE_GIGABYTES_PER_S, device_name, find_gpu
+from olmo_sparsity.base.devices import device_name
+from olmo_sparsity.base.gpus import PCIE_GIGABYTES_PER_S, find_gpu
 from olmo_sparsity.training.device import own_device
 from olmo_sparsity.training.distributed import Processes, connect
 

@@ -90,12 +90,12 @@ class ExperimentSettings:
     end_token: bool = False
     """Whether responses end with a token of its own; without it their length is given at test."""
 
-    schemes: list[str] = option(None, required=True, some=True, distinct=True)
-    seeds: list[int] = option([1, 2, 3], least=0, some=True, distinct=True)
+    schemes: list[str] = option(None, required=True, nonempty=True, distinct=True)
+    seeds: list[int] = option([1, 2, 3], least=0, nonempty=True, distinct=True)
     train_lengths: list[int] = option(None, required=True)
     """Shortest and longest; lengths between are drawn uniformly."""
 
-    test_lengths: list[int] = option(None, required=True, some=True, distinct=True)
+    test_lengths: list[int] = option(None, required=True, nonempty=True, distinct=True)
     train_ks: list[int] = option([], distinct=True)
     """For tasks with k: a model for each, trained on k uniform in 1 … train_k (or as many as fit
     into a sample)."""

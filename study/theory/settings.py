@@ -61,7 +61,7 @@ class TheoryConfig:
     train_length: int = option(16, least=1, most=10**5)
     """L: training mixes all lengths from L/2 to L."""
 
-    test_multiples: list[int] = option([1, 2, 4, 8], least=1, some=True, distinct=True)
+    test_multiples: list[int] = option([1, 2, 4, 8], least=1, nonempty=True, distinct=True)
     """L̄ as multiples of L."""
 
     local_span: int = option(4, least=1)
@@ -70,12 +70,12 @@ class TheoryConfig:
     coupled_window: int = option(1, least=1)
     """The widest span, in position IDs, of a key function in the coupled settings."""
 
-    seeds: list[int] = option([0, 1, 2, 3, 4], least=0, some=True, distinct=True)
+    seeds: list[int] = option([0, 1, 2, 3, 4], least=0, nonempty=True, distinct=True)
     num_strings: int = option(2000, least=1, most=10**7)
     """Strings sampled per length and seed."""
 
     learning: LearningConfig = field(default_factory=LearningConfig)
-    cases: list[CaseConfig] = option([], some=True, required=True)
+    cases: list[CaseConfig] = option([], nonempty=True, required=True)
 
 
 def load_theory_config(path: str | Path, overrides: list[str]) -> TheoryConfig:

@@ -12,8 +12,8 @@ import torch
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
 from benchmarks.memory import estimates_of, launch
-from olmo_sparsity.base.devices import find_gpu, known_gpu
 from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.gpus import find_gpu, known_gpu
 from olmo_sparsity.base.launch import Launch
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.installed import CONFIGS

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from olmo_sparsity.base.devices import known_gpu
+from olmo_sparsity.base.gpus import known_gpu
 
 USED_SHARE_OF_PEAK = 0.4
 """The share of its stated peak that a GPU is assumed to reach; never timed on a large one."""

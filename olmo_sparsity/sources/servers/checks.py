@@ -33,14 +33,9 @@ from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.sources.dialects import DIALECTS, ECHO
 from olmo_sparsity.sources.servers.connection import safe
+from olmo_sparsity.sources.servers.log_probabilities import MANY_TOKENS, as_log_p
 from olmo_sparsity.sources.servers.probe import distance
-from olmo_sparsity.sources.servers.server import (
-    MANY_TOKENS,
-    NOISE_FACTOR,
-    REQUIRED,
-    Server,
-    as_log_p,
-)
+from olmo_sparsity.sources.servers.server import NOISE_FACTOR, REQUIRED, Server
 from olmo_sparsity.sources.servers.threads import in_threads
 
 
@@ -125,7 +120,7 @@ def _check_not_misplaced(server: Server) -> None:
         generated = server.score_and_generate(ids, 1).generated
         if generated is None:
             continue
-        token = server.id_of(generated.token)
+        token = server.tokens.id_of(generated.token)
         if token is None or as_log_p(generated.log_p) is None:
             continue
         num_compared += 1
@@ -197,11 +192,11 @@ def _check_context_is_read(server: Server) -> None:
 def _copied_passage(server: Server) -> _CopiedPassage:
     """Return the probe and the filler as tokens. A tokenizer that knows few of their words, such as
     one of another language, gets two halves of its vocabulary instead."""
-    filler = server.encode(FILLER) or []
+    filler = server.tokens.encode(FILLER) or []
     if min(len({*server.probe_ids}), len({*filler})) >= MANY_TOKENS:
         return _CopiedPassage(server.probe_ids, filler)
-    vocabulary = {*server.tokenizer.get_vocab().values()}
-    special = {*server.tokenizer.get_added_tokens_decoder()}
+    vocabulary = {*server.tokens.tokenizer.get_vocab().values()}
+    special = {*server.tokens.tokenizer.get_added_tokens_decoder()}
     tokens = sorted(vocabulary - special)[: 2 * len(server.probe_ids)]
     return _CopiedPassage(tokens[::2], tokens[1::2])
 
@@ -249,7 +244,7 @@ def _check_scale(server: Server) -> None:
     """Raise if numbers are no natural logarithms of probabilities. The probabilities of the most
     probable tokens add up to at most 1, and each other token has less than the last of them."""
     # A model may have more tokens than its tokenizer: its matrices are padded.
-    max_tokens = 1.1 * server.tokenizer.get_vocab_size()
+    max_tokens = 1.1 * server.tokens.tokenizer.get_vocab_size()
     tails: list[float] = []
     for prompt in _prompts_of_scale(server.probe_ids):
         log_p = server.candidates(prompt)

@@ -32,8 +32,9 @@ from olmo_sparsity.sources.servers.connection import (
     ServerGone,
     WaitLimits,
 )
+from olmo_sparsity.sources.servers.log_probabilities import check_not_constant
 from olmo_sparsity.sources.servers.probe import PROBE_FILE, read_probe
-from olmo_sparsity.sources.servers.server import Server, check_not_constant
+from olmo_sparsity.sources.servers.server import Server
 from olmo_sparsity.sources.servers.threads import in_threads
 
 PromptKey = tuple[tuple[int, ...], tuple[int, ...]]

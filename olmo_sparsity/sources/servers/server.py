@@ -9,6 +9,7 @@ A server is not trusted. checks.py proves what its numbers are before any is use
 must show which prompt it is of, and a server must show that it is still the same model:
 
     score          request → reply → is it of this prompt? → are they numbers? → log p
+                                     (server_tokens.py)      (log_probabilities.py)
     recognize      connection lost, or all prompts of a call scored → score the probe again → as at
                    the first time? → go on
 
@@ -21,7 +22,6 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,17 +29,9 @@ import numpy as np
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.sources.dialects import ECHO, Dialect, Reply, Scored
 from olmo_sparsity.sources.servers.connection import Connection, WaitLimits, parse_url, safe
+from olmo_sparsity.sources.servers.log_probabilities import as_log_p, check_not_constant
 from olmo_sparsity.sources.servers.probe import OTHER_NATS, PROBE, distance
-
-MIN_LOG_P = -1e3
-"""A smaller number is no log-probability: servers write −9,999 for minus infinity, which JSON
-lacks."""
-
-MAX_LOG_P = 1e-3
-"""A larger number is no log-probability. Rounding may make one a little more than 0."""
-
-MANY_TOKENS = 8
-"""This many different tokens never have the same number. Two may, by rounding."""
+from olmo_sparsity.sources.servers.server_tokens import ServerTokens
 
 NOISE_FACTOR = 3
 """Two numbers may be of one model if they differ by this many times the server's noise: the noise
@@ -76,13 +68,13 @@ class Server:
             limits: How long it is waited for.
         """
         self.url, self.model = parse_url(url)
-        self.tokenizer = tokenizer
+        self.tokens = ServerTokens(tokenizer)
         # Until `meet` has read which kind of server it is.
         self.dialect: Dialect = ECHO
         self.card: dict[str, Any] = {}
         """Keys of /v1/models that identify the model."""
 
-        self.probe_ids = self.encode(PROBE) or []
+        self.probe_ids = self.tokens.encode(PROBE) or []
         self.probe_log_p = np.empty(0)
         """log p of `probe_ids` from the second token on, when the server was met."""
 
@@ -97,9 +89,6 @@ class Server:
         self._replies_name_requests = False
         self._named_models = dict[str, str]()
         """The model that the first reply on each path named."""
-
-        # Kept, as each token of each reply is compared with it.
-        self._spelling = cache(lambda token: tokenizer.decode([token], skip_special_tokens=False))
 
     # --- scoring ---
 
@@ -169,32 +158,12 @@ class Server:
     def _check_tokens(self, tokens: Sequence[Any], sent_ids: list[int]) -> None:
         """Raise DataError unless the tokens of a reply are those that were sent."""
         for token, sent_id in zip(tokens, sent_ids, strict=True):
-            if not self._is_sent_token(token, sent_id):
-                expected = f"{self._spelling(sent_id)!r} ({sent_id})"
+            if not self.tokens.is_sent(token, sent_id):
+                expected = f"{self.tokens.text_of(sent_id)!r} ({sent_id})"
                 difference = f"{safe(repr(token))[:40]} for {expected}"
                 remedy = "pass the tokenizer of its model"
                 problem = f"replied about other tokens than were sent ({difference}); {remedy}"
                 raise self.error(problem)
-
-    def _is_sent_token(self, token: Any, sent_id: int) -> bool:
-        """Return whether a token of a reply, an ID or a text, is the token that was sent."""
-        if not isinstance(token, str):
-            return self.id_of(token) == sent_id
-
-        # Texts are compared without white space, which servers write in several ways.
-        sent_text = self._spelling(sent_id)
-        # SentencePiece writes a space as ▁.
-        spelt = token.replace("\ufffd", "").replace("▁", " ").strip()
-
-        # A token that is a part of a letter has no text of its own: servers write its bytes, the
-        # whole letter, or the mark of what cannot be decoded.
-        if "\ufffd" in sent_text:
-            is_bytes = token.startswith(("bytes:", "<0x"))
-            return is_bytes or sent_text.replace("\ufffd", "").strip() in spelt
-
-        # Some servers write special tokens as nothing.
-        is_special = not spelt and sent_id in self.tokenizer.get_added_tokens_decoder()
-        return spelt == sent_text.strip() or is_special
 
     def candidates(self, ids: list[int]) -> list[float]:
         """Return log p of the most probable tokens after a prompt; empty if the server does not
@@ -217,7 +186,7 @@ class Server:
         body = {"prompt": ids, "max_tokens": max_new_tokens, "temperature": 0}
         reply = self._request("/v1/completions", body)
         try:
-            encoded = self.encode(reply["choices"][0]["text"])
+            encoded = self.tokens.encode(reply["choices"][0]["text"])
         except (KeyError, TypeError, IndexError):
             encoded = None
         if encoded is None:
@@ -248,24 +217,6 @@ class Server:
         if name != first_name:
             names = f"{safe(name)[:60]}, and first {safe(first_name)[:60]}"
             raise self.error(f"replied as another model ({names}); keep it from changing models")
-
-    # --- tokens ---
-
-    def encode(self, text: Any) -> list[int] | None:
-        """Return the token IDs of what should be a text; None if it is not a text, or has halves of
-        letters, which no tokenizer takes."""
-        if not isinstance(text, str) or any("\ud800" <= letter <= "\udfff" for letter in text):
-            return None
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-
-    def id_of(self, token: Any) -> int | None:
-        """Return the ID of a token of a reply, an ID or a text; None if it is neither, or a text of
-        several tokens."""
-        if isinstance(token, str):
-            ids = self.encode(token) or []
-            return ids[0] if len(ids) == 1 else None
-        return token if type(token) is int else None  # True is not the token 1
 
     # --- which model it is ---
 
@@ -298,27 +249,3 @@ class Server:
             numbers = f"{nats:.2f} nats a token, between requests by {self.noise:.2f}"
             problem = f"serves another model {compared_with}: one text's loss differs by {numbers}"
             raise self.error(problem)
-
-
-def as_log_p(written: Any) -> float | None:
-    """Return the log-probability that a server wrote; None if it is not a usable number."""
-    if not isinstance(written, int | float) or isinstance(written, bool):
-        return None
-    # NaN is not in this range, either.
-    return min(float(written), 0.0) if MIN_LOG_P < written < MAX_LOG_P else None
-
-
-def check_not_constant(ids: Sequence[int], log_p: Sequence[float | None], url: str) -> None:
-    """Raise DataError if many different tokens have one and the same log-probability, as a server
-    returns that computes nothing.
-
-    Args:
-        ids: Tokens.
-        log_p: Their log-probabilities; None where there is no usable number.
-        url: The server, for the message.
-    """
-    # By token, as a text may repeat one token with one number.
-    known = {token: number for token, number in zip(ids, log_p, strict=True) if number is not None}
-    if len(known) >= MANY_TOKENS and len(set(known.values())) == 1:
-        problem = f"{url} gives {len(known)} different tokens the same log-probability"
-        raise DataError(f"{problem}; check that it returns those of the prompt")

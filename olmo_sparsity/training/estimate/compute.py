@@ -19,7 +19,8 @@ from typing import cast
 import torch
 from torch import nn
 
-from olmo_sparsity.base.devices import device_name, find_gpu
+from olmo_sparsity.base.devices import device_name
+from olmo_sparsity.base.gpus import find_gpu
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.huggingface.folder import count_parameters

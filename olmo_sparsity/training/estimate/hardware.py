@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from olmo_sparsity.base.devices import UNKNOWN_TFLOPS, Gpu, device_name, find_gpu, known_gpu
+from olmo_sparsity.base.devices import device_name
 from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.gpus import UNKNOWN_TFLOPS, Gpu, find_gpu, known_gpu
 from olmo_sparsity.base.launch import Launch
 
 CUDA_CONTEXT_BYTES = 2**29
