@@ -41,7 +41,14 @@ from olmo_sparsity.text.vocabulary import IGNORED
 
 @dataclass
 class Batch:
-    """The sequences of a process in one step, or those of a micro-batch."""
+    """The sequences of a process in one step, or those of a micro-batch. One sequence of the tokens
+    17 18 EOS 19, for example:
+
+        tokens       17  18  EOS  19
+        positions     0   1    2   3
+        labels       18 EOS   19   –        the next token; the last one has none
+        documents     0   0    0   1
+    """
 
     tokens_BL: Tensor
     positions_BL: Tensor
@@ -66,7 +73,7 @@ class Batch:
         return self._with_each(Tensor.pin_memory)
 
     def rows(self, rows: slice) -> Batch:
-        """Return some of the sequences."""
+        """Return the sequences of a slice, as views."""
         return self._with_each(lambda tensor: tensor[rows])
 
     def _with_each(self, change: Callable[[Tensor], Tensor]) -> Batch:
@@ -158,6 +165,7 @@ class TrainingBatches:
         self.skipped: Sequence[int] = ()
         """The numbers of batches that are left out, such as one with a loss of NaN. Each later step
         takes the batch after."""
+
         self.vocab_size = shards.vocab_size
         self.sequences = Sequences(shards, plan.length)
         self.order = find_order(
@@ -211,9 +219,7 @@ class TrainingBatches:
             tokens_BL[row] = piece.tokens_L if changed is None else changed.tokens_L
 
         # Labels and documents follow from the tokens, unless the user's function says otherwise.
-        # The last token of a row has no label: the next one is in another sequence.
-        labels_BL = np.full_like(tokens_BL, IGNORED)
-        labels_BL[:, :-1] = tokens_BL[:, 1:]
+        labels_BL = next_tokens(tokens_BL)
         documents_BL = number_documents(tokens_BL, self.eos_id)
         for row, changed in changed_rows.items():
             documents_BL[row] = 0  # a changed sequence is one document
@@ -274,3 +280,11 @@ def number_documents(tokens_BL: np.ndarray, eos_id: int) -> np.ndarray:
     to the document that it ends: tokens 5 EOS 7 8 are of documents 0 0 1 1."""
     ends_BL = tokens_BL == eos_id
     return ends_BL.cumsum(-1) - ends_BL
+
+
+def next_tokens(tokens_BL: np.ndarray) -> np.ndarray:
+    """Return labels_BL: the token after each token of a row. The last one has no label, as the next
+    token is in another sequence: tokens 5 7 8 get the labels 7 8 IGNORED."""
+    labels_BL = np.full_like(tokens_BL, IGNORED)
+    labels_BL[:, :-1] = tokens_BL[:, 1:]
+    return labels_BL

@@ -1,5 +1,11 @@
 """Make batches of held-out text, which evaluations read from its start.
 
+    heldout_batches(heldout, length=4096, num_sequences=512, batch_size=8)
+    # 64 batches: sequences 0 to 7, 8 to 15, …; at each evaluation the same
+
+Held-out text is neither shuffled nor given skips in its position IDs, so that evaluations of
+different steps and runs can be compared.
+
 Place in the flow: sequences.py → **`heldout_batches`** → training/evaluate.py.
 
 Dimension key: B batch, L length.
@@ -13,11 +19,10 @@ import numpy as np
 import torch
 
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.data.batches import Batch, number_documents
+from olmo_sparsity.data.batches import Batch, next_tokens, number_documents
 from olmo_sparsity.data.positions import restart
 from olmo_sparsity.data.sequences import Sequences
 from olmo_sparsity.data.shards import TokenShards
-from olmo_sparsity.text.vocabulary import IGNORED
 
 
 def heldout_sequences(shards: TokenShards, length: int) -> Sequences:
@@ -52,13 +57,14 @@ def heldout_batches(
     num_read = min(num_sequences, len(sequences))
     for start in range(0, num_read, batch_size):
         rows = range(start, min(start + batch_size, num_read))
-        tokens_BL = torch.from_numpy(np.stack([sequences[row] for row in rows]))
-        labels_BL = torch.full_like(tokens_BL, IGNORED)
-        labels_BL[:, :-1] = tokens_BL[:, 1:]
-        positions_BL = torch.arange(length).expand(len(rows), length)
-        batch = Batch(tokens_BL, positions_BL, labels_BL)
+        tokens_BL = np.stack([sequences[row] for row in rows])
+        batch = Batch(
+            tokens_BL=torch.from_numpy(tokens_BL),
+            positions_BL=torch.arange(length).expand(len(rows), length),
+            labels_BL=torch.from_numpy(next_tokens(tokens_BL)),
+        )
         if mask_documents:
-            documents_BL = number_documents(tokens_BL.numpy(), shards.eos_id)
+            documents_BL = number_documents(tokens_BL, shards.eos_id)
             batch.documents_BL = torch.from_numpy(documents_BL)
             if per_document:
                 batch.positions_BL = torch.from_numpy(restart(documents_BL))

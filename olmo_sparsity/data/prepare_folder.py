@@ -1,5 +1,11 @@
 """Fill one folder with token shards, or resume filling it.
 
+    start    folder                              what happens
+    first    empty                               a manifest, the tokenizer, shards 0, 1, 2, …
+    second   shards 0 to 2, then it was killed   goes on with shard 3
+    third    complete                            all files are hashed and compared; none is written
+    any      begun with another tokenizer        ConfigError, unless it has no shard yet
+
     fill_folder ─ _begin_or_resume: a new manifest, or the stored one after a comparison
                 ├ _obtain_tokenizer: the stored one, the one that settings name, or a trained one
                 └ encode_shards.write_shards: shard after shard, each added to the manifest

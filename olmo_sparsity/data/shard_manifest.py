@@ -37,18 +37,28 @@ class ShardFile:
     """One split of one shard: three files, which the manifest lists by their names."""
 
     split: str
+    """train or heldout."""
+
     tokens: str
+    """Name of the file with the token IDs, such as train-00012.tokens.uint16."""
+
     ends: str
+    """Name of the file with the end of each document."""
+
     num_tokens: int
+    """Number of tokens, with an EOS for each document."""
+
     num_documents: int
     tokens_sha256: str
     ends_sha256: str
     groups: str
+    """Name of the file with the hash of each document's group."""
+
     groups_sha256: str
 
     def contents(self, token_size: int) -> dict[str, FileEntry]:
-        """Return the SHA-256 and the size of each file, by its name. `token_size`: bytes of a
-        token."""
+        """Return the SHA-256 and the size of each file, by its name, for tokens of `token_size`
+        bytes."""
         return {
             self.tokens: FileEntry(self.tokens_sha256, self.num_tokens * token_size),
             self.ends: FileEntry(self.ends_sha256, self.num_documents * 8),
@@ -78,7 +88,7 @@ class Manifest:
     The fields from `tokenizer_sha256` to `dtype` are set once the folder has a tokenizer."""
 
     settings: dict[str, Any]
-    """The settings that determine the content. A run with other ones is rejected."""
+    """The settings that determine the content. `prepare` with other ones is rejected."""
 
     inputs_sha256: str | None
     """Hash of the names and sizes of the files that the text was read from; None for a corpus
@@ -156,6 +166,7 @@ def check_contents(folder: Path, manifest: Manifest, files: Collection[ShardFile
 
 
 def _check_files(folder: Path, manifest: Manifest, names_to_hash: set[str]) -> None:
+    """Raise DataError unless all files have their sizes, and some of them their SHA-256."""
     token_size = np.dtype(manifest.dtype).itemsize
     listed: dict[str, FileEntry] = {}
     for file in manifest.files:

