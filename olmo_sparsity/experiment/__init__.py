@@ -10,6 +10,7 @@
       price.py        estimates their cost
       figure.py       draws what is finished
       comparisons.py  pairs what is compared
+      agreement.py    says in which signs its seeds agree
 
 Place in the flow: above training and analysis, which do not know each other; below the command.
 """

@@ -1,4 +1,4 @@
-"""Pair the measurements of an experiment that `compare` subtracts, and sum up what seeds agree on.
+"""Pair the measurements of an experiment that `compare` subtracts.
 
 Two models are paired if they have the same seed and differ in one thing, their config or one axis
 of the grid. If all models are seeds of one scheme, seeds are paired with each other. For example:
@@ -10,25 +10,21 @@ of the grid. If all models are seeds of one scheme, seeds are paired with each o
 The windows of one model are paired, too: its loss with the shortest long window minus its loss with
 a longer one is what the text beyond the shortest one saves.
 
-Place in the flow: finished measurements → **`longer_windows_of`**, **`comparisons_of`**, and for
-each comparison **`describe_agreement`** → the command `compare` (command/compare.py), which prints
-them.
+Place in the flow: the measurements of an experiment → **`longer_windows_of`**, **`comparisons_of`**
+→ the command `compare` (command/compare.py), which subtracts and prints them, with a line on what
+seeds agree on (agreement.py).
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import pandas as pd
-
-from olmo_sparsity.analysis.results.meta import main_set
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.config.windows import Long, long_window
+from olmo_sparsity.config.windows import Long
 from olmo_sparsity.experiment.file import Experiment
 from olmo_sparsity.experiment.measurements import Measurement
 from olmo_sparsity.experiment.models import Model
@@ -88,7 +84,8 @@ class MeasuredWindows(NamedTuple):
 
 @dataclass(frozen=True)
 class LongerWindow:
-    """What the text beyond the shortest long window saves: of each model, and between schemes."""
+    """A long window that is compared with the shortest one. The loss of a model with the shortest
+    window minus its loss with this one is what the text beyond the shortest one saves."""
 
     long: Long
     """The longer window."""
@@ -96,40 +93,37 @@ class LongerWindow:
     shortest: Long
 
     windows: Mapping[str, MeasuredWindows]
-    """By the model's name."""
+    """The two measurements of each model, by its name."""
 
     pairs: Sequence[ModelPair]
     """The models whose savings are subtracted."""
 
 
 def longer_windows_of(experiment: Experiment) -> list[LongerWindow]:
-    """Return each long window but the shortest; none if only one is measured."""
+    """Return each long window except the shortest, the shorter ones first. The list is empty if all
+    models are measured with one window."""
     measurements = _measurements_by_model(experiment)
-    measured = [model for model in experiment.models if model.name in measurements]
-    pairs = _pairs_of_models(measured)
+    measured_models = [model for model in experiment.models if model.name in measurements]
+    pairs = _pairs_of_models(measured_models)
     # All models are measured with the same windows, which are sorted by length.
-    shortest, *longer = next(iter(measurements.values()))
-    return [
-        LongerWindow(
-            long,
-            shortest,
-            {
-                name: MeasuredWindows(by_window[long], by_window[shortest])
-                for name, by_window in measurements.items()
-            },
-            pairs,
-        )
-        for long in longer
-    ]
+    shortest, *longer_windows = next(iter(measurements.values()))
+    longer = []
+    for long in longer_windows:
+        windows = {
+            name: MeasuredWindows(longer=by_window[long], shortest=by_window[shortest])
+            for name, by_window in measurements.items()
+        }
+        longer.append(LongerWindow(long, shortest, windows, pairs))
+    return longer
 
 
 def comparisons_of(experiment: Experiment) -> list[Comparison]:
     """Return all comparisons, pair of schemes by pair of schemes, and of each pair the shortest
     long window first. Raise ConfigError if fewer than two models are measured."""
     measurements = _measurements_by_model(experiment)
-    measured = [model for model in experiment.models if model.name in measurements]
+    measured_models = [model for model in experiment.models if model.name in measurements]
     model_pairs: dict[SchemePair, list[ModelPair]] = defaultdict(list)
-    for pair in _pairs_of_models(measured):
+    for pair in _pairs_of_models(measured_models):
         model_pairs[SchemePair(pair.first.scheme, pair.second.scheme)].append(pair)
     if not model_pairs:
         raise ConfigError(
@@ -157,22 +151,14 @@ def _measurements_by_model(experiment: Experiment) -> dict[str, dict[Long, Measu
     if not measured:
         raise ConfigError(f"{experiment.path} measures nothing; add a section `measure`")
     # Earlier checkpoints are measured to show how the gap grows, not to be compared.
-    last_step = max(_step_number(measurement) for measurement in measured)
-    state = measured[0].distant_states
+    last_step = max(measurement.step_order for measurement in measured)
+    first_states = measured[0].distant_states
     by_model: dict[str, dict[Long, Measurement]] = defaultdict(dict)
-    for measurement in sorted(measured, key=_length_of_window):
-        if _step_number(measurement) == last_step and measurement.distant_states == state:
+    for measurement in sorted(measured, key=lambda measurement: measurement.long_length):
+        is_last = measurement.step_order == last_step
+        if is_last and measurement.distant_states == first_states:
             by_model[measurement.model.name][measurement.long] = measurement
     return by_model
-
-
-def _length_of_window(measurement: Measurement) -> float:
-    return long_window(measurement.long).length
-
-
-def _step_number(measurement: Measurement) -> float:
-    """Return the step of a measurement as a number, infinity for the last step."""
-    return math.inf if measurement.step is None else measurement.step
 
 
 def _pairs_of_models(models: Sequence[Model]) -> list[ModelPair]:
@@ -192,70 +178,3 @@ def _num_differences(first: Model, second: Model) -> int:
     seed."""
     choices = zip(first.choices, second.choices, strict=True)
     return sum(first_choice != second_choice for first_choice, second_choice in choices)
-
-
-# --- what seeds agree on --------------------------------------------------------------------------
-
-AGREEMENT = "net_equal"
-"""The column whose sign seeds are to share: net excess at equal gaps, the strictest test of one
-measurement."""
-
-GAP = "mean_gap"
-"""The column with the difference of L_short − L_long, which is the same in each row of a pair."""
-
-
-def describe_agreement(comparison: Comparison, tables: Sequence[pd.DataFrame]) -> list[str]:
-    """Return lines that say, for the mean gap and for each k, whether all seeds have the same sign,
-    and how many intervals exclude 0. Only the rows that the figure draws count: those of the first
-    selector, and of the main set of targets.
-
-    Args:
-        tables: What `describe_comparison` returned for each pair that is finished.
-    """
-    # All seeds below each other; grouping by k puts the same k of all seeds together.
-    rows = pd.concat([_drawn_rows(table) for table in tables])
-    rows = rows[rows[AGREEMENT].notna()]
-    schemes = f"{comparison.first_scheme} minus {comparison.second_scheme}"
-    seeds = f"{len(tables)} seeds"
-    if len(tables) < len(comparison.pairs):
-        seeds = f"{len(tables)} of {len(comparison.pairs)} seeds"
-    lines = [f"{seeds}: {schemes}, long={comparison.long}"]
-    gaps = pd.concat([table.head(1) for table in tables])
-    lines.append(f"  L_short - L_long: {_describe_signs(gaps, GAP)}")
-    if not len(rows):
-        return [*lines, "  net at equal gaps: no value"]
-    for (units, k), of_seeds in rows.groupby(["units", "k"], sort=False):
-        signs = _describe_signs(of_seeds, AGREEMENT)
-        lines.append(f"  net at equal gaps, {units}, k={k}: {signs}")
-    return lines
-
-
-def _drawn_rows(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the main target set and the first selector."""
-    rows = table[table.target_set == main_set(table.target_set)]
-    return rows[rows.selector == rows.selector.iloc[0]]
-
-
-def _describe_signs(of_seeds: pd.DataFrame, column: str) -> str:
-    """Return which signs the values of a column have, and how many of their intervals exclude 0.
-
-    Args:
-        of_seeds: One row of each seed.
-        column: The column, which has an interval.
-    """
-    values = of_seeds[column]
-    low = of_seeds[f"{column}_low"]
-    high = of_seeds[f"{column}_high"]
-    num_above = int((values > 0).sum())
-    num_below = int((values < 0).sum())
-    seeds = "the only seed" if len(values) == 1 else f"all {len(values)} seeds"
-    if num_above == len(values):
-        signs = f"above 0 in {seeds}"
-    elif num_below == len(values):
-        signs = f"below 0 in {seeds}"
-    else:
-        signs = f"not the same sign: above 0 in {num_above} of {len(values)} seeds"
-    # An interval may be missing where too few documents were measured.
-    num_intervals = int(low.notna().sum())
-    num_excluding = int(((low > 0) | (high < 0)).sum())
-    return f"{signs}; {num_excluding} of {num_intervals} intervals exclude 0"

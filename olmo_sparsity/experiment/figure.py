@@ -2,12 +2,13 @@
 
 Place in the flow: the last job of an experiment calls **`draw`**. A measurement without results is
 an empty point of the figure, with its reason. The commands `report` and `figure` take
-**`main_measurements`**, one of each model.
+**`main_measurements`**, one of each model: `c4_pose-last-4032` of `c4_pose-last-960`,
+`c4_pose-last-4032` and `c4_pose-5000-4032`, for example.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections import defaultdict
 
 from olmo_sparsity.analysis.report.figure_style import Missing
 from olmo_sparsity.analysis.report.figures import draw_figure2
@@ -15,7 +16,6 @@ from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.stored_results import read_results
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.progress import say
-from olmo_sparsity.config.windows import long_window
 from olmo_sparsity.experiment.file import Experiment
 from olmo_sparsity.experiment.jobs import jobs_of
 from olmo_sparsity.experiment.measurements import Measurement
@@ -40,8 +40,8 @@ def draw(experiment: Experiment) -> None:
         say(f"{measurement.name} is not drawn: {reason}")
         # A transfer has no point of its own in the figure that could be empty.
         if measurement.choices_of is None:
-            length = long_window(measurement.long).length
             scheme = measurement.model.settings.positions.scheme
+            length = measurement.long_length
             missing.append(Missing(label, reason, length, measurement.step, scheme))
     if not results:
         raise DataError(f"{experiment.folder}: no measurement is finished; nothing is drawn yet")
@@ -51,36 +51,20 @@ def draw(experiment: Experiment) -> None:
 def main_measurements(experiment: Experiment) -> list[Measurement]:
     """Return one measurement of each model: at the last step, with the longest window, and with the
     first of `distant_states`."""
-    main: dict[str, Measurement] = {}
-    for measurement in experiment.measurements:
-        if measurement.choices_of is not None:
-            continue
-        best_so_far = main.setdefault(measurement.model.name, measurement)
-        if _rank(measurement, best_so_far) > _rank(best_so_far, best_so_far):
-            main[measurement.model.name] = measurement
-    if not main:
+    measurements = [
+        measurement for measurement in experiment.measurements if measurement.choices_of is None
+    ]
+    if not measurements:
         raise ConfigError(f"{experiment.path} measures nothing; add a section `measure`")
-    return list(main.values())
+    # The measurements of further values come after those of the first.
+    first_states = measurements[0].distant_states
+    of_model: dict[str, list[Measurement]] = defaultdict(list)
+    for measurement in measurements:
+        if measurement.distant_states == first_states:
+            of_model[measurement.model.name].append(measurement)
+    return [max(candidates, key=_latest_and_longest) for candidates in of_model.values()]
 
 
-class _Rank(NamedTuple):
-    """Orders the measurements of a model: the one of the largest rank is its main one."""
-
-    step: float
-    length: float
-    has_same_states: bool
-    """Whether it has the `distant_states` of the best one so far. A measurement with other states
-    comes later in the file, and does not replace it."""
-
-
-def _rank(measurement: Measurement, compared_with: Measurement) -> _Rank:
-    """Return the rank of a measurement.
-
-    Args:
-        compared_with: The best one of the same model so far.
-    """
-    return _Rank(
-        step=float("inf") if measurement.step is None else measurement.step,
-        length=long_window(measurement.long).length,
-        has_same_states=measurement.distant_states == compared_with.distant_states,
-    )
+def _latest_and_longest(measurement: Measurement) -> tuple[float, float]:
+    """Return the key by which the main measurement of a model is the largest."""
+    return (measurement.step_order, measurement.long_length)

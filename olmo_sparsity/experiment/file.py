@@ -118,8 +118,8 @@ def read_experiment(path: str, overrides: Sequence[str] = ()) -> Experiment:
         path: The file.
         overrides: `--key.sub=value` words for all of its models.
     """
-    given = current_keys(read_given(path), EXPERIMENT_KEYS)
-    experiment = _expand(build(ExperimentFile, given, path), path, list(overrides))
+    values = current_keys(read_given(path), EXPERIMENT_KEYS)
+    experiment = _expand(build(ExperimentFile, values, path), path, list(overrides))
     _check_labels(experiment)
     return experiment
 

@@ -41,7 +41,7 @@ class Combination:
     """A choice of each axis."""
 
     name_parts: Mapping[str, str]
-    """By axis, the part of a model's name that says what is chosen; empty for an axis with one
+    """The part of a model's name that says what is chosen, by axis; empty for an axis with one
     value."""
 
     settings: Mapping[str, str]

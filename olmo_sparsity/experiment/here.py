@@ -27,14 +27,6 @@ if TYPE_CHECKING:
     from olmo_sparsity.config.text import DataConfig
 
 
-class Command(NamedTuple):
-    """A command that is run in a process of its own."""
-
-    words: Sequence[str]
-    variables: Mapping[str, str] = {}
-    """Variables of the environment, next to those of this process."""
-
-
 def run_here(experiment: Experiment) -> int:
     """Run each job that is neither done nor running: prepare texts, train, measure, draw. Return
     the exit code. A job that fails is left out of the figure, and the same command tries it
@@ -54,6 +46,44 @@ def run_here(experiment: Experiment) -> int:
     return 0
 
 
+def _num_processes(processes: int | str) -> int:
+    """Return the number of processes of a training. For `auto` it is the number of GPUs, or up to
+    two on a CPU."""
+    if isinstance(processes, int):
+        return processes
+    import torch  # takes seconds
+
+    if torch.cuda.is_available():
+        return torch.cuda.device_count()
+    return min(2, len(os.sched_getaffinity(0)))
+
+
+def _prepare_texts(experiment: Experiment, jobs: Mapping[str, Job]) -> bool:
+    """Tokenize each text that a model still needs. Return whether a signal stopped this.
+
+    Args:
+        jobs: All jobs, by name.
+    """
+    folders: set[str] = set()
+    for model in experiment.models:
+        data = model.settings.data
+        is_needed = jobs[model.name].state().name not in ("done", "running")
+        if not is_needed or data.folder in folders or _is_prepared(data):
+            continue
+        folders.add(data.folder)
+        say(f"prepare {data.folder}")
+        command = Command([*_THIS_PROGRAM, "prepare", model.config, *model.overrides])
+        if run_processes([command], 1).is_stopped:
+            return True
+    return False
+
+
+def _is_prepared(data: DataConfig) -> bool:
+    from olmo_sparsity.data.prepare import is_prepared  # imports what [train] installs
+
+    return is_prepared(data)
+
+
 def _stages_of(jobs: Sequence[Job]) -> Iterator[list[Job]]:
     """Yield jobs in stages. The jobs of a stage are of one kind, and need only jobs of earlier
     stages, so that they can run at once."""
@@ -68,16 +98,6 @@ def _stages_of(jobs: Sequence[Job]) -> Iterator[list[Job]]:
             waiting.remove(job)
             ended.add(job.name)
         yield stage
-
-
-def _check_none_failed(jobs: Sequence[Job]) -> None:
-    """Raise UserError with the names of the jobs that have failed, if any has."""
-    failed = [job.name for job in jobs if job.state().name == "failed"]
-    if failed:
-        names = ", ".join(failed[:3])
-        if len(failed) > 3:
-            names += f" and {len(failed) - 3} more"
-        raise UserError(f"{names}: failed (reasons above); the same command tries again")
 
 
 def _select_runnable(jobs: Sequence[Job], by_name: Mapping[str, Job]) -> list[Job]:
@@ -125,30 +145,12 @@ def _run_jobs_of_one_kind(jobs: Sequence[Job], experiment: Experiment, num_proce
     return False
 
 
-def _prepare_texts(experiment: Experiment, jobs: Mapping[str, Job]) -> bool:
-    """Tokenize each text that a model still needs. Return whether a signal stopped this.
+class Command(NamedTuple):
+    """A command that is run in a process of its own."""
 
-    Args:
-        jobs: All jobs, by name.
-    """
-    folders: set[str] = set()
-    for model in experiment.models:
-        data = model.settings.data
-        is_needed = jobs[model.name].state().name not in ("done", "running")
-        if not is_needed or data.folder in folders or _is_prepared(data):
-            continue
-        folders.add(data.folder)
-        say(f"prepare {data.folder}")
-        command = Command([*_THIS_PROGRAM, "prepare", model.config, *model.overrides])
-        if run_processes([command], 1).is_stopped:
-            return True
-    return False
-
-
-def _is_prepared(data: DataConfig) -> bool:
-    from olmo_sparsity.data.prepare import is_prepared  # imports what [train] installs
-
-    return is_prepared(data)
+    words: Sequence[str]
+    variables: Mapping[str, str] = {}
+    """Variables of the environment, next to those of this process."""
 
 
 _THIS_PROGRAM = (sys.executable, "-P", "-m", "olmo_sparsity")
@@ -174,18 +176,6 @@ def _command_of(experiment: Experiment, job: Job, num_processes: int, num_at_onc
         num_threads = max(1, len(os.sched_getaffinity(0)) // num_at_once)
         return Command([*_THIS_PROGRAM, *words], {"OMP_NUM_THREADS": str(num_threads)})
     return Command([*_THIS_PROGRAM, *words])
-
-
-def _num_processes(processes: int | str) -> int:
-    """Return the number of processes of a training. For `auto` it is the number of GPUs, or up to
-    two on a CPU."""
-    if isinstance(processes, int):
-        return processes
-    import torch  # takes seconds
-
-    if torch.cuda.is_available():
-        return torch.cuda.device_count()
-    return min(2, len(os.sched_getaffinity(0)))
 
 
 class Ending(NamedTuple):
@@ -227,3 +217,13 @@ def run_processes(commands: Sequence[Command], num_at_once: int) -> Ending:
                 child.send_signal(signals[-1])
         codes = [child.wait() for child in children]
     return Ending(codes, is_stopped=bool(signals) or EXIT_STOPPED in codes)
+
+
+def _check_none_failed(jobs: Sequence[Job]) -> None:
+    """Raise UserError with the names of the jobs that have failed, if any has."""
+    failed = [job.name for job in jobs if job.state().name == "failed"]
+    if failed:
+        names = ", ".join(failed[:3])
+        if len(failed) > 3:
+            names += f" and {len(failed) - 3} more"
+        raise UserError(f"{names}: failed (reasons above); the same command tries again")

@@ -19,6 +19,7 @@ Place in the flow: the section `measure` (**`read_measure_section`**) and models
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +72,17 @@ class Measurement:
         return checkpoint_folder(self.model.folder, self.step)
 
     @property
+    def step_order(self) -> float:
+        """Return the step as a number by which measurements can be sorted: infinity for the last
+        step, whichever it is."""
+        return math.inf if self.step is None else self.step
+
+    @property
+    def long_length(self) -> float:
+        """Return the number of tokens of the long window; infinity for `all`."""
+        return long_window(self.long).length
+
+    @property
     def choosers(self) -> tuple[str, ...]:
         """Return the names of the measurements that choose targets or tokens for this one."""
         names = (self.targets_of, self.choices_of)
@@ -98,17 +110,17 @@ def read_measure_section(file: ExperimentFile, path: str) -> MeasureKeys:
         file: What the file says.
         path: The path of the file, for messages.
     """
-    given = current_keys(file.measure or {})
+    values = current_keys(file.measure or {})
     keys_of_section = schema_fields(MeasureSection).keys()
-    _check_keys(given, path)
-    section_values = {key: value for key, value in given.items() if key in keys_of_section}
+    _check_keys(values, path)
+    section_values = {key: value for key, value in values.items() if key in keys_of_section}
     for key in ("long", "steps", "distant_states"):
         # A single value may be written without brackets.
         if key in section_values and not isinstance(section_values[key], list):
             section_values[key] = [section_values[key]]
     section = build(MeasureSection, section_values, f"{path}: measure")
 
-    options = {key: value for key, value in given.items() if key not in keys_of_section}
+    options = {key: value for key, value in values.items() if key not in keys_of_section}
     for schema in _OPTION_SCHEMAS:  # for the messages alone: each measurement builds its own
         options_of_schema = {
             key: value for key, value in options.items() if key in schema_fields(schema)
@@ -117,14 +129,14 @@ def read_measure_section(file: ExperimentFile, path: str) -> MeasureKeys:
     return MeasureKeys(section, options)
 
 
-def _check_keys(given: Mapping[str, Any], path: str) -> None:
+def _check_keys(values: Mapping[str, Any], path: str) -> None:
     """Raise ConfigError for a key that is neither one of `MeasureSection` nor an option of the
     command `measure`."""
     known = set(schema_fields(MeasureSection))
     for schema in _OPTION_SCHEMAS:
         known |= set(schema_fields(schema))
     known.remove("prefix_ids")  # follows from `prefix` and the tokenizer
-    for key in given.keys() - known:
+    for key in values.keys() - known:
         close = difflib.get_close_matches(key, known, n=1)
         hint = f"; did you mean '{close[0]}'?" if close else "; `measure --help` lists its options"
         raise ConfigError(f"{path}: unknown key 'measure.{key}'{hint}")
@@ -276,8 +288,10 @@ class _MeasurementMaker:
 def _check_settings(path: str, model: Model, options: Mapping[str, Any], long: Long) -> None:
     """Raise ConfigError for windows that do not fit the options or the model. This is noticed
     before anything is trained, as training takes days."""
-    given = {key: value for key, value in options.items() if key in schema_fields(Settings)}
-    settings = build(Settings, given | {"long": long}, f"{path}: measure")
+    given_settings = {
+        key: value for key, value in options.items() if key in schema_fields(Settings)
+    }
+    settings = build(Settings, given_settings | {"long": long}, f"{path}: measure")
 
     # The options among each other.
     try:

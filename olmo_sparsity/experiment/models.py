@@ -41,7 +41,7 @@ class Model:
     """The part of the name that says the seed; empty if the grid has not several seeds."""
 
     choices: tuple[str, ...]
-    """What the scheme is made of: the config's name, then the choice of each axis but the seed."""
+    """The parts of the scheme: the config's name, then the choice of each axis except the seed."""
 
     folder: Path
     """The run folder."""
@@ -79,88 +79,88 @@ def models_of(
         measured_steps: Steps before the last that are measured, so that their checkpoints must be
             kept.
     """
+    maker = _ModelMaker(file, path, overrides, measured_steps)
     models = []
     for name in file.models:
         config = os.path.relpath(find_config(name, find_config(path)))
         for combination in expand_grid(f"{path}: grid", file.grid):
-            models.append(
-                _make_model(
-                    file,
-                    path,
-                    config,
-                    name=as_name(Path(name).stem),
-                    combination=combination,
-                    overrides=overrides,
-                    measured_steps=measured_steps,
-                )
-            )
+            models.append(maker.make(as_name(Path(name).stem), config, combination))
     _check_models_differ(models, path)
     return models
 
 
-def _make_model(
-    file: ExperimentFile,
-    path: str,
-    config: str,
-    *,
-    name: str,
-    combination: Combination,
-    overrides: list[str],
-    measured_steps: list[int],
-) -> Model:
-    """Return the model of a config and a combination of the grid.
+@dataclass(frozen=True)
+class _ModelMaker:
+    """Makes models: gives each a name, a folder and the words of its command line. The fields are
+    the arguments of `models_of`."""
 
-    Args:
-        file, path, overrides, measured_steps: As in `models_of`.
-        config: The path of the config.
-        name: The name of the config.
-        combination: A choice of each axis.
-    """
-    name_parts = combination.name_parts
-    model_name = "_".join([name, *filter(None, name_parts.values())])
-    choices = (name, *(part for axis, part in name_parts.items() if axis != "seed"))
-    chosen_words = [
-        _name_axes(f"--{key}={value}", name_parts) for key, value in combination.settings.items()
-    ]
-    # The last word counts, so overrides come last; check_overrides keeps them off the grid.
-    words = [*chosen_words, *overrides]
+    file: ExperimentFile
+    path: str
+    overrides: list[str]
+    measured_steps: list[int]
 
-    folder = _find_own_folder(file, config, words)
-    if folder is None:
-        folder = Path(file.folder if file.runs is None else file.runs) / model_name
-        words.append(f"--run_folder={folder}")
-    settings = load_config(config, words)
+    def make(self, config_name: str, config: str, combination: Combination) -> Model:
+        """Return the model of a config and a combination of the grid.
 
-    num_steps = settings.training.num_steps
-    steps_beyond_end = [step for step in measured_steps if step > num_steps]
-    if steps_beyond_end:
-        last_step = f"{model_name} has training.num_steps={num_steps}"
-        raise ConfigError(f"{path}: measure.steps={steps_beyond_end}, and {last_step}; lower them")
-    if measured_steps:
-        # Checkpoints are deleted as training goes on, unless they are to be kept.
-        keep_steps = sorted({*measured_steps, *(settings.checkpoint.keep_steps or [])})
-        words.append(f"--checkpoint.keep_steps={keep_steps}")
+        Args:
+            config_name: The name of the config, with which the model's name begins.
+            config: The path of the config.
+        """
+        name_parts = combination.name_parts
+        name = "_".join([config_name, *filter(None, name_parts.values())])
+        choices = (config_name, *(part for axis, part in name_parts.items() if axis != "seed"))
+        chosen_words = [
+            _name_axes(f"--{key}={value}", name_parts)
+            for key, value in combination.settings.items()
+        ]
+        # The last word counts, so overrides come last; check_overrides keeps them off the grid.
+        words = [*chosen_words, *self.overrides]
+
+        folder = self._find_own_folder(config, words)
+        if folder is None:
+            runs = self.file.folder if self.file.runs is None else self.file.runs
+            folder = Path(runs) / name
+            words.append(f"--run_folder={folder}")
         settings = load_config(config, words)
-    return Model(
-        name=model_name,
-        scheme="_".join(choice for choice in choices if choice),
-        seed=name_parts.get("seed", ""),
-        choices=choices,
-        folder=folder,
-        config=config,
-        overrides=words,
-        settings=settings,
-    )
+        if self.measured_steps:
+            self._check_steps(name, settings)
+            words.append(self._keep_measured(settings))
+            settings = load_config(config, words)
+        return Model(
+            name=name,
+            scheme="_".join(choice for choice in choices if choice),
+            seed=name_parts.get("seed", ""),
+            choices=choices,
+            folder=folder,
+            config=config,
+            overrides=words,
+            settings=settings,
+        )
 
+    def _find_own_folder(self, config: str, words: list[str]) -> Path | None:
+        """Return the run folder that the config itself names, so that a run that exists is used.
+        Return None if the experiment names the folder: a grid has several runs of one config, which
+        must not share one."""
+        if self.file.runs is not None or self.file.grid:
+            return None
+        values = read_given(config, words)
+        return Path(str(values["run_folder"])) if "run_folder" in values else None
 
-def _find_own_folder(file: ExperimentFile, config: str, words: list[str]) -> Path | None:
-    """Return the run folder that the config itself names, so that a run that exists is used. Return
-    None if the experiment names the folder: a grid has several runs of one config, which must not
-    share one."""
-    if file.runs is not None or file.grid:
-        return None
-    given = read_given(config, words)
-    return Path(str(given["run_folder"])) if "run_folder" in given else None
+    def _check_steps(self, name: str, settings: RunConfig) -> None:
+        """Raise ConfigError if a step is to be measured that the model is not trained for."""
+        num_steps = settings.training.num_steps
+        steps_beyond_end = [step for step in self.measured_steps if step > num_steps]
+        if steps_beyond_end:
+            last_step = f"{name} has training.num_steps={num_steps}"
+            raise ConfigError(
+                f"{self.path}: measure.steps={steps_beyond_end}, and {last_step}; lower them"
+            )
+
+    def _keep_measured(self, settings: RunConfig) -> str:
+        """Return the word by which the checkpoints that are measured are kept, besides those that
+        the config keeps: others are deleted as training goes on."""
+        keep_steps = sorted({*self.measured_steps, *(settings.checkpoint.keep_steps or [])})
+        return f"--checkpoint.keep_steps={keep_steps}"
 
 
 def _name_axes(word: str, name_parts: Mapping[str, str]) -> str:

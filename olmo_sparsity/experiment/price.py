@@ -1,7 +1,7 @@
 """Estimate what an experiment costs before anything is trained: `experiment --dry-run`.
 
 Place in the flow: file.py → jobs.py → **`format_price`**, which prices each job that is not done
-and adds up the prices:
+and adds up the prices. It returns these lines, of which two other modules make the first ones:
 
     c4_1b_pose: 1,176,764,416 parameters, …; 7.9 hours, 63 GPU-hours; …       price_training.py
     c4_1b_pose-last-960: 177 documents, …; 0.076 GPU-hours                    price_measurement.py
@@ -82,10 +82,12 @@ class _Prices(NamedTuple):
 
     @property
     def of_trainings(self) -> list[TrainingPrice]:
+        """Return the prices of the models that are not trained yet."""
         return [price for price in self.in_order.values() if isinstance(price, TrainingPrice)]
 
     @property
     def of_measurements(self) -> list[_MeasurementPrice]:
+        """Return the prices of the measurements that are not done yet."""
         return [price for price in self.in_order.values() if isinstance(price, _MeasurementPrice)]
 
 
@@ -95,7 +97,8 @@ def _price_jobs(
     """Return the prices of the jobs that are not done. A training that would not start is an error;
     a measurement that cannot be counted has a line that says why."""
     cache = PriceCache()
-    # Only measurements that choose targets have options that say how many; the first always does.
+    # Only measurements that choose targets have options that say how many targets there are. The
+    # first measurement of an experiment always chooses.
     choosing_options = experiment.measurements[0].options if experiment.measurements else {}
     prices: dict[str, TrainingPrice | _MeasurementPrice] = {}
     for job in jobs:

@@ -1,5 +1,8 @@
 """Estimate what measuring a model costs before the model is trained.
 
+    price_config(config, {"long": 960, "short": 128, "stride": 64}, gpu="h100")
+    # 177 documents (by C4's lengths), about 528 targets, 4.6e+07 token-forwards; 0.076 GPU-hours
+
 Place in the flow: the config of a model → **`price_config`** → price.py, `measure --dry-run`.
 
 There is no model yet, so the token-forwards are counted with a stand-in (`stand_in_for`), which has
@@ -40,11 +43,12 @@ from olmo_sparsity.training.estimate.meta_model import without_memory
 from olmo_sparsity.training.runs import training_text
 
 C4_LENGTH = NormalDist(math.log(280), 1.1)
-"""Distribution of the logarithm of a C4 document's tokens: so 119, 35 and 7 of 1,000 reach 1,024,
-2,048 and 4,096 tokens; 119, 34 and 8 were counted, by 4.3 characters a token."""
+"""Distribution of the logarithm of a C4 document's number of tokens. Of 1,000 documents 119, 35 and
+7 then have 1,024, 2,048 and 4,096 tokens or more. In C4 itself 119, 34 and 8 were counted, with 4.3
+characters a token."""
 
 C4_DOCUMENTS = 365_000_000
-"""Documents of the English C4."""
+"""The number of documents of the English C4."""
 
 MAX_MADE_UP = 2_000
 """The largest number of documents of C4's lengths that are counted, without --max-documents."""
@@ -59,8 +63,10 @@ class MeasurementPrice:
 
     num_documents: int
     num_targets: float
+    """About how many targets are evaluated, with placebo targets."""
+
     forwards: float
-    """Token-forwards."""
+    """How many tokens go through the model (token-forwards)."""
 
     gpu_hours: float | None
     """None without a GPU's name."""
@@ -132,29 +138,44 @@ def price_config(
     if price_key in cache.prices:
         return cache.prices[price_key]
 
-    # Read the documents.
     model = stand_in_for(config)
     text_key = TextKey(text, repr(config.data), repr(request.reading))
     if text_key not in cache.texts:
         cache.texts[text_key] = _read_text(config, model, request, text)
-    documents, has_real_lengths = cache.texts[text_key]
+    price = _price(config, model, request, cache.texts[text_key], gpu)
+    cache.prices[price_key] = price
+    return price
 
-    # Count, in the steps of a measurement (analysis/measurement/planning.py).
+
+def _price(
+    config: RunConfig,
+    model: LoadedModel,
+    request: MeasureRequest,
+    text: MeasuredText,
+    gpu: str | None,
+) -> MeasurementPrice:
+    """Return the price of a measurement whose documents are read. They are cut and counted in the
+    steps of a measurement (analysis/measurement/planning.py).
+
+    Args:
+        model: The stand-in for the model of the config.
+        gpu: The name of the GPU; None: no hours are predicted.
+    """
     settings = fit_to_limit(request.settings, model.max_positions)
+    documents = text.documents
     if request.reading.split_long and model.max_positions is not None:
         documents = split_long_documents(documents, model.max_positions, config.run_folder)
     if settings.windows.has_all:
         documents = within_limit(documents, model, num_prefix=0)
     plan = Plan.of(model, documents, settings)
     counted = estimate_untrained(plan, gpu)
-    cache.prices[price_key] = MeasurementPrice(
+    return MeasurementPrice(
         num_documents=len(plan.measured_numbers),
         num_targets=counted.num_targets,
         forwards=counted.forwards,
         gpu_hours=counted.gpu_hours,
-        has_real_lengths=has_real_lengths,
+        has_real_lengths=text.has_real_lengths,
     )
-    return cache.prices[price_key]
 
 
 def stand_in_for(config: RunConfig) -> LoadedModel:
@@ -198,13 +219,13 @@ def _read_text(
     """
     reading = dict(vars(request.reading))
     max_documents = reading.pop("max_documents")
-    del reading["split_long"]  # `price_config` splits
+    del reading["split_long"]  # `_price` splits
+    corpus = config.data.corpus
     try:
         model = replace(model, tokenizer=_tokenizer_of(config, text))
         documents = open_documents(text, model, max_documents, **reading)
         return MeasuredText(documents, has_real_lengths=True)
     except DataError:
-        corpus = config.data.corpus
         is_text_of_config = text is None or "c4" in text
         if corpus.source not in SOURCES_OF_C4 or not is_text_of_config:
             raise
@@ -257,6 +278,6 @@ def documents_of_lengths(num_documents: int, min_tokens: int, limit: int | None)
     lengths = [int(math.exp(C4_LENGTH.inv_cdf(quantile))) for quantile in quantiles]
     # In random order, not by length, as halves of the documents have different purposes.
     order = np.random.default_rng(0).permutation(num_texts)
-    # Only lengths are counted. The tokens are any, below the size of every vocabulary.
+    # Only lengths are counted, so the tokens are any, below the size of every vocabulary.
     texts = [np.arange(lengths[number]) % 1_000 for number in order]
     return Documents.of(texts, "texts of C4's lengths")

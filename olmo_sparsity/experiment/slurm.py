@@ -34,13 +34,15 @@ from olmo_sparsity.experiment.jobs import Job, TrainingJob, format_states, jobs_
 from olmo_sparsity.experiment.models import is_named_by
 
 TRAIN = Path("slurm/train.sbatch")
+"""The script of a training."""
+
 MEASURE = Path("slurm/measure.sbatch")
-"""The scripts of a training, and of a measurement or the figure."""
+"""The script of a measurement, and of the figure."""
 
 
 @dataclass(frozen=True)
 class Flags:
-    """What the user wants to be handed on to sbatch."""
+    """Flags of the user for sbatch."""
 
     train: str
     """Flags of sbatch for trainings, as one text."""
@@ -87,7 +89,7 @@ class _TimeLimit(NamedTuple):
     """The name of a model, or the beginning of the names of several (`is_named_by`)."""
 
     time: str
-    """As sbatch reads it; empty if none is given."""
+    """A time as sbatch reads it, such as 12:00:00; empty if none is given."""
 
     @staticmethod
     def of(word: str) -> _TimeLimit:
@@ -97,7 +99,7 @@ class _TimeLimit(NamedTuple):
 
 
 def submit(experiment: Experiment, flags: Flags) -> int:
-    """Submit each job that is neither done, nor running, nor in the queue; return the exit code."""
+    """Submit each job that is neither done, nor running, nor in the queue. Return the exit code."""
     flags.check(model.name for model in experiment.models)
     for script in (TRAIN, MEASURE):
         if not script.exists():
@@ -111,9 +113,10 @@ def submit(experiment: Experiment, flags: Flags) -> int:
         job.note.unlink(missing_ok=True)  # `--list` would show the earlier failure
 
     # The script finds the model of a task by its index among all models.
-    task_numbers = {job.name: number for number, job in enumerate(_trainings(jobs))}
+    task_indices = {job.name: index for index, job in enumerate(_trainings(jobs))}
     for trainings in _arrays_of(todo, flags):
-        submission.submit_trainings(trainings, task_numbers)
+        submission.submit_trainings(trainings, task_indices)
+    # After the trainings, for whose numbers they wait.
     for job in todo:
         if job.kind != "train":
             submission.submit_job(job)
@@ -136,22 +139,22 @@ class _Submission:
         """Return the end of --array that limits how many tasks run at once, such as `%2`."""
         return "" if self.flags.max_jobs is None else f"%{self.flags.max_jobs}"
 
-    def submit_trainings(self, trainings: Sequence[Job], task_numbers: Mapping[str, int]) -> None:
+    def submit_trainings(self, trainings: Sequence[Job], task_indices: Mapping[str, int]) -> None:
         """Submit trainings with the same time limit and the same needs as one array.
 
         Args:
-            task_numbers: The index of each model among all models, by its name.
+            task_indices: The index of each model among all models, by its name.
         """
         words = shlex.split(self.flags.train)
         time = self.flags.time_of(trainings[0].name)
         if time:
             words.append(f"--time={time}")
         words += _dependency(trainings, self.numbers)
-        indices = ",".join(str(task_numbers[job.name]) for job in trainings)
+        indices = ",".join(str(task_indices[job.name]) for job in trainings)
         command = [*words, f"--array={indices}{self._limit}", str(TRAIN)]
         array_number = _sbatch(command, self.experiment)
         for job in trainings:
-            self.numbers[job.name] = f"{array_number}_{task_numbers[job.name]}"
+            self.numbers[job.name] = f"{array_number}_{task_indices[job.name]}"
         _keep_numbers(self.experiment, self.numbers)
 
     def submit_job(self, job: Job) -> None:
@@ -270,7 +273,8 @@ def _sbatch(words: Sequence[str], experiment: Experiment, *options: str) -> str:
 
 
 FILE_OF_NUMBERS = "slurm.json"
-"""In the folder of an experiment: the SLURM number of each job that it submitted, by name."""
+"""A file in the folder of an experiment. It has the SLURM number of each job that the experiment
+submitted, by the job's name."""
 
 
 def _file_of_numbers(experiment: Experiment) -> Path:
@@ -309,14 +313,15 @@ def queued(experiment: Experiment) -> dict[str, str]:
 
 
 def _select_queued(submitted: dict[str, str]) -> dict[str, str]:
-    """Return those of the jobs that have not ended, by name.
+    """Return the SLURM numbers of the jobs that have not ended, by the job's name.
 
     Args:
-        submitted: Their SLURM numbers.
+        submitted: The SLURM numbers of jobs, by the job's name.
     """
     # Where SLURM is not installed, as on a laptop with a copy of the results, nothing is queued.
     if not submitted or shutil.which("squeue") is None:
         return {}
+    # Without a heading, with a line for each task of an array: its number, and the task's index.
     words = ["squeue", "-h", "-r", f"--user={getpass.getuser()}", "-o", "%F %K"]
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
@@ -324,8 +329,8 @@ def _select_queued(submitted: dict[str, str]) -> dict[str, str]:
     in_queue: set[str] = set()
     for line in done.stdout.splitlines():
         # A measurement is known by the number of its array, a training by its task in the array.
-        number, _, element = line.strip().partition(" ")
-        in_queue |= {number, f"{number}_{element}"}
+        number, _, task_index = line.strip().partition(" ")
+        in_queue |= {number, f"{number}_{task_index}"}
     return {name: number for name, number in submitted.items() if number in in_queue}
 
 
@@ -333,7 +338,7 @@ def _select_queued(submitted: dict[str, str]) -> dict[str, str]:
 
 
 def cancel(experiment: Experiment) -> int:
-    """Cancel each job of the experiment that waits or runs; return the exit code."""
+    """Cancel each job of the experiment that waits or runs. Return the exit code."""
     # Trainings that another experiment has submitted are that experiment's to cancel.
     numbers = _select_queued(_read_numbers(_file_of_numbers(experiment)))
     if not numbers:
