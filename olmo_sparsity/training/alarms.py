@@ -1,6 +1,11 @@
 """Notice what does not end a run but should be looked at: a loss that rises, a slow process.
 
-Each alarm is one line of the log, printed once an event.
+    alarm = LossAlarm(config, [])
+    alarm.describe_rise(100, mean_loss=2.9)    # ""
+    alarm.describe_rise(110, mean_loss=3.5)    # "step 110: LOSS HAS RISEN to 3.50, from 2.90 at …"
+    alarm.describe_rise(120, mean_loss=3.6)    # "": it is said once, until the loss has fallen
+
+steps.py asks both alarms at each logging interval, and prints their lines.
 """
 
 from __future__ import annotations
@@ -29,31 +34,31 @@ class LossAlarm:
         self.config = config
         self.first_of_stage = 1
         self.lowest = float("inf")
+        """The lowest mean loss of an interval of this stage."""
+
         self.lowest_step = 0
+        """The last step of that interval."""
+
         self.has_risen = False
         interval_steps = config.logging.interval_steps
         losses_of_interval: list[float] = []
         for step, loss in losses:
             losses_of_interval.append(loss)
             if step % interval_steps == 0:
-                self.check(step, sum(losses_of_interval) / len(losses_of_interval))
+                self.describe_rise(step, sum(losses_of_interval) / len(losses_of_interval))
                 losses_of_interval = []
 
-    def check(self, step: int, mean_loss: float) -> str:
+    def describe_rise(self, step: int, mean_loss: float) -> str:
         """Return a line if the mean loss of the interval that ends at a step has risen, once until
-        it has fallen again; otherwise nothing."""
+        it has fallen again; otherwise an empty text."""
+        self._begin_stage_of(step)
         first_of_interval = step - self.config.logging.interval_steps + 1
-        first_of_stage = max(
-            first for first in self.config.training.first_steps if first <= max(step, 1)
-        )
-        if first_of_stage != self.first_of_stage:
-            self.first_of_stage = first_of_stage
-            self.lowest = float("inf")
-            self.has_risen = False
-        if first_of_interval < first_of_stage:
+        # Two stages have two kinds of text, and in the warm-up a loss may rise and fall.
+        if first_of_interval < self.first_of_stage:
             return ""
         if first_of_interval <= self.config.optimizer.warmup_steps:
             return ""
+
         if mean_loss < self.lowest:
             self.lowest = mean_loss
             self.lowest_step = step
@@ -66,21 +71,38 @@ class LossAlarm:
             f"{self.lowest_step}; if it does not fall again, branch_from a checkpoint before"
         )
 
+    def _begin_stage_of(self, step: int) -> None:
+        """Forget the losses of earlier stages, if a new one has begun by this step."""
+        first_steps = self.config.training.first_steps
+        first_of_stage = max(first for first in first_steps if first <= max(step, 1))
+        if first_of_stage != self.first_of_stage:
+            self.first_of_stage = first_of_stage
+            self.lowest = float("inf")
+            self.has_risen = False
+
 
 class StragglerAlarm:
     """Notices that one process is the slowest, `SLOW_RATIO` times as slow as the median, in
     `NUM_SLOW_ROWS` rows of the metrics in a row."""
 
     def __init__(self, nodes: list[str]) -> None:
-        """`nodes`: the name of the node of each process."""
+        """Begin with the name of the node of each process."""
         self.nodes = nodes
         self.slow_rank = -1
+        """The process that was slow in the last row."""
+
         self.num_rows = 0
+        """The number of rows in a row in which it was slow."""
+
         self.reported: set[int] = set()
 
-    def check(self, rank: int, ratio: float) -> str:
-        """Return a line if a process is slow, once for each; otherwise nothing. `rank`: the slowest
-        process of a row; `ratio`: of its time to that of the median process."""
+    def describe_slow(self, rank: int, ratio: float) -> str:
+        """Return a line if a process is slow, once for each; otherwise an empty text.
+
+        Args:
+            rank: The slowest process of a row.
+            ratio: Its time divided by that of the median process.
+        """
         if ratio <= SLOW_RATIO:
             self.num_rows = 0
             return ""

@@ -1,6 +1,9 @@
 """Count the starts of a run that die, so that a run that cannot go on is not started for ever.
 
-    attempts.json    {"saved_step": 1200, "starts": 1}
+    attempts.json         {"saved_step": 1200, "starts": 1}
+    the start is killed   {"saved_step": 1200, "starts": 1}, and the next one makes it 2
+    it saves step 1300    {"saved_step": 1300, "starts": 0}: that is progress
+    starts = max_starts   UserError: the run died 3 times within 100 steps … find the cause
 
 A start is counted as soon as it has locked the run folder, before anything that takes time or
 memory. It is no longer counted when it ends in an orderly way (finished, an error that the log
@@ -41,6 +44,7 @@ class Attempts:
 
     @staticmethod
     def read(run_folder: Path) -> Attempts:
+        """Return the content of the file; no attempts if there is none, or a damaged one."""
         path = Attempts.path(run_folder)
         if path.exists():
             with contextlib.suppress(DataError):  # damaged, or of an earlier version
@@ -55,9 +59,9 @@ class Attempts:
         return run_folder / "attempts.json"
 
 
-_changing = threading.RLock()
+_file_lock = threading.RLock()
 """Held while this process changes the file: a thread may note a save while a signal asks training
-to stop."""
+to stop. The handler of a signal may also interrupt the thread that holds it, hence an RLock."""
 
 
 class StartCount:
@@ -85,10 +89,11 @@ class StartCount:
         """Take this start back, as it ends in an orderly way, or was asked to end."""
         if not self.is_counted:
             return
-        self.is_counted = False  # before anything else: a signal may interrupt this, and call it
+        # Before anything else: the handler of a signal may interrupt this, and call it again.
+        self.is_counted = False
         with contextlib.suppress(UserError, OSError):  # the count is that of another process now
             check_not_taken_over(self.run_folder)
-            with _changing:
+            with _file_lock:
                 attempts = Attempts.read(self.run_folder)
                 num_starts = max(attempts.starts - 1, 0)
                 Attempts(attempts.saved_step, num_starts).write(self.run_folder)
@@ -104,6 +109,7 @@ def counted_start(run_folder: Path) -> Iterator[StartCount]:
     except (UserError, KeyboardInterrupt):
         count.end()
         raise
+    # Not in `finally`: any other error leaves the count, as a kill does.
     count.end()
 
 
@@ -114,7 +120,7 @@ def note_saved(run_folder: Path, step: int, first_step: int, trained_s: float) -
         first_step: The step from which this start resumed.
         trained_s: Seconds since its training began.
     """
-    with _changing:
+    with _file_lock:
         if step - first_step >= PROGRESS_STEPS or trained_s >= PROGRESS_S:
             Attempts(step).write(run_folder)
             forget_deaths()

@@ -61,18 +61,18 @@ class CheckpointWriter:
     def __init__(
         self,
         run_folder: Path,
-        kept: CheckpointConfig,
+        settings: CheckpointConfig,
         processes: Processes,
         first_step: int = 0,
     ) -> None:
         """Open the writer of a start.
 
         Args:
-            kept: Says which checkpoints stay.
+            settings: The section `checkpoint`, which says which checkpoints stay.
             first_step: The step from which the start resumed.
         """
         self.run_folder = run_folder
-        self.kept = kept
+        self.settings = settings
         self.processes = processes
         self.first_step = first_step
         self.num_failed = 0
@@ -132,7 +132,7 @@ class CheckpointWriter:
         if self.processes.is_first:
             with contextlib.suppress(UserError):  # the folder cannot be listed now
                 older = self._saved_until(step)[1:]
-                deletable = [folder for folder in older if not self.kept.stays(step_of(folder))]
+                deletable = [folder for folder in older if not self.settings.stays(step_of(folder))]
                 expendable = deletable[-1] if deletable else None
         chosen_by_first: Path | None = self.processes.gather(expendable)[0]
         return chosen_by_first
@@ -160,9 +160,9 @@ class CheckpointWriter:
             check_not_taken_over(self.run_folder)
             trained_s = time.monotonic() - self._opened_at_s
             note_saved(self.run_folder, step, self.first_step, trained_s)
-            beyond_last = self._saved_until(step)[self.kept.keep :]
+            beyond_last = self._saved_until(step)[self.settings.keep :]
             delete_checkpoints(
-                [folder for folder in beyond_last if not self.kept.stays(step_of(folder))]
+                [folder for folder in beyond_last if not self.settings.stays(step_of(folder))]
             )
         except (OSError, UserError) as error:
             say(f"step {step} is saved, but what follows a save failed: {error}")

@@ -57,8 +57,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Content(NamedTuple):
-    """What is saved. Both functions write copies, as training changes the originals, and may be
-    called again after an error."""
+    """The content of a checkpoint. Both functions write copies, as training changes the originals,
+    and may be called again after an error."""
 
     state: TrainerState
 

@@ -1,4 +1,13 @@
-"""Choose the engine of a run, and check that it fits the number of processes."""
+"""Choose the engine of a run, and check that it fits the number of processes.
+
+    engine.name          processes    build_engine returns
+    auto, single         1            Engine (engine.py)
+    auto, ddp            4            DDPEngine (engine.py)
+    fsdp                 4            FSDPEngine (fsdp_engine.py)
+    zero1, zero2, zero3  4            ZeroEngine (deepspeed_engine.py)
+
+start.py calls `check_engine` before anything is read, restore.py `build_engine` with a model.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +33,12 @@ def build_engine(
     processes: Processes,
     source: Mapping[str, Tensor] | None = None,
 ) -> Engine:
-    """Return the engine that `engine.name` names. `source`: the weights of a model without memory
-    (deferred.py), which `fsdp` and ZeRO fill weight by weight."""
+    """Return the engine that `engine.name` names.
+
+    Args:
+        source: The weights of a model without memory (deferred.py), which `fsdp` and ZeRO fill
+            weight by weight. None: the model has memory.
+    """
     name = engine.name
     world_size = processes.world_size
     if name.startswith("zero"):
@@ -50,6 +63,7 @@ def check_engine(engine: EngineConfig, training: TrainingConfig, world_size: int
     if name == "ddp" and world_size == 1 and "WORLD_SIZE" not in os.environ:
         raise ConfigError("engine.name=ddp, but this is one process; use torchrun, or set auto")
     if batch_size % world_size:
+        # The multiples next to it. The one below may be 0.
         below = batch_size - batch_size % world_size
         nearest = f"pass {below} or {below + world_size}" if below else f"pass {world_size}"
         raise ConfigError(

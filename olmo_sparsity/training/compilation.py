@@ -1,4 +1,10 @@
-"""Compile a model for training: as one graph, or each layer by itself."""
+"""Compile a model for training: as one graph, or each layer by itself.
+
+    compile_model(model)    # 12 layers: one graph of the model; 16 or more: one graph of a layer
+
+`torch.compile` compiles in the first call of each shape of input. engine.py calls this once, before
+DDP or `fully_shard` wrap the model.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +30,8 @@ def compile_model(
 
     `dynamic=False` keeps PyTorch from making a graph for any shape when it sees a second one. That
     graph rounds differently, and whether it is used would depend on where a run begins."""
-    torch._dynamo.config.recompile_limit = 64  # by default 8 shapes; later ones run uncompiled
+    # By default 8, after which further shapes would silently run uncompiled.
+    torch._dynamo.config.recompile_limit = 64
     # For the whole process, as the compiler reads it at each new shape: 1 is PyTorch's default.
     budget = 1.0 if activation_memory_budget is None else activation_memory_budget
     functorch_config.activation_memory_budget = budget
@@ -34,6 +41,7 @@ def compile_model(
     if isinstance(model, HuggingFaceLM):
         model.keep_own_attention()
     keep_out_of_graphs()
+
     layers = layers_of(model)
     is_long = len(layers) >= COMPILED_BY_BLOCK and not isinstance(model, HuggingFaceLM)
     if each_layer or is_long:

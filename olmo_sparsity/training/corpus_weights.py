@@ -1,12 +1,15 @@
 """Say by which weights several corpora are mixed in each stretch of batches.
 
-    a run with stages        weights_of(config)
+    a run with two stages    weights_of(config)
       until step 1000        Weights({"web": 0.9, "code": 0.1}, until=1000)
       to the end             Weights({"web": 0.5, "code": 0.5}, until=None)
 
-    a branch of it at step 600, with weights of its own
-      training.earlier_weights (`earlier_weights`)    web 0.9, code 0.1, until batch 600
-      weights_of(config)                              these, then the branch's own
+    a branch of it at step 600, with data.corpus of its own: web 0.2, code 0.8
+                             earlier_weights(config), which training.earlier_weights stores
+      until batch 600        EarlierWeights(600, {"web": 0.9, "code": 0.1})
+                             weights_of(config)
+      until batch 600        Weights({"web": 0.9, "code": 0.1}, until=600)
+      to the end             Weights({"web": 0.2, "code": 0.8}, until=None)
 
 A branch must know what its trunk has read, as it goes on in each corpus where the trunk has stopped
 reading. resolve.py stores `earlier_weights` in the config; start.py and epochs.py ask
@@ -28,8 +31,9 @@ from olmo_sparsity.training.trainer_state import TrainerState
 
 
 def weights_of(config: RunConfig) -> list[Weights]:
-    """Return the weights of several corpora in each stage; empty for a single corpus. A stage ends
-    at a number of batches, which is the step where no batch is left out."""
+    """Return the weights of several corpora in each stretch of batches; empty for a single corpus.
+    A stage ends after a number of batches, which is a number of steps where no batch is left
+    out."""
     if not config.data.corpora:
         return []
     stretches = []
@@ -65,8 +69,8 @@ def earlier_weights(config: RunConfig) -> list[EarlierWeights]:
             f"branch_from={origin} reads the corpora {names_of_trunk}, this run {names}; list the "
             "same ones (a weight may be 0), or take the weights of the model with init_from"
         )
-    # Batches count from 0, so the number of the next step's batch is the number of those before it,
-    # read or left out.
+    # Batches count from 0, so the number of the next step's batch is how many come before it, read
+    # or left out.
     state = TrainerState.read(origin)
     num_batches = batch_of_step(state.step + 1, state.skipped_batches)
     weights_until_branch = []

@@ -1,14 +1,20 @@
-"""Draw the curves of runs: training loss, held-out loss, speed (`olmo-sparsity figure RUN`)."""
+"""Draw the curves of runs: training loss, held-out loss, speed (`olmo-sparsity figure RUN …`).
+
+    draw_curves(["runs/pose", "runs/rope"], Path("curves.png"))    # a color for each run
+
+The numbers are those of metrics.jsonl; loss_table.py prints the same evaluations.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from olmo_sparsity.base import drawing
 from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.training.loss_rows import EvaluationRow
 from olmo_sparsity.training.loss_table import losses_by_step
 from olmo_sparsity.training.metrics import read_metrics
 
@@ -55,7 +61,8 @@ def _read_curves(folder: str, name: str, color: str) -> _Curves:
     rows = list(read_metrics(Path(folder) / "metrics.jsonl"))
     if not any("loss" in row for row in rows):
         raise DataError(f"{folder}/metrics.jsonl holds no step yet; draw it later")
-    heldout = losses_by_step([row for row in rows if "heldout" in row])
+    evaluations = [row for row in rows if "heldout" in row]
+    heldout = losses_by_step(cast(list[EvaluationRow], evaluations))
     return _Curves(name, pd.DataFrame(rows), heldout, color)
 
 

@@ -256,7 +256,7 @@ class ZeroEngine(Engine):
         group, offset, padded_length = self.zero_optimizer.grad_position[parameter_id]
         start = self.processes.rank * padded_length
         length = min(padded_length, parameter.ds_numel - start)
-        if length <= 0:  # nothing but padding
+        if length <= 0:  # only padding
             return None
         shard = self.zero_optimizer.fp32_partitioned_groups_flat[group]
         return ShardPart(shard, offset, start, length)

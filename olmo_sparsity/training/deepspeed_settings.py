@@ -49,7 +49,7 @@ _PASSED_ZERO_SETTINGS = {
     "stage3_max_live_parameters",
     "stage3_max_reuse_distance",
 }
-"""Those in the section zero_optimization."""
+"""DeepSpeed's settings of communication in the section zero_optimization."""
 
 
 def deepspeed_settings(

@@ -1,9 +1,20 @@
 """Build a model without its weights, and make each weight when it is looked up.
 
-A model of many GPUs does not fit into one process. So its constructor runs on the `meta` device,
-where tensors have shapes and no numbers. Each operation on a weight is recorded, with the state of
-the random numbers before it, and repeated on real memory when the weight is looked up. So each
-weight has the numbers that it would have in a model built as usual."""
+    source = Deferred(lambda: build_model(config.model))
+    source.model                                # on the `meta` device: shapes, and no numbers
+    source["transformer.blocks.7.ff_out.weight"]    # this weight, and no other, in main memory
+
+A model of many GPUs does not fit into one process. So its constructor runs on the `meta` device.
+Each operation on a weight is recorded, with the state of the random numbers before it:
+
+    the constructor    normal_(W₀)    normal_(W₁)    mul_(W₁, 0.5)
+    recorded           state 0        state 1        –
+    source["W₁"]       set state 1, normal_, mul_ by 0.5, on an empty tensor
+
+So each weight has the numbers that it would have in a model built as usual. start.py makes the
+source, and engines that shard (fsdp_engine.py, deepspeed_engine.py) look up one weight after the
+other.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +28,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-aten = torch.ops.aten
-RANDOM = {aten.uniform_.default, aten.normal_.default}
+RANDOM = {torch.ops.aten.uniform_.default, torch.ops.aten.normal_.default}
 """Operations of a constructor that draw random numbers."""
 
 
 @contextlib.contextmanager
 def without_drawing() -> Iterator[None]:
-    """Inside, a constructor draws no random numbers, and its weights have no defined ones: for a
-    model that is filled from a checkpoint. To draw those of 7B parameters takes minutes."""
+    """Inside, a constructor draws no random numbers, so that its weights have no defined values. It
+    is for a model that is filled from a checkpoint: to draw 7B numbers takes minutes."""
     patched = mock.patch.object(nn.init, "trunc_normal_", lambda weight, *_, **__: weight)
     with patched, _DrawsNothing():
         yield
@@ -56,11 +66,11 @@ class Deferred(Mapping[str, Tensor]):
         recorder = _Recorder()
         torch_trunc_normal_ = nn.init.trunc_normal_
 
+        # PyTorch's own draws again where a number is too large, so how often it draws depends on
+        # the numbers, which `meta` has not. So it is recorded as one operation, not as its parts.
         def trunc_normal_(weight: Tensor, *args: Any, **keywords: Any) -> Tensor:
             return recorder.record(torch_trunc_normal_, weight, args, keywords, is_random=True)
 
-        # PyTorch's own draws nothing on `meta`, as how often it draws depends on the numbers. So
-        # it is recorded as one operation.
         patched = mock.patch.object(nn.init, "trunc_normal_", trunc_normal_)
         with patched, torch.device("meta"), recorder:
             self.model: Any = build()
@@ -69,6 +79,7 @@ class Deferred(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         parameter = self.parameters[name]
+        # On the CPU, as the numbers that a seed gives differ between devices.
         weight = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
         state_before = torch.get_rng_state()
         for operation in self.operations[_storage(parameter)]:

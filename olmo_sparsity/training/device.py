@@ -18,21 +18,25 @@ from olmo_sparsity.training.distributed import Processes
 
 def own_device(name: str, processes: Processes) -> torch.device:
     """Return the device of this process, which it shares with no other process."""
-    device = choose_device(name, lambda seen: own_gpu(seen, processes), "training.device")
+
+    def choose_gpu(num_visible: int) -> int:
+        return own_gpu(num_visible, processes)
+
+    device = choose_device(name, choose_gpu, "training.device")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
 
 
-def own_gpu(num_seen: int, processes: Processes) -> int:
+def own_gpu(num_visible: int, processes: Processes) -> int:
     """Return the number of this process's GPU. Launchers make all GPUs of the machine visible to a
     process, or only its own."""
-    if num_seen == 1:
+    if num_visible == 1:
         return 0
-    if processes.local_rank >= num_seen:
+    if processes.local_rank >= num_visible:
         raise ConfigError(
             f"this machine runs {processes.local_world_size} processes, but PyTorch sees "
-            f"{num_seen} GPUs; launch as many processes as GPUs, or request more GPUs"
+            f"{num_visible} GPUs; launch as many processes as GPUs, or request more GPUs"
         )
     return processes.local_rank
 

@@ -1,9 +1,11 @@
 """Say what a run would do and cost, and train nothing: `train --dry-run`.
 
     run = describe_run(config, Hardware.of("h100", 16, nodes=2))
-    run.lines["time"]      # "4.1 hours, 65 GPU-hours"
+    run.lines["time"]                      # "4.1 hours, 65 GPU-hours"
+    check_run(run.config, run.hardware)    # raises ConfigError if it does not fit, for example
 
-The text need not be prepared: then all is counted but how often it is read.
+The text need not be prepared. Without it, only the number of its epochs is missing. Called by the
+command `train`, and for each model by `experiment --dry-run` (experiment/price_training.py).
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.config.yaml_files import to_yaml
-from olmo_sparsity.data.shards import open_shards
+from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import load_tokenizer
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.text.vocabulary import count_vocabulary
@@ -62,14 +66,19 @@ def dry_run(config: RunConfig, hardware: Hardware | None = None) -> None:
     print(to_yaml(run.config))
     for title, line in run.lines.items():
         print(f"# {title}: {line}")
-    # After the lines, which show what to change, and with no check against a machine on which the
-    # run is not meant to be.
-    check_run(run.config, None if hardware is None else run.hardware)
+    # After the lines, as they show what to change. Memory is checked on named hardware alone: else
+    # the run is probably not meant for this machine.
+    check_run(run.config, hardware)
 
 
 def check_run(config: RunConfig, hardware: Hardware | None) -> None:
-    """Raise ConfigError for a run that cannot be on this hardware, or that reads its text too
-    often. `config`: resolved by `describe_run`; `hardware`: None if it is not known."""
+    """Raise ConfigError for a run that does not fit on its hardware, or that reads its text too
+    often.
+
+    Args:
+        config: Resolved by `describe_run`.
+        hardware: What the run will be on. None: it is not known, and not checked.
+    """
     shards = open_prepared(config)
     # A run that has begun goes on, however often it reads its text.
     if shards is not None and not list_checkpoints(Path(config.run_folder)):
@@ -82,45 +91,51 @@ def describe_run(config: RunConfig, hardware: Hardware | None = None) -> RunDesc
     """Return what a run would do and cost on this hardware, by default one process here. Raise
     ConfigError for what would end the run at its start, before it reads any text."""
     device = own_device(config.training.device, Processes())
-    check_metric_writers(config.logging)
-    if config.evaluation.lm_eval:
-        from olmo_sparsity.training.lm_eval_tasks import load_tasks
-
-        load_tasks(config.evaluation.lm_eval)
-
+    _check_extras(config)
     configured_micro_batch_size = config.training.micro_batch_size
     if hardware is None:
         hardware = Hardware.here(device)
     elif config.engine.name == "auto":
-        # Otherwise `resolve` would choose the engine by the processes of this start, which is one.
+        # The estimate has a line for the engine of the run, so its name must be known.
         engine = replace(config.engine, name="ddp" if hardware.num_processes > 1 else "single")
         config = replace(config, engine=engine)
+
+    shards: TokenShards | None = None
     missing_text = None
     try:
         shards = open_shards(config.data, "train", None)
-        config = resolve(config, shards, device, hardware)
     except DataError as error:
         missing_text = str(error)
-        config = with_staying_checkpoints(_with_vocabulary_of_tokenizer(config))
-        config = for_hardware(config, device, hardware)
 
-    lines: dict[str, str] = {}
-    if missing_text is not None:
-        lines["text"] = missing_text
-    lines |= estimate(config, hardware, configured_micro_batch_size)
-    prepared = open_prepared(config)
-    if prepared is not None:
-        lines |= describe_epochs(prepared, count_epochs(config, prepared))
+    if shards is None:
+        config = _resolve_without_text(config, device, hardware)
+        lines = {"text": str(missing_text)}
+        lines |= estimate(config, hardware, configured_micro_batch_size)
+    else:
+        config = resolve(config, shards, device, hardware)
+        lines = estimate(config, hardware, configured_micro_batch_size)
+        lines |= describe_epochs(shards, count_epochs(config, shards))
     return RunDescription(config, hardware, missing_text, lines)
 
 
-def _with_vocabulary_of_tokenizer(config: RunConfig) -> RunConfig:
-    """Return a config whose model has the vocabulary that the tokenizer has, or is to be trained
-    to. All but the text's epochs can then be counted without a text."""
+def _check_extras(config: RunConfig) -> None:
+    """Raise ConfigError if a library that the run needs besides the usual ones is not installed, or
+    a task of lm_eval cannot be loaded."""
+    check_metric_writers(config.logging)
+    if config.evaluation.lm_eval:
+        from olmo_sparsity.training.lm_eval_tasks import load_tasks  # imports lm_eval, an extra
+
+        load_tasks(config.evaluation.lm_eval)
+
+
+def _resolve_without_text(config: RunConfig, device: torch.device, hardware: Hardware) -> RunConfig:
+    """Do what `resolve` does with a text, for one that is not prepared. The vocabulary is the one
+    that the tokenizer has, or is to be trained to; the order of the text stays open."""
     tokenizer = config.data.tokenizer
     if tokenizer.name is not None:
         vocab_size = count_vocabulary(load_tokenizer(tokenizer.name))
     else:
         assert tokenizer.train_vocab is not None  # rules.py: exactly one of the two is set
         vocab_size = tokenizer.train_vocab
-    return replace(config, model=with_vocabulary(config.model, vocab_size))
+    config = replace(config, model=with_vocabulary(config.model, vocab_size))
+    return for_hardware(with_staying_checkpoints(config), device, hardware)

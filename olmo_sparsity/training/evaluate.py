@@ -1,10 +1,18 @@
 """Evaluate a model in training on held-out text.
 
-- `losses`: the loss by position, in ranges within the training length and beyond it;
-- `losses_by_place`: the loss at early and late places of the same long documents;
-- `induction_drop`: how far the loss falls when a passage is read twice.
+    evaluation = build_evaluation(heldout, config)    # start.py, once
+    evaluation.check()                                # is there enough text?
+    evaluation.losses(engine)                         # steps.py, at each evaluation
 
-Processes share the rows of each batch, and add up their sums. Results are rows of metrics.jsonl.
+A model that is trained on sequences of 512 tokens with PoSE up to position 2,048:
+
+    losses            loss by position: rows of [0, 512), [512, 2048) and [2048, 4096)
+    losses_by_place   loss of the same long documents at early and late places: [0, 256),
+                      [256, 512), [512, 1024), [1024, 2048)
+    induction_drop    by how many nats the loss falls when a passage of 256 tokens is read twice
+
+Processes share the rows of each batch, and add up their sums. Results are rows of metrics.jsonl
+(loss_rows.py).
 
 Dimension key: B batch, L length, D documents, R ranges of positions.
 """
@@ -12,6 +20,7 @@ Dimension key: B batch, L length, D documents, R ranges of positions.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,14 +33,14 @@ from torch import Tensor
 
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.config.sections import EvaluationConfig
-from olmo_sparsity.data.batches import Batch
+from olmo_sparsity.data.batches import Batch, next_tokens
 from olmo_sparsity.data.heldout import heldout_batches, heldout_sequences
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.models.losses import place_edges, repetition_losses
 from olmo_sparsity.text.runs import spread_evenly
-from olmo_sparsity.text.vocabulary import IGNORED
-from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.training.loss_rows import LossRow
+from olmo_sparsity.training.position_sums import PositionSums
 
 NUM_PASSAGES = 64
 """The number of passages of the induction drop."""
@@ -53,7 +62,11 @@ class Evaluation:
     """One more than the largest position ID of a training sequence: larger with PoSE."""
 
     mask_documents: bool
+    """Whether attention is restricted to a token's document (`data.mask_documents`)."""
+
     per_document: bool
+    """Whether position IDs begin at 0 in each document (`positions.per_document`)."""
+
     weights: Mapping[str, float] = field(default_factory=dict)
     """The weight of each of several corpora in the mean loss, by name."""
 
@@ -81,11 +94,12 @@ class Evaluation:
         return self.settings.document_length or self.reached_length
 
     def check(self) -> None:
-        """Raise DataError if the held-out text is too short. Called before the first step, as the
-        first evaluation may be the last."""
+        """Raise DataError if the held-out text is too short. It is called before the first step, as
+        the first evaluation may come after days."""
+        longest = max(self.length, self.passage_length)
         for corpus in self.corpora.values():
-            heldout_sequences(corpus.heldout, max(self.length, self.passage_length))
-        heldout_sequences(self.heldout, max(self.length, self.passage_length))
+            heldout_sequences(corpus.heldout, longest)
+        heldout_sequences(self.heldout, longest)
         if self.settings.documents:
             self.documents  # noqa: B018 (raises where too few are long enough)
 
@@ -94,30 +108,34 @@ class Evaluation:
         """Return tokens_DL: the first tokens of held-out documents that are long enough. They are
         chosen as `open_documents` does, so that `olmo-sparsity losses` reads the same ones."""
         length = self.document_length
-        every = range(len(self.heldout))
-        long = [number for number in every if len(self.heldout.document(number)) >= length]
-        if len(long) < MIN_DOCUMENTS:
+        numbers = range(len(self.heldout))
+        long_ones = [number for number in numbers if len(self.heldout.document(number)) >= length]
+        if len(long_ones) < MIN_DOCUMENTS:
             raise DataError(
-                f"{len(long)} held-out documents have {length:,} tokens, evaluation.documents "
-                f"needs {MIN_DOCUMENTS}; lower evaluation.document_length, or prepare more text"
+                f"{len(long_ones)} held-out documents have {length:,} tokens, "
+                f"evaluation.documents needs {MIN_DOCUMENTS}; lower evaluation.document_length, or "
+                "prepare more text"
             )
-        chosen = spread_evenly(long, self.settings.documents)
-        texts = [self.heldout.document(number)[:length] for number in chosen]
-        return np.stack(texts).astype(np.int64)
+        chosen = spread_evenly(long_ones, self.settings.documents)
+        beginnings = [self.heldout.document(number)[:length] for number in chosen]
+        return np.stack(beginnings).astype(np.int64)
 
-    def losses(self, engine: Engine) -> list[dict]:
-        """Return rows of "from", "to", "loss", "bits_per_byte", "num_tokens" and "num_documents",
-        one for each range of the target's position: within the training length, up to the PoSE
-        target, and beyond. `num_documents` counts the sequences that have tokens in the range. With
-        positions.per_document, positions begin at 0 in each document, and it counts documents."""
+    # --- loss by position -----------------------------------------------------------------------
+
+    def losses(self, engine: Engine) -> list[LossRow]:
+        """Return a row for each range of the target's position: within the training length, up to
+        the PoSE target, and beyond. `num_documents` counts the sequences that have tokens in the
+        range. With `positions.per_document`, positions begin at 0 in each document, and it counts
+        documents."""
         edges = sorted({0, self.trained_length, self.reached_length, self.length})
+        # Sequences may be shorter than those of training.
         ranges = [*pairwise(edge for edge in edges if edge <= self.length)]
-        sums = _PositionSums(self.length, ranges)
+        sums = PositionSums(self.length, ranges)
         for batch in heldout_batches(
             self.heldout,
             length=self.length,
             num_sequences=self.settings.num_sequences,
-            batch_size=self.settings.batch_size * engine.processes.world_size,
+            batch_size=self._batch_size(engine),
             mask_documents=self.mask_documents,
             per_document=self.per_document,
         ):
@@ -133,66 +151,40 @@ class Evaluation:
         sums.add_up(engine.processes)
         return sums.rows(self.heldout.bytes_per_token)
 
-    def losses_by_corpus(self, engine: Engine) -> dict[str, list[dict]]:
+    def losses_by_corpus(self, engine: Engine) -> dict[str, list[LossRow]]:
         """Return the rows of `losses` for each of several corpora, by name."""
         return {name: corpus.losses(engine) for name, corpus in self.corpora.items()}
 
-    def mean_losses(self, by_corpus: Mapping[str, list[dict]]) -> list[dict]:
+    def mean_losses(self, by_corpus: Mapping[str, list[LossRow]]) -> list[LossRow]:
         """Return a row for each range with the means over corpora, weighted by their weights in
-        data.corpus, and the sums of their counts."""
-        # A corpus of weight 0 is evaluated, and not part of the mean.
-        rows_of_range: dict[tuple[int, int], list[tuple[float, dict]]] = {}
+        `data.corpus`, and the sums of their counts."""
+        rows_of_range: dict[tuple[int, int], list[_WeightedRow]] = defaultdict(list)
         for name, rows in by_corpus.items():
-            if self.weights[name] == 0:
+            weight = self.weights[name]
+            if weight == 0:  # such a corpus is evaluated, and not part of the mean
                 continue
             for row in rows:
-                weighted_rows = rows_of_range.setdefault((row["from"], row["to"]), [])
-                weighted_rows.append((self.weights[name], row))
+                rows_of_range[row["from"], row["to"]].append(_WeightedRow(weight, row))
+        return [_mean_row(rows_of_range[limits]) for limits in sorted(rows_of_range)]
 
-        means = []
-        for (first, end), weighted_rows in sorted(rows_of_range.items()):
-            mean: dict[str, float] = {"from": first, "to": end}
-            # Of the corpora that have the range: one of short documents may not (per_document).
-            total_weight = sum(weight for weight, _ in weighted_rows)
-            for key in ("loss", "bits_per_byte"):
-                mean[key] = sum(weight * row[key] for weight, row in weighted_rows) / total_weight
-            for key in ("num_tokens", "num_documents"):
-                mean[key] = sum(row[key] for _, row in weighted_rows)
-            means.append(mean)
-        return means
+    # --- loss by place in long documents --------------------------------------------------------
 
-    def losses_by_place(self, engine: Engine) -> list[dict]:
-        """Return rows of "from", "to", "loss", "standard_error", "num_tokens" and "num_documents",
-        for four ranges of places, the farthest first. Every range has tokens of the same documents,
-        whose spread gives the standard error. `olmo-sparsity losses` computes the same numbers from
-        checkpoints."""
-        tokens_DL = torch.from_numpy(self.documents)
-        num_documents, length = tokens_DL.shape
+    def losses_by_place(self, engine: Engine) -> list[LossRow]:
+        """Return a row for each of four ranges of places, the farthest first. Every range has
+        tokens of the same documents, whose spread gives the standard error. `olmo-sparsity losses`
+        computes the same numbers from checkpoints."""
+        num_documents, length = self.documents.shape
         edges = place_edges(length)
         # The token at place 0 has no loss, so the first range begins at 1.
         ranges = [(max(first, 1), end) for first, end in pairwise(edges)]
+        sums_DR = self._sum_by_place(engine, ranges)
 
-        sums_DR = torch.zeros(num_documents, len(ranges), dtype=torch.float64)
-        batch_size = self.settings.batch_size * engine.processes.world_size
-        for start in range(0, num_documents, batch_size):
-            batch = _contiguous_batch(tokens_DL[start : start + batch_size])
-            own_batch, num_own = own_rows(batch, engine)
-            nll_BL = engine.token_losses(own_batch)[:num_own, :-1].double().cpu()
-            # The documents of this process, which `own_rows` has taken out of the batch.
-            numbers = range(start, min(start + batch_size, num_documents))
-            own_numbers = list(numbers)[engine.processes.rank :: engine.processes.world_size]
-            for column, (first, end) in enumerate(ranges):
-                # The loss at index i is that of the token at place i + 1.
-                sums_DR[own_numbers, column] = nll_BL[:, first - 1 : end - 1].sum(1)
-        # Each process has zeros for the documents of others.
-        engine.processes.sum_in_place(sums_DR)
-
-        losses = []
-        for column, (first, end) in enumerate(ranges):
-            means_D = sums_DR[:, column] / (end - first)
-            losses.append(
+        rows: list[LossRow] = []
+        for range_index, (first, end) in enumerate(ranges):
+            means_D = sums_DR[:, range_index] / (end - first)
+            rows.append(
                 {
-                    "from": edges[column],
+                    "from": edges[range_index],
                     "to": end,
                     "loss": float(means_D.mean()),
                     "standard_error": float(means_D.std()) / math.sqrt(num_documents),
@@ -200,7 +192,30 @@ class Evaluation:
                     "num_documents": num_documents,
                 }
             )
-        return losses[::-1]
+        return rows[::-1]
+
+    def _sum_by_place(self, engine: Engine, ranges: list[tuple[int, int]]) -> Tensor:
+        """Return sums_DR: the sum of the losses of each document in each range of places, in nats,
+        on all processes the same."""
+        num_documents = len(self.documents)
+        rank = engine.processes.rank
+        world_size = engine.processes.world_size
+        sums_DR = torch.zeros(num_documents, len(ranges), dtype=torch.float64)
+        batch_size = self._batch_size(engine)
+        for start in range(0, num_documents, batch_size):
+            batch = _contiguous_batch(self.documents[start : start + batch_size])
+            own_batch, num_own = own_rows(batch, engine)
+            nll_BL = engine.token_losses(own_batch)[:num_own, :-1].double().cpu()
+            # The documents of this process, which `own_rows` has taken out of the batch.
+            documents = range(start, min(start + batch_size, num_documents))
+            own_documents = list(documents)[rank::world_size]
+            for range_index, (first, end) in enumerate(ranges):
+                # The loss at index i is that of the token at place i + 1.
+                sums_DR[own_documents, range_index] = nll_BL[:, first - 1 : end - 1].sum(1)
+        # Each process has zeros for the documents of others.
+        return engine.processes.sum_in_place(sums_DR)
+
+    # --- induction ------------------------------------------------------------------------------
 
     def induction_drop(self, engine: Engine) -> float:
         """Return how many nats the mean loss on a held-out passage is above that on its repetition.
@@ -210,13 +225,14 @@ class Evaluation:
             total = sum(self.weights.values())
             drops = {name: corpus.induction_drop(engine) for name, corpus in self.corpora.items()}
             return sum(self.weights[name] / total * drop for name, drop in drops.items())
+
         # In one tensor, so that processes add them up at once.
         sums = torch.zeros(3, dtype=torch.float64)  # passage, repetition, number of passages
         for passages in heldout_batches(
             self.heldout,
             length=self.passage_length,
             num_sequences=NUM_PASSAGES,
-            batch_size=self.settings.batch_size * engine.processes.world_size,
+            batch_size=self._batch_size(engine),
         ):
             own_batch, num_own = own_rows(passages, engine)
             nll_B2 = repetition_losses(
@@ -227,82 +243,35 @@ class Evaluation:
         passage_nats, repetition_nats, num_passages = engine.processes.sum_in_place(sums).tolist()
         return (passage_nats - repetition_nats) / num_passages
 
-
-class _PositionSums:
-    """Adds up losses by the position of the target, and gives their means in ranges of positions.
-
-    Shapes: sum_L and count_L by position, num_texts_R by range.
-    """
-
-    def __init__(self, length: int, ranges: list[tuple[int, int]]) -> None:
-        """length: One more than the largest position of a target.
-
-        Args:
-            ranges: The first and the end position of each range.
-        """
-        self.ranges = ranges
-        self.sum_L = torch.zeros(length, dtype=torch.float64)
-        self.count_L = torch.zeros(length, dtype=torch.int64)
-        self.num_texts_R = torch.zeros(len(ranges), dtype=torch.int64)
-
-    def add(self, nll_BL: Tensor, targets_BL: Tensor, texts_BL: Tensor | None) -> None:
-        """Add the losses of a batch.
-
-        Args:
-            nll_BL: The loss of each target.
-            targets_BL: Its position.
-            texts_BL: The number of its document in the row, if positions begin anew in each; else
-                None, and each row is one text.
-        """
-        targets = targets_BL.flatten()
-        self.sum_L.index_add_(0, targets, nll_BL.flatten())
-        self.count_L.index_add_(0, targets, torch.ones_like(targets))
-        for column, (first, end) in enumerate(self.ranges):
-            self.num_texts_R[column] += _count_texts(targets_BL, texts_BL, first, end)
-
-    def add_up(self, processes: Processes) -> None:
-        """Add the sums of all processes."""
-        processes.sum_in_place(self.sum_L)
-        processes.sum_in_place(self.count_L)
-        processes.sum_in_place(self.num_texts_R)
-
-    def rows(self, bytes_per_token: float) -> list[dict]:
-        """Return the row of each range that has a target."""
-        rows = []
-        for column, (first, end) in enumerate(self.ranges):
-            num_tokens = int(self.count_L[first:end].sum())
-            if num_tokens == 0:  # no document is as long (positions.per_document)
-                continue
-            loss = float(self.sum_L[first:end].sum() / num_tokens)
-            rows.append(
-                {
-                    "from": first,
-                    "to": end,
-                    "loss": loss,
-                    "bits_per_byte": loss / math.log(2) / bytes_per_token,
-                    "num_tokens": num_tokens,
-                    "num_documents": int(self.num_texts_R[column]),
-                }
-            )
-        return rows
+    def _batch_size(self, engine: Engine) -> int:
+        """Return the number of sequences that all processes together evaluate at once."""
+        return self.settings.batch_size * engine.processes.world_size
 
 
-def _count_texts(targets_BL: Tensor, texts_BL: Tensor | None, first: int, end: int) -> int:
-    """Return the number of rows that have a target in a range of positions. With `texts_BL`, the
-    number of each target's document, return the number of documents."""
-    is_inside_BL = (targets_BL >= first) & (targets_BL < end)
-    if texts_BL is None:
-        return int(is_inside_BL.any(1).sum())
-    return sum(
-        len(texts[inside].unique()) for texts, inside in zip(texts_BL, is_inside_BL, strict=True)
-    )
+class _WeightedRow(NamedTuple):
+    """The losses of one corpus in a range of positions."""
+
+    weight: float
+    """The weight of the corpus in the mean."""
+
+    row: LossRow
 
 
-def _contiguous_batch(tokens_BL: Tensor) -> Batch:
-    """Return a batch of these tokens, with position IDs from 0 and the next tokens as labels."""
-    labels_BL = torch.full_like(tokens_BL, IGNORED)
-    labels_BL[:, :-1] = tokens_BL[:, 1:]
-    return Batch(tokens_BL, torch.arange(tokens_BL.shape[1]).expand_as(tokens_BL), labels_BL)
+def _mean_row(weighted_rows: list[_WeightedRow]) -> LossRow:
+    """Return the mean of the corpora that have tokens in one range of positions. One of short
+    documents may have none (`positions.per_document`), so weights are divided by their sum here."""
+    total_weight = sum(weight for weight, _ in weighted_rows)
+    first_row = weighted_rows[0].row
+    return {
+        "from": first_row["from"],
+        "to": first_row["to"],
+        "loss": sum(weight * row["loss"] for weight, row in weighted_rows) / total_weight,
+        "bits_per_byte": (
+            sum(weight * row["bits_per_byte"] for weight, row in weighted_rows) / total_weight
+        ),
+        "num_tokens": sum(row["num_tokens"] for _, row in weighted_rows),
+        "num_documents": sum(row["num_documents"] for _, row in weighted_rows),
+    }
 
 
 class OwnRows(NamedTuple):
@@ -324,6 +293,10 @@ def own_rows(batch: Batch, engine: Engine) -> OwnRows:
     return OwnRows(own_batch, num_rows)
 
 
-def format_losses(rows: list[dict]) -> str:
-    """Return the losses of the ranges as one line."""
-    return " · ".join(f"[{row['from']}, {row['to']}) {row['loss']:.4f}" for row in rows)
+def _contiguous_batch(tokens_BL: np.ndarray) -> Batch:
+    """Return a batch of these tokens, with position IDs from 0 and the next tokens as labels."""
+    return Batch(
+        tokens_BL=torch.from_numpy(tokens_BL),
+        positions_BL=torch.arange(tokens_BL.shape[1]).expand(tokens_BL.shape),
+        labels_BL=torch.from_numpy(next_tokens(tokens_BL)),
+    )

@@ -4,6 +4,10 @@
     on node1    GLOO_SOCKET_IFNAME=eth0    its interface towards node2
     on node2    GLOO_SOCKET_IFNAME=ib0     its interface towards node1
 
+    with one process each, the store then holds
+    node 0      ["node1", "127.0.0.1"]     node1 reaches itself by its loopback, which is of no use
+    node 1      ["node2", "10.0.0.2"]
+
 gloo otherwise takes the address of the node's own name, which may be one of loopback. Interfaces
 may be named differently on each node, so that no node can choose for another one. distributed.py
 calls `choose_interface` before the process group is made.
@@ -24,6 +28,7 @@ import torch.distributed as dist
 from olmo_sparsity.base.launch import Launch
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
+"""The variable in which gloo looks for the name of the interface."""
 
 
 def choose_interface(store: dist.Store, launch: Launch, meeting_address: str) -> None:
@@ -31,22 +36,26 @@ def choose_interface(store: dist.Store, launch: Launch, meeting_address: str) ->
     node. Every process must call it."""
     own_node = _Node(socket.gethostname(), address_towards(meeting_address))
     own_node.write(store, launch.rank)
-    # Ranks fill one node after the other, so the first and the last process tell whether there are
-    # several. All processes have written before any reads: `get` waits.
+    # Ranks fill one node after the other, so the nodes of the first and of the last process tell
+    # whether there are several. `read` waits until that process has written.
     first_node = _Node.read(store, 0)
     last_node = _Node.read(store, launch.world_size - 1)
     if VARIABLE in os.environ or first_node.name == last_node.name:
         return
 
-    address = own_node.address
-    if own_node.name == first_node.name:
-        # Towards itself, the node that the processes meet at would find its loopback.
-        address = None
-        if last_node.address is not None:
-            address = address_towards(last_node.address)
+    address = _address_to_announce(own_node, first_node, last_node)
     interface = None if address is None else interface_of(address)
+    # Otherwise gloo chooses by itself, which works on most clusters.
     if interface is not None:
         os.environ[VARIABLE] = interface
+
+
+def _address_to_announce(own_node: _Node, first_node: _Node, last_node: _Node) -> str | None:
+    """Return the address of this node at which the others can reach it; None if none is known."""
+    if own_node.name != first_node.name:
+        return own_node.address
+    # Processes meet at the first node. Towards itself it would find its loopback.
+    return None if last_node.address is None else address_towards(last_node.address)
 
 
 class _Node(NamedTuple):
@@ -58,12 +67,12 @@ class _Node(NamedTuple):
 
     def write(self, store: dist.Store, rank: int) -> None:
         """Write the node of the process with this rank."""
-        store.set(f"host {rank}", json.dumps(self))
+        store.set(f"node {rank}", json.dumps(self))
 
     @staticmethod
     def read(store: dist.Store, rank: int) -> _Node:
         """Read the node of the process with this rank. Wait until it is written."""
-        return _Node(*json.loads(store.get(f"host {rank}")))
+        return _Node(*json.loads(store.get(f"node {rank}")))
 
 
 def address_towards(host: str) -> str | None:

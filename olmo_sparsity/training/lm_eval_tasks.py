@@ -1,6 +1,15 @@
 """Evaluate a copy of a model in training on tasks of lm_eval (`evaluation.lm_eval`).
 
-Place in the flow: weights → numbers of the metrics. Called by the training loop."""
+    tasks = Tasks(config, tokenizer, device, processes)    # start.py
+    tasks(1000, weights)    # {"arc_easy/acc": 0.31, "arc_easy/acc_norm": 0.29}, to the metrics
+
+The weights are exported to transformers, so the numbers are those of `lm_eval --model hf` on an
+exported checkpoint. lm_eval cuts tasks into requests, such as "the log-probability of this answer".
+Each process has a whole copy of the model, and answers a share of them:
+
+    100 requests, 4 processes    process 0 answers 0 … 24, process 1 answers 25 … 49, …
+                                 all of them receive all 100 answers, and compute the same numbers
+"""
 
 from __future__ import annotations
 
@@ -20,7 +29,7 @@ from olmo_sparsity.training.distributed import Processes
 
 
 class Tasks:
-    """Tasks of lm_eval. Processes share their requests, each with a copy of the exported model."""
+    """Tasks of lm_eval, which are called at each evaluation."""
 
     def __init__(
         self, config: RunConfig, tokenizer: Tokenizer, device: torch.device, processes: Processes
@@ -38,7 +47,9 @@ class Tasks:
         from lm_eval.models.huggingface import HFLM
 
         for task in self.tasks["tasks"].values():
-            task.set_fewshot_seed(1234)  # as its command does
+            # The default seed of lm_eval's command. Otherwise each evaluation would have other
+            # examples in its prompts.
+            task.set_fewshot_seed(1234)
         exported: Any = hugging_face_model(self.config.at(step).model, weights, "the engine")
         is_bf16 = self.config.training.precision == "bf16"
         model = HFLM(
@@ -47,21 +58,17 @@ class Tasks:
             batch_size=self.config.evaluation.batch_size,
             mixed_precision_dtype=torch.bfloat16 if is_bf16 else None,
         )
-        for name in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
-            setattr(model, name, self.shared(getattr(model, name)))
+        # All kinds of requests that a task can have. HFLM itself divides them among processes only
+        # with accelerate, which would need a process group of its own.
+        for method in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
+            setattr(model, method, self._share_out(getattr(model, method)))
+        # Without a bootstrap, whose standard errors would take longer than the tasks.
         evaluated = evaluate(model, self.tasks, bootstrap_iters=0, log_samples=False)
-        numbers = {}
-        for task, values in evaluated["results"].items():
-            for name, value in values.items():
-                # Besides metrics, lm_eval lists names, and errors that need a bootstrap.
-                if isinstance(value, float) and math.isfinite(value):
-                    metric = name.removesuffix(",none")  # no filter was applied
-                    numbers[f"{task}/{metric}"] = float(value)
-        return numbers
+        return _numbers_of(evaluated["results"])
 
-    def shared(self, answer: Callable[..., list[Any]]) -> Callable[[list[Any]], list[Any]]:
-        """Divide the requests of a method of `HFLM` among the processes: each answers a run of
-        them, and gets the answers of all."""
+    def _share_out(self, answer: Callable[..., list[Any]]) -> Callable[[list[Any]], list[Any]]:
+        """Return a function that answers requests as `answer` does, a method of `HFLM`. Each
+        process answers a run of them, and gets the answers of all."""
         rank = self.processes.rank
         count = self.processes.world_size
 
@@ -74,8 +81,21 @@ class Tasks:
         return answer_all
 
 
+def _numbers_of(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Return the metrics of all tasks, by TASK/METRIC."""
+    numbers = {}
+    for task, values in results.items():
+        for name, value in values.items():
+            # Besides metrics, lm_eval lists names, and errors that need a bootstrap.
+            if isinstance(value, float) and math.isfinite(value):
+                metric = name.removesuffix(",none")  # no filter was applied
+                numbers[f"{task}/{metric}"] = float(value)
+    return numbers
+
+
 def load_tasks(names: list[str]) -> Any:
-    """Load tasks with their data, from lm_eval's cache or the hub."""
+    """Load tasks with their data, from lm_eval's cache or the hub. Raise ConfigError if one cannot
+    be loaded."""
     with naming_extras():
         from lm_eval.tasks import TaskManager
     try:

@@ -16,30 +16,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, cast
 
 from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.training.loss_rows import EvaluationRow, LossRow, range_in_words
 from olmo_sparsity.training.metrics import read_own_lines
 
 if TYPE_CHECKING:
     import pandas as pd
 
 LARGEST_EXPONENT = 700
-"""The largest loss of which a perplexity is computed: e to the power of 710 overflows a double."""
-
-LossOfRange = TypedDict(
-    "LossOfRange",
-    {
-        "from": int,  # the first position or place
-        "to": int,  # one past the last
-        "loss": float,  # mean, in nats a token
-        "num_tokens": int,
-        "num_documents": NotRequired[int],  # earlier versions counted only tokens
-        "bits_per_byte": NotRequired[float],  # by position
-        "standard_error": NotRequired[float],  # by place
-    },
-)
-"""The loss of one range, as a line of metrics.jsonl holds it."""
+"""The largest loss whose perplexity is shown as it is: e to the power of 710 overflows a float."""
 
 
 def loss_table(run_folder: str | Path) -> str:
@@ -48,18 +35,15 @@ def loss_table(run_folder: str | Path) -> str:
     different documents, or steps were evaluated on different text, and must not be compared."""
     evaluations = _read_evaluations(run_folder)
     last_evaluation = evaluations[-1]
-    return "\n".join(
-        [
-            f"{run_folder}, step {last_evaluation['step']}: held-out loss by position",
-            *_last_in_detail(last_evaluation),
-            *_all_steps(evaluations),
-        ]
-    )
+    lines = [f"{run_folder}, step {last_evaluation['step']}: held-out loss by position"]
+    lines += _describe_last(last_evaluation)
+    lines.append("loss by step, and how far it falls when a passage is read twice (induction)")
+    lines += _describe_steps(evaluations)
+    return "\n".join(lines)
 
 
-def _read_evaluations(run_folder: str | Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl that hold held-out losses. Raise DataError if there is
-    none."""
+def _read_evaluations(run_folder: str | Path) -> list[EvaluationRow]:
+    """Return the rows of held-out losses in metrics.jsonl. Raise DataError if there is none."""
     path = Path(run_folder) / "metrics.jsonl"
     if not path.is_file():
         raise DataError(
@@ -68,30 +52,28 @@ def _read_evaluations(run_folder: str | Path) -> list[dict[str, Any]]:
     evaluations = [line.row for line in read_own_lines(path) if "heldout" in line.row]
     if not evaluations:
         raise DataError(f"{path} holds no held-out loss yet; let the run reach an evaluation")
-    return evaluations
+    return cast(list[EvaluationRow], evaluations)
 
 
-def _last_in_detail(evaluation: dict[str, Any]) -> list[str]:
-    """Return the tables of one evaluation: losses by position and, if they were evaluated, by place
-    in long documents."""
+def _describe_last(evaluation: EvaluationRow) -> list[str]:
+    """Return the tables of the last evaluation: by position, and by place if it was evaluated."""
     import pandas as pd
 
-    losses: list[LossOfRange] = evaluation["heldout"]
     by_position = pd.DataFrame(
-        _columns_of_range(row)
+        _range_and_counts(row)
         | {
             "loss (nats)": row["loss"],
             "perplexity": math.exp(min(row["loss"], LARGEST_EXPONENT)),
             "bits/byte": row.get("bits_per_byte", math.nan),
         }
-        for row in losses
+        for row in evaluation["heldout"]
     )
     lines = [_aligned(by_position)]
-    if len({row.get("num_documents") for row in losses}) > 1:
+    if len({row.get("num_documents") for row in evaluation["heldout"]}) > 1:
         lines.append("rows are of different documents: compare runs within a row, not two rows")
     if "by_place" in evaluation:
         by_place = pd.DataFrame(
-            _columns_of_range(row)
+            _range_and_counts(row)
             | {"loss (nats)": row["loss"], "standard error": row["standard_error"]}
             for row in evaluation["by_place"]
         )
@@ -99,19 +81,37 @@ def _last_in_detail(evaluation: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _columns_of_range(row: LossOfRange) -> dict[str, Any]:
-    """Return the first columns of a table: a range, and its numbers of documents and tokens."""
-    num_documents = row.get("num_documents")
+def _range_and_counts(row: LossRow) -> dict[str, Any]:
+    """Return the columns for the range of a loss, and its numbers of documents and tokens. Earlier
+    versions counted only tokens."""
+    documents = row.get("num_documents")
     return {
-        "positions": range_name(row),
-        "documents": "–" if num_documents is None else f"{num_documents:,}",
+        "positions": range_in_words(row),
+        "documents": "–" if documents is None else f"{documents:,}",
         "tokens": f"{row['num_tokens']:,}",
     }
 
 
-def range_name(row: LossOfRange) -> str:
-    """Return the name of a range, with its last position: "0 … 127" for from=0 and to=128."""
-    return f"{row['from']} … {row['to'] - 1}"
+def _describe_steps(evaluations: Sequence[EvaluationRow]) -> list[str]:
+    """Return the table of all evaluations, with a mark at those that must not be compared with the
+    last one, and a note if there are any."""
+    table = losses_by_step(evaluations)
+    last_text = _identity_of_text(evaluations[-1])
+    is_other = [_identity_of_text(evaluation) != last_text for evaluation in evaluations]
+    if not any(is_other):
+        return [_aligned(table)]
+    table["sample"] = ["other" if other else "" for other in is_other]
+    note = "steps marked `other` were evaluated on other text than the last one"
+    return [_aligned(table), note]
+
+
+def _identity_of_text(evaluation: EvaluationRow) -> list[tuple[int | None, ...]]:
+    """Return ranges and counts of an evaluation, which identify its text: evaluations with equal
+    ones can be compared."""
+    rows = [*evaluation["heldout"], *evaluation.get("by_place", ())]
+    return [
+        (row["from"], row["to"], row.get("num_tokens"), row.get("num_documents")) for row in rows
+    ]
 
 
 def _aligned(table: pd.DataFrame) -> str:
@@ -119,22 +119,7 @@ def _aligned(table: pd.DataFrame) -> str:
     return table.to_string(index=False, float_format="{:.4f}".format, na_rep="nan")
 
 
-def _all_steps(evaluations: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the table of all evaluations, in which those of other text than the last one are
-    marked."""
-    table = losses_by_step(evaluations)
-    identity_of_last = _identity_of_text(evaluations[-1])
-    is_other = [_identity_of_text(row) != identity_of_last for row in evaluations]
-    if any(is_other):
-        table["sample"] = ["other" if other else "" for other in is_other]
-    lines = ["loss by step, and how far it falls when a passage is read twice (induction)"]
-    lines.append(_aligned(table))
-    if any(is_other):
-        lines.append("steps marked `other` were evaluated on other text than the last one")
-    return lines
-
-
-def losses_by_step(evaluations: Sequence[dict[str, Any]]) -> pd.DataFrame:
+def losses_by_step(evaluations: Sequence[EvaluationRow]) -> pd.DataFrame:
     """Return a table with a row for each evaluation: losses by position, the loss at the farthest
     places of `evaluation.documents`, and the induction drop.
 
@@ -146,19 +131,11 @@ def losses_by_step(evaluations: Sequence[dict[str, Any]]) -> pd.DataFrame:
 
     rows = []
     for evaluation in evaluations:
-        numbers = {"step": evaluation["step"]}
-        numbers |= {range_name(row): row["loss"] for row in evaluation["heldout"]}
+        numbers: dict[str, float] = {"step": evaluation["step"]}
+        numbers |= {range_in_words(row): row["loss"] for row in evaluation["heldout"]}
         if evaluation.get("by_place"):
             farthest = evaluation["by_place"][0]
-            numbers[f"documents {range_name(farthest)}"] = farthest["loss"]
+            numbers[f"documents {range_in_words(farthest)}"] = farthest["loss"]
         numbers["induction"] = evaluation.get("induction_drop", math.nan)
         rows.append(numbers)
     return pd.DataFrame(rows)
-
-
-def _identity_of_text(evaluation: dict[str, Any]) -> list[tuple]:
-    """Return ranges and counts of an evaluation, which identify its text: two evaluations can be
-    compared if theirs are equal."""
-    names = ("from", "to", "num_tokens", "num_documents")
-    rows = [*evaluation["heldout"], *evaluation.get("by_place", ())]
-    return [tuple(row.get(name) for name in names) for row in rows]

@@ -1,6 +1,11 @@
 """Wrap a model as a module whose forward returns losses, and time these forward passes.
 
-Place in the flow: a model → **`Losses`** → the engines, which call it in each step.
+    losses = Losses(model, compiled=False, z_loss=0.0)
+    losses(batch, num_labels=4096).backward()    # training: the sum of the losses / 4096
+    losses(batch)                                # evaluation: nll_BL, no gradients
+    losses.clock.take()                          # seconds of the forward passes since the last call
+
+Place in the flow: a model → **`Losses`** → the engines, which call it in each step (engine.py).
 
 Dimension key: B batch, L length.
 """
@@ -22,10 +27,11 @@ from olmo_sparsity.models.training_loss import compile_losses, mean_loss
 
 
 class ForwardClock:
-    """Adds up the time of a process's forward passes. In these a process waits for no other one, so
-    a slow process shows; except with `zero3`, where it waits for weights. With `fsdp` it is the
-    time of the layers, without the waits for their weights before. On a GPU it is the time of the
-    GPU."""
+    """Adds up the time of a process's forward passes, on a GPU the time of the GPU.
+
+    In a forward pass a process waits for no other one, so a slow process shows. There are two
+    exceptions: with `zero3` it waits for weights, and with `fsdp` the layers alone are timed,
+    without the waits for their weights."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -70,8 +76,9 @@ class ForwardClock:
 
 
 class Losses(nn.Module):
-    """The model as a module with a forward that returns losses, because DDP and DeepSpeed hook the
-    forward pass, and our loss uses the unembedding outside of the model's own."""
+    """The model as a module with a forward that returns losses. DDP and DeepSpeed hook the forward
+    pass of the module that they are given, and our loss uses the unembedding outside of the model's
+    own forward."""
 
     def __init__(self, model: Any, compiled: bool = False, z_loss: float = 0.0) -> None:
         super().__init__()
@@ -80,7 +87,8 @@ class Losses(nn.Module):
         self.compiled = compile_losses() if compiled else None
         self.clock = ForwardClock()
         self.times_layers = False
-        """Whether the engine lets the clock time layers, not the whole forward pass."""
+        """Whether the engine has the clock time the layers. Otherwise the whole forward pass is
+        timed."""
 
     def forward(self, batch: Batch, num_labels: int | None = None) -> Tensor:
         """Return nll_BL without gradients. For training, with `num_labels`, the number of labels of
@@ -93,5 +101,6 @@ class Losses(nn.Module):
         if num_labels is None:
             return token_losses(*inputs, documents)
         device = batch.tokens_BL.device
-        with contextlib.nullcontext() if self.times_layers else self.clock.running(device):
+        timing = contextlib.nullcontext() if self.times_layers else self.clock.running(device)
+        with timing:
             return mean_loss(*inputs, num_labels, documents, self.compiled, self.z_loss)

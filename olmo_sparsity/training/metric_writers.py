@@ -1,6 +1,12 @@
-"""Write the metrics of a run to TensorBoard and W&B as well, if configured.
+"""Write the metrics of a run to TensorBoard and W&B as well, if `logging` says so.
 
-Place in the flow: `Metrics` of metrics.py gives each row of metrics.jsonl to each of them."""
+    a row of metrics.jsonl                             curves
+    {"step": 10, "loss": 4.2, "epochs/web": 0.1}       train/loss, train/epochs/web
+    {"step": 10, "heldout": [{"from": 0, "to": 128,    heldout/0-128, heldout_bits_per_byte/0-128
+     "loss": 3.3, …}, …], "induction_drop": 0.8}       heldout/induction_drop
+
+`Metrics` of metrics.py hands each row to the writers, after it has written it to metrics.jsonl.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +19,7 @@ from olmo_sparsity.base.errors import naming_extras, one_line
 from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.sections import LoggingConfig
+from olmo_sparsity.training.loss_rows import LossRow
 
 MetricWriter = Callable[[dict], None]
 """Takes a row of metrics.jsonl: {"step": …} and the losses of a step, or of an evaluation."""
@@ -28,8 +35,12 @@ class MetricWriters:
     def __init__(
         self, logging: LoggingConfig, run_folder: Path, start: int, settings: Mapping[str, Any]
     ) -> None:
-        """Open the writers. `start`: the step from which the run begins or resumes; `settings`:
-        those of the run, which W&B shows beside the curves."""
+        """Open the writers.
+
+        Args:
+            start: The step from which the run begins or resumes.
+            settings: The settings of the run, which W&B shows beside the curves.
+        """
         self.writers: dict[str, MetricWriter] = {}
         self.closers: dict[str, Callable[[], object]] = {}
         self.num_failures: Counter[str] = Counter()
@@ -37,15 +48,15 @@ class MetricWriters:
 
         check_metric_writers(logging)
         if logging.tensorboard:
-            self._open("TensorBoard", lambda: _tensorboard(run_folder, start))
+            self._open("TensorBoard", lambda: _open_tensorboard(run_folder, start))
         if logging.wandb_project:
             project = logging.wandb_project
-            self._open("W&B", lambda: _wandb(project, run_folder, start, settings))
+            self._open("W&B", lambda: _open_wandb(project, run_folder, start, settings))
 
-    def _open(self, name: str, opened: Callable[[], OpenWriter]) -> None:
+    def _open(self, name: str, open_writer: Callable[[], OpenWriter]) -> None:
         """Open a writer. If that fails, the run goes on without it until its next start."""
         try:
-            writer = opened()
+            writer = open_writer()
         except Exception as error:  # a library's own: of the network, of a login, of a disk
             self._warn(name, error, "gets no rows of this start")
             return
@@ -54,7 +65,7 @@ class MetricWriters:
 
     def __call__(self, row: dict) -> None:
         """Hand a row to all writers."""
-        for name, write in list(self.writers.items()):
+        for name, write in list(self.writers.items()):  # a copy, as the loop may drop a writer
             try:
                 write(row)
             except Exception as error:
@@ -98,7 +109,7 @@ def check_metric_writers(logging: LoggingConfig) -> None:
             import wandb  # noqa: F401
 
 
-def _tensorboard(run_folder: Path, start: int) -> OpenWriter:
+def _open_tensorboard(run_folder: Path, start: int) -> OpenWriter:
     """Return a writer to TensorBoard's files in the run folder."""
     from torch.utils.tensorboard import SummaryWriter
 
@@ -113,7 +124,9 @@ def _tensorboard(run_folder: Path, start: int) -> OpenWriter:
     return OpenWriter(write, writer.close)
 
 
-def _wandb(project: str, run_folder: Path, start: int, settings: Mapping[str, Any]) -> OpenWriter:
+def _open_wandb(
+    project: str, run_folder: Path, start: int, settings: Mapping[str, Any]
+) -> OpenWriter:
     """Return a writer to a run of Weights & Biases."""
     import wandb
 
@@ -139,25 +152,25 @@ def _scalars(row: dict) -> Iterator[tuple[str, float]]:
     """Yield the numbers of a row, each under the name of its curve."""
     for name, value in row.items():
         if name == "heldout":
-            for part in value:
-                places = f"{part['from']}-{part['to']}"
-                yield f"heldout/{places}", part["loss"]
-                yield f"heldout_bits_per_byte/{places}", part["bits_per_byte"]
+            for heldout_row in value:
+                positions = f"{heldout_row['from']}-{heldout_row['to']}"
+                yield f"heldout/{positions}", heldout_row["loss"]
+                yield f"heldout_bits_per_byte/{positions}", heldout_row["bits_per_byte"]
         elif name == "by_place":
             yield from _losses(name, value)
         elif name == "by_corpus":
-            for corpus, parts in value.items():
-                yield from _losses(f"heldout_{corpus}", parts)
+            for corpus, rows in value.items():
+                yield from _losses(f"heldout_{corpus}", rows)
         elif name == "induction_drop":
             yield f"heldout/{name}", value
-        elif isinstance(value, dict):
+        elif isinstance(value, dict):  # of lm_eval
             for measure, number in value.items():
                 yield f"{name}/{measure}", number
         elif name not in ("step", "timestamp"):
             yield f"train/{name}", value
 
 
-def _losses(title: str, parts: list[dict]) -> Iterator[tuple[str, float]]:
-    """Yield the loss of each range of positions."""
-    for part in parts:
-        yield f"{title}/{part['from']}-{part['to']}", part["loss"]
+def _losses(title: str, rows: list[LossRow]) -> Iterator[tuple[str, float]]:
+    """Yield the loss of each range of positions, such as `by_place/512-1024`."""
+    for row in rows:
+        yield f"{title}/{row['from']}-{row['to']}", row["loss"]

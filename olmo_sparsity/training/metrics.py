@@ -35,6 +35,7 @@ from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.retry import retry
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.appended_file import AppendedFile
+from olmo_sparsity.training.loss_rows import LossRow
 from olmo_sparsity.training.metric_writers import MetricWriter
 from olmo_sparsity.training.trainer_state import TrainerState
 
@@ -148,11 +149,13 @@ class Metrics:
         self.pending_rows = []
         return rows
 
-    def write_heldout(self, step: int, losses: list[dict], drop: float, measured: dict) -> None:
+    def write_heldout(
+        self, step: int, losses: list[LossRow], drop: float, measured: dict[str, Any]
+    ) -> None:
         """Write the line of an evaluation.
 
         Args:
-            losses: Held-out losses, a row for each range of positions (`Evaluation.losses`).
+            losses: Held-out losses by position (`Evaluation.losses`).
             drop: The induction drop, in nats.
             measured: Its other results, by name.
         """
@@ -195,7 +198,7 @@ class Metrics:
             lost = f"its last {self.file.num_unwritten_lines} rows are lost"
             say(f"{self.path} cannot be written ({error.strerror}): {lost}")
 
-    def last_heldout(self) -> list[dict] | None:
+    def last_heldout(self) -> list[LossRow] | None:
         """Return the losses of the last evaluation; None if its line is lost."""
         rows = [row["heldout"] for row in read_metrics(self.path) if "heldout" in row]
         return rows[-1] if rows else None

@@ -1,4 +1,10 @@
-"""Find the layers of a model, ours or one of transformers, and the part that each weight is in."""
+"""Find the layers of a model, ours or one of transformers, and the part that each weight is in.
+
+    layers_of(model)    # [block 0, block 1]
+    parts_of(model)     # {"embedding": [W], "block_0": [W, W, …], "block_1": […], "other": [W]}
+
+Engines compile and shard layer by layer; the log of gradient norms has a number for each part.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +21,20 @@ def layers_of(model: Any) -> list[nn.Module]:
 
 
 def parts_of(model: Any) -> dict[str, list[nn.Parameter]]:
-    """Return the weights of each block, of the embeddings and of the unembedding, by name of the
-    part. Tied weights are those of the embeddings. All others, such as the last norm, are
-    `other`."""
+    """Return the weights of each block (`block_0`), of the embeddings and of the unembedding, by
+    name of the part. All others, such as the last norm, are `other`."""
     part_of_weight = {}
-    for number, layer in enumerate(layers_of(model)):
+    for layer_index, layer in enumerate(layers_of(model)):
         for weight in layer.parameters():
-            part_of_weight[id(weight)] = f"block_{number}"
-    for weight in model.unembedding:
+            part_of_weight[id(weight)] = f"block_{layer_index}"
+    for weight in model.unembedding:  # its matrix, and its bias or None
         part_of_weight[id(weight)] = "unembedding"
+    # After the unembedding, as tied weights count as embeddings.
     is_ours = not isinstance(model, HuggingFaceLM)
     embedding = model.transformer.wte if is_ours else model.embedding
     part_of_weight[id(embedding.weight)] = "embedding"
+
+    # In the order of the model.
     parts: dict[str, list[nn.Parameter]] = {}
     for weight in model.parameters():
         parts.setdefault(part_of_weight.get(id(weight), "other"), []).append(weight)

@@ -1,15 +1,18 @@
-"""Build the optimizer, compute the learning-rate schedule, and notice jumps of the loss.
+"""Build the optimizer of a model: AdamW, or Muon and AdamW (`optimizer.name`).
 
-`build_optimizer` returns AdamW, or Muon for the matrices of layers with AdamW for the rest
-(`optimizer.name`). The schedule is a function of the step alone (`learning_rate`), so a resumed run
-needs no state of it.
+    optimizer.name    matrices of layers    embeddings, output    norms, biases
+    adamw             AdamW                 AdamW                 AdamW
+    muon              Muon                  AdamW                 AdamW
+
+    optimizer = build_optimizer(model, config.optimizer)    # engines call it once
+    moments_of(optimizer, weight)    # {"exp_avg": …, "exp_avg_sq": …}; Muon: {"momentum_buffer": …}
+
+learning_rate.py has the schedule, which engines set in each step.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from inspect import unwrap
 from typing import Any, cast
 
@@ -88,7 +91,7 @@ def build_optimizer(
 
 
 def matrices_of_layers(model: nn.Module) -> list[nn.Parameter]:
-    """Return the matrices that Muon updates: all but embeddings and output, whose rows belong to
+    """Return the matrices that Muon updates: all except embeddings and output, whose rows belong to
     single tokens. What OLMo keeps in one matrix (queries, keys and values; both halves of SwiGLU)
     is updated as one."""
     of_tokens = {id(weight) for weight in embeddings_of(model)}
@@ -102,6 +105,7 @@ def matrices_of_layers(model: nn.Module) -> list[nn.Parameter]:
 
 
 def embeddings_of(model: nn.Module) -> list[Tensor]:
+    """Return the tables of embeddings of a model."""
     return [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
 
 
@@ -159,60 +163,3 @@ def moments_of(optimizer: Any, parameter: Tensor) -> dict[str, Tensor]:
         for key in keys:
             state[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
     return {key: state[key] for key in keys}
-
-
-def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
-    """Return the rate of optimizer step `step` (1 is the first) of `num_steps`.
-
-    The decay ends at the last step, as in OLMo and in transformers' linear scheduler. OLMo warms up
-    from a tenth of the peak; here the warm-up starts from 0."""
-    peak = config.learning_rate
-    final = peak * config.final_lr_share
-    if step <= config.warmup_steps:
-        return peak * step / config.warmup_steps
-    if config.schedule in ("constant", "wsd"):
-        num_left = num_steps - step
-        if num_left >= config.cooldown_steps:
-            return peak
-        return final + (peak - final) * num_left / config.cooldown_steps
-    # A run that is shorter than its warm-up has no decay.
-    num_decaying = max(1, num_steps - config.warmup_steps)
-    progress = min(1.0, (step - config.warmup_steps) / num_decaying)
-    if config.schedule == "linear":
-        return peak + (final - peak) * progress
-    # config.schedule == "cosine"
-    return final + (peak - final) * (1 + math.cos(math.pi * progress)) / 2
-
-
-class JumpDetector:
-    """Notices steps whose loss or gradient norm is more than `sigmas` standard deviations above the
-    mean of the last `WINDOW` steps, as OLMo-core's optimizers do (`optimizer.skip_sigmas`)."""
-
-    WINDOW = 128
-
-    def __init__(self, sigmas: float, recent: list[list[float]], num_skipped: int) -> None:
-        """Continue a run.
-
-        Args:
-            sigmas: The number of standard deviations above the mean from which a step is a jump.
-            recent: Loss and gradient norm of the run's last steps, also of skipped ones.
-            num_skipped: How many steps have been skipped so far.
-        """
-        self.sigmas = sigmas
-        self.recent = recent
-        self.num_skipped = num_skipped
-
-    def is_jump(self, loss: float, norm: float) -> bool:
-        """Return whether a step jumps, and remember it for the next ones."""
-        if not math.isfinite(loss + norm):
-            return True  # the run ends when it writes this step's metrics
-        earlier = self.recent
-        self.recent = [*earlier, [loss, norm]][-self.WINDOW :]
-        if len(earlier) < self.WINDOW // 4:  # too few for a deviation
-            return False
-        earlier_losses, earlier_norms = zip(*earlier, strict=True)
-        return self._is_far_above(loss, earlier_losses) or self._is_far_above(norm, earlier_norms)
-
-    def _is_far_above(self, value: float, earlier: Sequence[float]) -> bool:
-        """Return whether a value is more than `sigmas` standard deviations above earlier ones."""
-        return value > statistics.fmean(earlier) + self.sigmas * statistics.pstdev(earlier)

@@ -14,11 +14,12 @@ If the copies that differ are all on one node, slurm/job.sh starts the run again
 otherwise nobody knows which copies are wrong, and a person has to look. Called by steps.py before
 each save.
 
-Dimension key: R processes (ranks) that hold copies of one part, W weights.
+Dimension key: R processes (ranks) that hold copies of one part, W weights, 2 sums of each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -60,10 +61,7 @@ def check_replicas(engine: Engine, step: int) -> None:
     gathered: list[WeightSums] = processes.gather(
         WeightSums(engine.part_number, node_name(), own_sums)
     )
-    different = find_different(
-        [of_process.part_number for of_process in gathered],
-        [of_process.sums for of_process in gathered],
-    )
+    different = find_different(gathered)
     with processes.raising_together():
         if different:
             where = ", ".join(f"process {rank} on {gathered[rank].node}" for rank in different)
@@ -82,20 +80,23 @@ def check_replicas(engine: Engine, step: int) -> None:
             raise error
 
 
-def find_different(parts: list[int], sums: list[list[list[float]]]) -> dict[int, int]:
-    """Return the ranks whose copies differ from those of most others, each with the number of the
-    first weight that differs. Of two copies that differ, both are returned.
+def find_different(gathered: Sequence[WeightSums]) -> dict[int, int]:
+    """Return the ranks whose copies differ from those of most others, each with the index of the
+    first weight that differs. Of two copies that differ, both are returned, as there is no
+    majority.
 
     Args:
-        parts: For each process, the number of the part of the model of which it holds a copy.
-        sums: For each process the sums of its weights, and of their absolute values.
+        gathered: The sums of each process, by its rank.
     """
     different: dict[int, int] = {}
-    for part in sorted(set(parts)):
-        ranks = [rank for rank, own_part in enumerate(parts) if own_part == part]
-        sums_RW2 = np.array([sums[rank] for rank in ranks])
+    for part_number in sorted({process.part_number for process in gathered}):
+        ranks = [
+            rank for rank, process in enumerate(gathered) if process.part_number == part_number
+        ]
+        sums_RW2 = np.array([gathered[rank].sums for rank in ranks])
         if len(ranks) == 1 or sums_RW2.size == 0:
             continue
+        # The median is the value of most processes, whichever of them is faulty.
         usual_W2 = np.median(sums_RW2, axis=0)
         limit_W = TOLERANCE * usual_W2[:, 1]  # of the absolute values, as a sum may be near 0
         differs_RW = (np.abs(sums_RW2 - usual_W2) > limit_W[:, None]).any(axis=-1)

@@ -37,13 +37,9 @@ from olmo_sparsity.models.huggingface.folder import count_parameters
 from olmo_sparsity.training.choose_engine import build_engine
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.training.environment import add_start
 from olmo_sparsity.training.preflight import check_room
-from olmo_sparsity.training.run_folder import (
-    Flat,
-    check_same_branch,
-    check_same_run,
-    describe_environment,
-)
+from olmo_sparsity.training.run_folder import Flat, check_same_branch, check_same_run
 from olmo_sparsity.training.trainer_state import ENGINE_FOLDER, TrainerState
 
 
@@ -59,8 +55,8 @@ class Restored(NamedTuple):
 
 @dataclass(frozen=True)
 class Origin:
-    """What a run goes on from, or begins with: a checkpoint, the weights of another model
-    (`init_from`), or a new model, which has neither."""
+    """The checkpoint that a run goes on from, or the weights of another model with which it begins
+    (`init_from`). A run that begins with a new model has neither."""
 
     state: TrainerState
 
@@ -168,9 +164,7 @@ def describe_start(
     with engine.processes.raising_together():
         if engine.processes.is_first:
             described = engine.describe() | {"name": config.engine.name}
-            changed_code = describe_environment(
-                run_folder, described, engine.device, resumed_at=step
-            )
+            changed_code = add_start(run_folder, described, engine.device, resumed_at=step)
             if changed_code:
                 report(changed_code)
 

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.base.files import read_json
 from olmo_sparsity.base.manifest import find_damaged_file, read_entries
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.attempts import Attempts
 from olmo_sparsity.training.distributed import Processes
+from olmo_sparsity.training.environment import last_resumed_step
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.moments import share_out
 
@@ -167,12 +167,7 @@ def _remove_partial(run_folder: Path) -> None:
 
 def last_saved_step(run_folder: Path) -> int:
     """Return the last step that a start has saved or resumed from; 0 if there is none."""
-    path = run_folder / "environment.json"
-    starts = []
-    if path.exists():
-        starts = read_json(path, list[dict], "delete it to go on without")
-    resumed_steps = [int(start.get("resumed_at_step", 0)) for start in starts]
-    return max(Attempts.read(run_folder).saved_step, *resumed_steps, 0)
+    return max(Attempts.read(run_folder).saved_step, last_resumed_step(run_folder))
 
 
 def set_aside(run_folder: Path) -> Path:

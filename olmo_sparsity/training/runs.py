@@ -1,5 +1,10 @@
 """Open the runs of this package for measurements: their weights, and the text that they held out.
 
+    runs = Runs()
+    folder = runs.find(Path("runs/c4_pose"))    # runs/c4_pose/checkpoints/step020000
+    runs.load(folder, "runs/c4_pose", dtype="auto", device="cuda")
+    runs.find(Path("texts"))                    # None: not a run of ours
+
 `Runs` is found by the entry point `olmo_sparsity.runs`, and called by `load_model` and
 `open_documents`. It is imported without [train], too, so that `_load_checkpoint` imports what needs
 OLMo itself.
@@ -51,9 +56,14 @@ class Runs:
         return _latest_or_fail(path) if (path / "checkpoints").is_dir() else None
 
     def load(self, folder: Path, name: str, dtype: str, device: str) -> TrainedModel:
-        """Return the model of a checkpoint folder. `name`: the run or folder that the user
-        named."""
-        if dtype == "auto":  # fp32 takes 8 to 15 times as long on a GPU
+        """Return the model of a checkpoint folder.
+
+        Args:
+            name: The run or folder that the user named.
+            dtype: `auto` is bf16 on a GPU that multiplies it, where fp32 takes 8 to 15 times as
+                long, and fp32 elsewhere.
+        """
+        if dtype == "auto":
             torch_device = torch.device(device)
             on_gpu = torch_device.type == "cuda"
             has_bf16 = on_gpu and multiplies(torch_device, torch.bfloat16)

@@ -49,16 +49,13 @@ from olmo_sparsity.training.estimate.compute import flops_per_token, stated_flop
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.evaluate import Evaluation
 from olmo_sparsity.training.gpu_hours import GpuHours
-from olmo_sparsity.training.optim import JumpDetector
+from olmo_sparsity.training.jump_detector import JumpDetector
 from olmo_sparsity.training.preflight import check_devices, check_same, check_shared
 from olmo_sparsity.training.resolve import resolve
 from olmo_sparsity.training.restore import restore
 from olmo_sparsity.training.resume import choose_checkpoint
-from olmo_sparsity.training.run_folder import (
-    Flat,
-    open_run_folder,
-    read_skipped_batches,
-)
+from olmo_sparsity.training.run_folder import Flat, open_run_folder
+from olmo_sparsity.training.skipped_batches import read_skipped_batches
 from olmo_sparsity.training.trainer_state import TrainerState
 from olmo_sparsity.training.watchdog import Watchdog
 
@@ -205,7 +202,7 @@ def check_possible(config: RunConfig, processes: Processes) -> None:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a process reads before any other one must have come so far: config and text."""
+    """Config and text of a run, which each process reads by itself, without waiting for others."""
 
     config: RunConfig
     """The config, with what hardware and tokenizer determine filled in."""
@@ -299,7 +296,7 @@ def claim_run_folder(
     # Counted before the model is built: a start that hangs or is killed from here on counts as one
     # that died.
     start_count.begin(config.checkpoint.max_starts)
-    folder_lock.enter_context(gpu_hours.stored())
+    folder_lock.enter_context(gpu_hours.keep_stored())
 
 
 class NewModel(NamedTuple):

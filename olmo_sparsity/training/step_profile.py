@@ -19,28 +19,28 @@ class Profile:
 
     def __init__(self, steps: str | None, run: PreparedRun) -> None:
         """Check the option. `steps`: FIRST:LAST, or None for no trace."""
-        self.first = 0
-        self.last = 0
+        self.first_step = 0
+        self.last_step = 0
         match = re.fullmatch(r"(\d+):(\d+)", steps or "")
         if match:
-            self.first = int(match[1])
-            self.last = int(match[2])
+            self.first_step = int(match[1])
+            self.last_step = int(match[2])
         num_steps = run.config.training.num_steps
-        if steps is not None and not run.step < self.first <= self.last <= num_steps:
+        if steps is not None and not run.step < self.first_step <= self.last_step <= num_steps:
             raise ConfigError(
                 f"--profile={steps} must be FIRST:LAST, two steps from {run.step + 1} to "
                 f"{num_steps}, such as 10:15"
             )
-        self.path = Path(run.config.run_folder) / f"trace_{self.first}_{self.last}.json"
+        self.path = Path(run.config.run_folder) / f"trace_{self.first_step}_{self.last_step}.json"
         self.is_here = steps is not None and run.engine.processes.is_first
         self.profiler: torch.profiler.profile | None = None
 
     def before(self, step: int) -> None:
         """Start or stop tracing, before a step."""
-        if self.is_here and step == self.first:
+        if self.is_here and step == self.first_step:
             self.profiler = torch.profiler.profile()
             self.profiler.start()
-        if step > self.last:
+        if step > self.last_step:
             self.stop()
 
     def stop(self) -> None:

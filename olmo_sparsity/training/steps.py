@@ -3,9 +3,10 @@
     Steps.take_all: for each step
         draw (in a thread)          the next batch
         Steps.take                  engine.step(batch) → loss, gradient norm → metrics
-        log_step                    speed, waits and memory; alarms.py
-        evaluate_step               held-out losses
-        save_checkpoint             weights and moments, which a thread writes
+        Steps.log                   speed, waits and memory (step_log.py); alarms.py
+        Steps.evaluate_if_due       held-out losses (step_evaluation.py)
+        Steps.save_if_due           weights and moments, which a thread writes (step_save.py)
+        next                        whether a process was asked to stop, all stop together
 
 Several processes run this together. Within `processes.raising_together()`, an error of one is
 raised by all, so that none waits for another that has gone.
@@ -14,38 +15,32 @@ raised by all, so that none waits for another that has gone.
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
 from collections.abc import Generator, Iterator
 from enum import IntEnum
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from olmo_sparsity.base.devices import peak_memory_gib
 from olmo_sparsity.base.errors import UserError
 from olmo_sparsity.base.launch import EXIT_STOPPED
-from olmo_sparsity.base.locks import check_not_taken_over
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import Batch, TrainingBatches
-from olmo_sparsity.models.checkpoint_files import part_name, save_weights, write_index
 from olmo_sparsity.models.huggingface.computation import describe_angles
 from olmo_sparsity.training.alarms import LossAlarm, StragglerAlarm
 from olmo_sparsity.training.checkpoint import CheckpointWriter
-from olmo_sparsity.training.engine import Engine
-from olmo_sparsity.training.evaluate import format_losses
 from olmo_sparsity.training.gpu_hours import GpuHours
-from olmo_sparsity.training.metrics import Metrics, check_finite
-from olmo_sparsity.training.optim import learning_rate
-from olmo_sparsity.training.replicas import check_replicas
+from olmo_sparsity.training.learning_rate import learning_rate
+from olmo_sparsity.training.metrics import Metrics
 from olmo_sparsity.training.save_steps import SaveSteps, SaveTime, is_due
-from olmo_sparsity.training.start import PreparedRun, StepWork
+from olmo_sparsity.training.start import PreparedRun
 from olmo_sparsity.training.step_clock import Clock
+from olmo_sparsity.training.step_evaluation import evaluate_step
+from olmo_sparsity.training.step_log import count_left_out, log_step
 from olmo_sparsity.training.step_profile import Profile
+from olmo_sparsity.training.step_save import save_checkpoint
 from olmo_sparsity.training.stop_signals import StopRequest
-from olmo_sparsity.training.trainer_state import ENGINE_FOLDER, TrainerState
 
 TEXT_UNREADABLE = "the text of the next step cannot be read"
 """The reason to stop of a process whose next batch cannot be read."""
@@ -130,12 +125,7 @@ class Steps:
                 with self.clock.paused():
                     # If one process gets a signal, all stop at the same step.
                     stop_reason = self.processes.first_nonempty(own_reason)
-                    if stop_reason == TEXT_UNREADABLE:
-                        # Only if it is due: a text that has changed may have been trained on, and
-                        # another checkpoint would take the place of an older one.
-                        self.save_if_due(step)
-                        self.raise_together(reading_error)
-                    self.save_if_due(step, stop_reason)
+                    self.save_or_raise(step, stop_reason, reading_error)
                     if stop_reason and step < self.num_steps:
                         return self.stop_early(step, stop_reason)
         return Outcome.FINISHED
@@ -147,12 +137,6 @@ class Steps:
             self.run.watchdog.disk_work(f"reading the batch of step {step}"),
         ):
             return next(batches)
-
-    def raise_together(self, own_error: UserError | OSError | None) -> None:
-        """Raise an error that one process has, or several, on all of them."""
-        with self.processes.raising_together():
-            if own_error is not None:
-                raise own_error
 
     def is_logged(self, step: int) -> bool:
         """Return whether the row of a step has speeds, and is written at once."""
@@ -204,11 +188,11 @@ class Steps:
     def log(self, step: int, rate: float) -> None:
         """Write the rows of the steps since the last call, and print what should be looked at."""
         row = log_step(self.run, step, rate, self.clock, self.metrics, self.progress)
-        lines = [self.loss_alarm.check(step, row["loss"])]
+        lines = [self.loss_alarm.describe_rise(step, row["loss"])]
         # With zero3 a process waits for the weights of others in its forward passes.
         if "slowest_process" in row and self.config.engine.name != "zero3":
             slowest = round(row["slowest_process"])
-            lines.append(self.straggler_alarm.check(slowest, row["slowest_to_median"]))
+            lines.append(self.straggler_alarm.describe_slow(slowest, row["slowest_to_median"]))
         for line in filter(None, lines):
             self.progress.note(line)
 
@@ -229,6 +213,26 @@ class Steps:
                 "it; before a time limit leave so much more than a save takes (sbatch "
                 "--signal=USR2@SECONDS), or lower evaluation.num_sequences"
             )
+
+    def save_or_raise(
+        self, step: int, stop_reason: str, reading_error: UserError | OSError | None
+    ) -> None:
+        """Save if that is due after this step, or if the run stops there. If a process could not
+        read its next batch, all raise.
+
+        Args:
+            stop_reason: Why the run stops after this step; empty if it goes on.
+            reading_error: Why this process could not read its next batch; None if it could.
+        """
+        if stop_reason != TEXT_UNREADABLE:
+            self.save_if_due(step, stop_reason)
+            return
+        # Only if it is due: a text that has changed may have been trained on, and another
+        # checkpoint would take the place of an older one.
+        self.save_if_due(step)
+        with self.processes.raising_together():
+            if reading_error is not None:
+                raise reading_error
 
     def save_if_due(self, step: int, stop_reason: str = "") -> None:
         """Save, if that is due after this step or if the run stops there. Before the run ends, wait
@@ -254,7 +258,7 @@ class Steps:
         GPU-hours."""
         with self.processes.raising_together():
             if reason == GpuHours.SPENT and self.processes.is_first:
-                raise self.gpu_hours.error(step)
+                raise self.gpu_hours.limit_error(step)
         self.progress.note(f"{reason}: saved step {step}; the same command goes on")
         return Outcome.STOPPED_BY_SIGNAL
 
@@ -289,175 +293,3 @@ def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(int(mixed))
     if device.type == "cuda":
         torch.cuda.manual_seed(int(mixed))
-
-
-def count_left_out(run: PreparedRun, writer: CheckpointWriter) -> dict[str, float]:
-    """Return the numbers of skipped updates, skipped batches and failed saves, for the row of a
-    step. A number of what has never happened is left out, but that of `optimizer.skip_sigmas`."""
-    counts = {}
-    if run.jump_detector:
-        counts["skipped_steps"] = float(run.jump_detector.num_skipped)
-    if run.batches.skipped:
-        counts["skipped_batches"] = float(len(run.batches.skipped))
-    if writer.num_failed:
-        counts["failed_saves"] = float(writer.num_failed)
-    return counts
-
-
-def log_step(
-    run: PreparedRun,
-    step: int,
-    rate: float,
-    clock: Clock,
-    metrics: Metrics,
-    progress: Progress,
-) -> dict[str, float]:
-    """Write the rows of the steps since the last call, with speed, waits and memory, and show
-    progress. Return the mean of their losses and the speeds, by their names in the metrics.
-
-    Args:
-        rate: The learning rate of this step.
-    """
-    steps_per_s = clock.steps_per_s(step)
-    tokens_per_s = steps_per_s * run.step_work.tokens
-    speed = {"tokens_per_s": tokens_per_s}
-    speed |= count_epochs_so_far(run, step)
-    speed |= clock.take_measured()
-    speed["peak_memory_gib"] = peak_memory_gib(run.engine.device)
-    speed |= flops_utilization(run.step_work, steps_per_s)
-    speed |= slowest_process(run.engine)
-    with run.engine.processes.raising_together():
-        mean_loss = metrics.flush(**speed)
-    assert mean_loss is not None  # this step has a row, at least
-    progress.update(
-        step,
-        loss=f"{mean_loss:.4f}",
-        lr=f"{rate:.2e}",
-        tokens_per_s=f"{tokens_per_s:,.0f}",
-    )
-    return speed | {"loss": mean_loss}
-
-
-def count_epochs_so_far(run: PreparedRun, step: int) -> dict[str, float]:
-    """Return how often the text was read until a step, and each of several corpora."""
-    reads_by_corpus = run.batches.order.count_reads(step)
-    epochs = {"epochs": max(reads_by_corpus.values())}
-    # The name of a single corpus is empty.
-    return epochs | {f"epochs/{name}": reads for name, reads in reads_by_corpus.items() if name}
-
-
-def flops_utilization(step_work: StepWork, steps_per_s: float) -> dict[str, float]:
-    """Return MFU, the share of the vendor's FLOP/s that training reaches; nothing if these are not
-    known."""
-    if step_work.stated_flops_per_second is None:
-        return {}
-    # Two conventions of attention's FLOPs, so that the number compares with other projects'.
-    whole = step_work.flops_whole_attention
-    return {
-        "mfu": steps_per_s * step_work.flops / step_work.stated_flops_per_second,
-        "mfu_whole_attention": steps_per_s * whole / step_work.stated_flops_per_second,
-    }
-
-
-def slowest_process(engine: Engine) -> dict[str, float]:
-    """Return the rank of the process whose forward passes took longest since the last call, and the
-    ratio of their time to that of the median process: a slow GPU or node delays all others. Return
-    nothing for a single process."""
-    if engine.processes.world_size == 1:
-        return {}
-    seconds = engine.processes.gather(engine.losses.clock.take())
-    longest_s = max(seconds)
-    ratio = longest_s / max(statistics.median_low(seconds), 1e-9)
-    return {"slowest_process": float(seconds.index(longest_s)), "slowest_to_median": ratio}
-
-
-def evaluate_step(
-    run: PreparedRun, step: int, metrics: Metrics, writer: CheckpointWriter, progress: Progress
-) -> None:
-    """Measure held-out losses, and everything else that `evaluation` configures, and log them."""
-    engine = run.engine
-    evaluation = run.evaluation
-    run.watchdog.expect(f"the evaluation of step {step}", "work_timeout_s")
-    other_results: dict[str, list | dict] = {}
-
-    losses_by_corpus: dict[str, list[dict]] = {}
-    if evaluation.corpora:
-        losses_by_corpus = evaluation.losses_by_corpus(engine)
-        other_results["by_corpus"] = losses_by_corpus
-        losses = evaluation.mean_losses(losses_by_corpus)
-    else:
-        losses = evaluation.losses(engine)
-    drop = evaluation.induction_drop(engine)
-    if evaluation.settings.documents:
-        other_results["by_place"] = evaluation.losses_by_place(engine)
-    if run.measures:
-        writer.wait()  # so that there is one copy of the weights at a time
-        weights = engine.copy_weights(whole=True)
-        for name, measure in run.measures.items():
-            other_results[name] = measure(step, weights)
-
-    with engine.processes.raising_together():
-        metrics.write_heldout(step, losses, drop, other_results)
-    if step < run.config.training.num_steps:  # `finish` of loop.py prints those of the last step
-        progress.note(
-            f"step {step}: held-out loss {format_losses(losses)}; induction drop {drop:.2f}"
-        )
-        for name, rows in losses_by_corpus.items():
-            progress.note(f"step {step}: held-out loss of {name} {format_losses(rows)}")
-
-
-def save_checkpoint(
-    run: PreparedRun, step: int, metrics: Metrics, writer: CheckpointWriter
-) -> SaveTime:
-    """Copy weights and moments into main memory, from which a thread writes them. Training goes on
-    when the copy is complete. Return how long it stood still."""
-    engine = run.engine
-    processes = engine.processes
-    num_parts = processes.world_size
-    run.watchdog.expect(f"saving step {step}", "work_timeout_s")
-    save_began_s = time.monotonic()
-    writer.wait()  # there is memory for one copy
-    waited_s = time.monotonic() - save_began_s
-    with processes.raising_together():
-        if processes.is_first:
-            check_not_taken_over(writer.run_folder)
-        metrics.flush()  # raises if a loss is not finite, as such weights must not be saved
-
-    # After the flush, which knows the CRC of this step's line.
-    state = current_state(run, step, metrics)
-    copy_began_s = time.monotonic()
-    weights = engine.copy_weights()
-    write_moments = engine.copy_moments()
-    copied_s = time.monotonic() - copy_began_s
-    with processes.raising_together():  # no loss shows the effect of this update yet
-        total = sum(float(tensor.sum(dtype=torch.float64)) for tensor in weights.values())
-        check_finite(step, {"sum of the weights": total})
-    check_replicas(engine, step)
-
-    def write_part(folder: Path) -> list[Path]:
-        path = save_weights(weights, folder / part_name(processes.rank, num_parts))
-        return [path, write_moments(folder / ENGINE_FOLDER)]
-
-    def write_once(folder: Path) -> None:
-        (folder / "config.yaml").write_text(run.config_yaml, encoding="utf-8")
-        run.shards.tokenizer.save(str(folder / "tokenizer.json"))
-        if num_parts > 1:
-            write_index(folder, engine.part_of, num_parts)
-
-    writer.save(state, write_once, write_part, save_began_s)
-    return SaveTime(waited_s, copied_s)
-
-
-def current_state(run: PreparedRun, step: int, metrics: Metrics) -> TrainerState:
-    """Return what a checkpoint of a step holds besides weights and moments."""
-    state = TrainerState(
-        step=step,
-        tokens=step * run.step_work.tokens,
-        data_fingerprint=run.shards.fingerprint,
-        metrics_crc32=metrics.last_crc32,
-        skipped_batches=list(run.batches.skipped),
-    )
-    if run.jump_detector:
-        state.recent = run.jump_detector.recent
-        state.num_skipped = run.jump_detector.num_skipped
-    return state

@@ -1,27 +1,21 @@
 """End a run whose processes wait for one that does not come: stacks, one line, exit code 76.
 
-A thread of each process compares the time with the limit of the current task (`expect`). At a
-time-out each process writes its stacks into `stacks/` of the run folder, and how many collectives
-it has begun. Two kinds of processes keep the others waiting:
-
-    no file         it is stopped as a whole, or its machine is gone
-    fewest begun    its thread still runs, but its work hangs before the collective in which the
-                    others wait: in a read, a sleep, a computation
-
-    stacks/20260301-120000/process00000.txt    "step 7, …, collectives begun: 41"
-                           process00001.txt    "step 7, …, collectives begun: 40"    the late one
-
-The loop says what it does, and each says for how long it may:
+Training says what it does now, and for how long it may:
 
     watchdog.expect("the evaluation of step 100", "work_timeout_s")   # engine.work_timeout_s
     watchdog.expect_step(101)                                         # engine.step_timeout_s
     with watchdog.disk_work("reading the batch of step 102"): ...     # does not count for the step
 
-A process that waits for its disk has more time than one that computes (`disk_work`). The others,
-which wait for it in a step, learn it from the store at which all have met.
+A thread of each process compares the time with the limit of this task. At a time-out:
 
-If late processes are on one node, slurm/job.sh is told which, and excludes it from the next start.
-A GPU that hangs inside a collective holds up all alike. Then PyTorch's flight recorder tells more.
+    every process     writes its stacks, and waits for those of the others (stacks.py)
+    one process       prints one line, which names the processes that the others waited for:
+                      "step 101 took more than …: process 3 on node1 did not come, stacks of …"
+    every process     unlocks the run folder, and ends with exit code 76
+
+If the late processes are on one node, slurm/job.sh is told which, and excludes it from the next
+start. A process that waits for its disk has more time than one that computes (`disk_work`). The
+others, which wait for it in a step, learn it from the store at which all have met.
 """
 
 from __future__ import annotations
@@ -33,15 +27,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from olmo_sparsity.base.launch import EXIT_LOST_PROCESS, node_name, suspect
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.sections import EngineConfig
 from olmo_sparsity.training.distributed import Processes
-
-GRACE_S = 8.0
-"""Seconds within which all processes reach a time-out and write their stacks."""
+from olmo_sparsity.training.stacks import Stacks
 
 REPORT_S = 3.0
 """Seconds that the others leave to the process that reports."""
@@ -75,6 +67,13 @@ class Task(NamedTuple):
 
     is_disk_work: bool = False
     """Whether it waits for a disk, so that the others wait for it longer, too."""
+
+
+class _Start(NamedTuple):
+    """What processes tell each other when they begin."""
+
+    time: str
+    node: str
 
 
 class Watchdog:
@@ -114,10 +113,10 @@ class Watchdog:
         self.expect("the start", "work_timeout_s")
         if processes.world_size == 1 and "WORLD_SIZE" not in os.environ:
             return
+        starts = processes.gather(_Start(time.strftime("%Y%m%d-%H%M%S"), node_name()))
+        self.nodes = [start.node for start in starts]
         # All write into one folder, named by the clock of the first.
-        starts = processes.gather((time.strftime("%Y%m%d-%H%M%S"), node_name()))
-        self.folder = run_folder / "stacks" / starts[0][0]
-        self.nodes = [node for _, node in starts]
+        self.stacks = Stacks(run_folder / "stacks" / starts[0].time, processes, self.nodes)
         threading.Thread(target=self._watch, daemon=True).start()
 
     def expect(self, task: str, setting: str) -> None:
@@ -221,7 +220,7 @@ class Watchdog:
             reporter.start()
             reporter.join(DISK_PATIENCE_S)
             if reporter.is_alive() and self.processes.is_first:
-                no_stacks = f"the disk of {self.folder} takes no stacks"
+                no_stacks = f"the disk of {self.stacks.folder} takes no stacks"
                 say(f"{time_out}: {no_stacks}; the same command goes on")
         finally:
             # Other threads wait in collectives that cannot be interrupted.
@@ -229,20 +228,20 @@ class Watchdog:
 
     def _report(self, task: str, time_out: str) -> None:
         """Write the stacks, let one process say which ones are missing or behind, and unlock the
-        run folder.
+        run folder. Runs in a thread, as a disk may block it for ever.
 
         Args:
             task: The name of the task.
             time_out: Says that it took too long.
         """
         rank = self.processes.rank
-        self._write_stacks(task)
-        reporting_ranks = self._wait_for_stacks()
+        self.stacks.write(task)
+        reporting_ranks = self.stacks.wait_for_all()
         # The first process may be the one that hangs.
         if rank == min(reporting_ranks, default=rank):
-            late_processes = self._find_late(reporting_ranks)
-            stacks = f"{late_processes.description} are in {self.folder}"
-            say(f"{time_out}: {stacks}; the same command goes on")
+            late_processes = self.stacks.find_late(reporting_ranks)
+            where = f"{late_processes.description} are in {self.stacks.folder}"
+            say(f"{time_out}: {where}; the same command goes on")
             nodes = {self.nodes[late_rank] for late_rank in late_processes.ranks}
             if len(nodes) == 1:
                 suspect(nodes.pop())
@@ -252,101 +251,11 @@ class Watchdog:
             time.sleep(REPORT_S)
         self.release()
 
-    def _find_late(self, reporting_ranks: list[int]) -> LateProcesses:
-        """Return the processes for which the others waited.
-
-        Args:
-            reporting_ranks: The ranks of the processes that wrote their stacks.
-        """
-        ranks = range(self.processes.world_size)
-        missing = [rank for rank in ranks if rank not in reporting_ranks]
-        if missing:
-            names = self._name(missing)
-            return LateProcesses(missing, f"{names} did not come, stacks of the others")
-        num_begun_of_rank = {}
-        for rank in reporting_ranks:
-            with contextlib.suppress(OSError, ValueError):  # cannot be read now
-                num_begun_of_rank[rank] = self._read_num_begun(rank)
-        fewest = min(num_begun_of_rank.values(), default=0)
-        behind = [rank for rank, num_begun in num_begun_of_rank.items() if num_begun == fewest]
-        if len(behind) == len(num_begun_of_rank):
-            return LateProcesses([], "all processes wait in the same collective, all stacks")
-        # A process that shares weights with a late one waits for it, so it may be behind the rest,
-        # too. But it has begun one collective more than the late one: the one in which it waits.
-        names = self._name(behind)
-        return LateProcesses(behind, f"{names} did not get to where the others wait, all stacks")
-
-    def _name(self, ranks: list[int]) -> str:
-        """Return the names of processes and their nodes."""
-        return ", ".join(f"process {rank} on {self.nodes[rank]}" for rank in ranks)
-
-    def _count_begun(self) -> int:
-        """Return how many collectives this process has begun, in all of its groups: messages, sums
-        of gradients, and weights that the processes of a node share."""
-        import torch.distributed as dist
-
-        num_begun = 0
-        with contextlib.suppress(AttributeError):  # another PyTorch
-            groups: list[Any] = [*dist.distributed_c10d._world.pg_map]
-            for group in groups:
-                with contextlib.suppress(RuntimeError):  # one that cannot tell
-                    num_begun += group._get_sequence_number_for_group()
-        return num_begun
-
-    def _read_num_begun(self, rank: int) -> int:
-        """Return how many collectives a process has begun, which is in the first line of its
-        stacks."""
-        with self._path(rank).open() as file:
-            return int(file.readline().rpartition(" ")[2])
-
-    def _path(self, rank: int) -> Path:
-        """Return the file for the stacks of a process."""
-        return self.folder / f"process{rank:05d}.txt"
-
-    def _write_stacks(self, task: str) -> None:
-        """Write the stacks of all threads of this process."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self._path(self.processes.rank)
-        partial = path.with_suffix(".tmp")
-        with partial.open("w") as file:
-            process = f"process {os.getpid()} on {node_name()}"
-            # Flushed, as faulthandler writes to the descriptor itself.
-            begun = f"collectives begun: {self._count_begun()}"
-            print(f"{task}, {process}, {begun}", file=file, flush=True)
-            faulthandler.dump_traceback(file, all_threads=True)
-        partial.rename(path)
-        self._write_flight_recorder()
-
-    def _write_flight_recorder(self) -> None:
-        """Write NCCL's last collectives, for PyTorch's `torchfrtrace`."""
-        import torch
-
-        if torch.cuda.is_available():
-            trace = torch._C._distributed_c10d._dump_nccl_trace()  # type: ignore[attr-defined]
-            (self.folder / f"nccl_trace_rank_{self.processes.rank}").write_bytes(trace)
-
-    def _wait_for_stacks(self) -> list[int]:
-        """Return the ranks of the processes that wrote their stacks."""
-        deadline = time.monotonic() + GRACE_S
-        ranks = range(self.processes.world_size)
-        while time.monotonic() < deadline and not all(self._path(r).exists() for r in ranks):
-            time.sleep(0.1)
-        return [rank for rank in ranks if self._path(rank).exists()]
-
-
-class LateProcesses(NamedTuple):
-    """The processes for which the others waited."""
-
-    ranks: list[int]
-    """Empty if no process is behind the others."""
-
-    description: str
-    """Names them, and says whose stacks there are."""
-
 
 def _add_to_store(key: str, number: int) -> int | None:
     """Add a number to a counter of the store at which the processes of the run have met, and return
-    the sum. Return None if the store does not answer, or is gone with the first process."""
+    the sum; with 0 it only reads. Return None if the store does not answer, or is gone with the
+    first process."""
     import torch.distributed as dist
 
     store = dist.distributed_c10d._get_default_store()

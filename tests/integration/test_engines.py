@@ -26,9 +26,9 @@ from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.models.checkpoint_files import StoredWeights, list_checkpoints, step_of
 from olmo_sparsity.models.huggingface.exchange import export
+from olmo_sparsity.training.jump_detector import JumpDetector
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
-from olmo_sparsity.training.optim import JumpDetector
 from tests.conftest import data_section, small_run
 from tests.support import children
 

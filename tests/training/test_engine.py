@@ -21,7 +21,7 @@ from olmo_sparsity.text.vocabulary import IGNORED
 from olmo_sparsity.training.device import choose_precision, own_device, own_gpu
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
-from olmo_sparsity.training.optim import JumpDetector
+from olmo_sparsity.training.jump_detector import JumpDetector
 from olmo_sparsity.training.preflight import check_devices
 from tests.conftest import MakeConfig
 

@@ -35,7 +35,7 @@ def chosen_by(
     store = dist.HashStore()
     for other, host in enumerate(hosts):
         address = {"first": "127.0.0.1", "second": "10.0.0.2"}[host]
-        store.set(f"host {other}", json.dumps([host, address]))
+        store.set(f"node {other}", json.dumps([host, address]))
     monkeypatch.setattr(socket, "gethostname", lambda: hosts[rank])
     ways = {"first": "127.0.0.1", "10.0.0.2": "10.0.0.1"}
     if hosts[rank] == "second":

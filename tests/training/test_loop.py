@@ -27,18 +27,19 @@ from olmo_sparsity.models.huggingface.config_of_weights import config_of
 from olmo_sparsity.models.huggingface.exchange import export
 from olmo_sparsity.models.load import load_model
 from olmo_sparsity.models.olmo.layers import first_query_scale
-from olmo_sparsity.training import gpu_hours, restore, run_folder, start
+from olmo_sparsity.training import environment, gpu_hours, restore, skipped_batches, start
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.dry_run import dry_run
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.evaluate import Evaluation
 from olmo_sparsity.training.gpu_hours import GpuHours
+from olmo_sparsity.training.learning_rate import learning_rate
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.loss_table import loss_table
 from olmo_sparsity.training.losses import ForwardClock
 from olmo_sparsity.training.metrics import read_metrics
-from olmo_sparsity.training.optim import learning_rate
-from olmo_sparsity.training.steps import Outcome, slowest_process
+from olmo_sparsity.training.step_log import slowest_process
+from olmo_sparsity.training.steps import Outcome
 from olmo_sparsity.training.trainer_state import TrainerState
 from tests.conftest import MakeConfig, until
 from tests.support import children
@@ -105,7 +106,7 @@ def test_hours_are_stored_while_a_start_goes_on(
     def read() -> float:
         return float(json.loads((tmp_path / "gpu_hours.json").read_text())["gpu_hours"])
 
-    with hours.stored():
+    with hours.keep_stored():
         until(lambda: read() > 7.0)
         seen = read()
     assert 7.0 < seen < read() < 7.1
@@ -135,7 +136,7 @@ def test_a_start_whose_files_cannot_be_written_for_a_while_is_requeued(
         with naming_written_file(Path("environment.json")):
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
-    monkeypatch.setattr(restore, "describe_environment", fail)
+    monkeypatch.setattr(restore, "add_start", fail)
     with pytest.raises(UserError, match=r"environment\.json cannot be written: Stale") as error:
         train(make_config())
     assert error.value.exit_code == 74
@@ -168,7 +169,7 @@ def test_a_start_with_other_code_than_the_last_one_says_so(
 ) -> None:
     config = make_config()
     for commit in ("1111", "1111", "2222"):
-        monkeypatch.setattr(run_folder, "provenance", lambda _, name=commit: {"commit": name})
+        monkeypatch.setattr(environment, "provenance", lambda _, name=commit: {"commit": name})
         train(config)
     shown = capsys.readouterr().err
     assert shown.count("the code is commit") == 1
@@ -525,7 +526,7 @@ def test_a_number_that_is_not_finite_again_is_left_behind_with_an_older_checkpoi
 def test_a_later_number_that_is_not_finite_goes_back_to_the_last_checkpoint(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_folder, "COMES_BACK_WITHIN", 2)
+    monkeypatch.setattr(skipped_batches, "COMES_BACK_WITHIN", 2)
     children.give_no_numbers([4, 8], monkeypatch.setattr)
     config = make_config(training__num_steps=10, **SKIPS)
     assert train(config) is Outcome.FINISHED

@@ -20,12 +20,9 @@ from olmo_sparsity.models.huggingface.folder import count_parameters
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.estimate.device_memory import bytes_of_state
 from olmo_sparsity.training.estimate.hardware import Hardware
-from olmo_sparsity.training.optim import (
-    JumpDetector,
-    build_optimizer,
-    learning_rate,
-    matrices_of_layers,
-)
+from olmo_sparsity.training.jump_detector import JumpDetector
+from olmo_sparsity.training.learning_rate import learning_rate
+from olmo_sparsity.training.optim import build_optimizer, matrices_of_layers
 from tests.conftest import MakeConfig
 
 

@@ -12,14 +12,23 @@ import torch
 from olmo_sparsity.base.launch import EXIT_FAULTY_NODE, SUSPECT_FILE
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.engine import Engine
-from olmo_sparsity.training.replicas import find_different
+from olmo_sparsity.training.replicas import WeightSums, find_different
 from tests.conftest import data_section, small_run
 from tests.support import children
 
 
-def sums_of(*weights: torch.Tensor) -> list[list[float]]:
+def gathered(parts: list[int], processes: list[list[torch.Tensor]]) -> list[WeightSums]:
+    """Return what processes tell each other, which hold copies of these parts of the model."""
     return [
-        [float(weight.double().sum()), float(weight.double().abs().sum())] for weight in weights
+        WeightSums(
+            part_number=part,
+            node="node1",
+            sums=[
+                [float(weight.double().sum()), float(weight.double().abs().sum())]
+                for weight in weights
+            ],
+        )
+        for part, weights in zip(parts, processes, strict=True)
     ]
 
 
@@ -32,34 +41,33 @@ def copies(num_processes: int) -> list[list[torch.Tensor]]:
 
 def test_the_process_whose_copy_differs_from_most_others_is_found() -> None:
     processes = copies(4)
-    assert find_different([0] * 4, [sums_of(*weights) for weights in processes]) == {}
+    assert find_different(gathered([0] * 4, processes)) == {}
     processes[2][1] *= 1.5
-    assert find_different([0] * 4, [sums_of(*weights) for weights in processes]) == {2: 1}
+    assert find_different(gathered([0] * 4, processes)) == {2: 1}
 
 
 def test_of_two_copies_that_differ_both_are_named() -> None:
     processes = copies(2)
     processes[1][0] += 0.01
-    assert find_different([0, 0], [sums_of(*weights) for weights in processes]) == {0: 0, 1: 0}
+    assert find_different(gathered([0, 0], processes)) == {0: 0, 1: 0}
 
 
 def test_processes_of_different_parts_may_differ() -> None:
     processes = copies(4)
     for rank in (1, 3):
         processes[rank][0] *= 2
-    sums = [sums_of(*weights) for weights in processes]
-    assert find_different([0, 1, 0, 1], sums) == {}
-    assert find_different([0, 0, 1, 1], sums).keys() == {0, 1, 2, 3}
+    assert find_different(gathered([0, 1, 0, 1], processes)) == {}
+    assert find_different(gathered([0, 0, 1, 1], processes)).keys() == {0, 1, 2, 3}
 
 
 def test_rounding_is_no_difference_and_a_missed_update_is() -> None:
     rounded, missed = copies(3), copies(3)
     rounded[1][0] *= 1 + 1e-9
-    assert find_different([0] * 3, [sums_of(*weights) for weights in rounded]) == {}
+    assert find_different(gathered([0] * 3, rounded)) == {}
     generator = torch.Generator().manual_seed(1)
     signs = torch.randn(256, 256, generator=generator).sign()
     missed[1][0] += 5e-5 * signs
-    assert find_different([0] * 3, [sums_of(*weights) for weights in missed]) == {1: 0}
+    assert find_different(gathered([0] * 3, missed)) == {1: 0}
 
 
 def change_weights(number_of_save: int) -> None:

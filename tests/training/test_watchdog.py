@@ -12,6 +12,7 @@ from olmo_sparsity.base.launch import EXIT_LOST_PROCESS
 from olmo_sparsity.config.sections import EngineConfig
 from olmo_sparsity.training import watchdog
 from olmo_sparsity.training.distributed import Processes
+from olmo_sparsity.training.stacks import Stacks
 from olmo_sparsity.training.watchdog import Watchdog
 
 
@@ -33,7 +34,7 @@ def test_a_disk_that_hangs_does_not_keep_a_process_from_ending(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     disk_is_back = threading.Event()
-    monkeypatch.setattr(Watchdog, "_write_stacks", lambda self, task: disk_is_back.wait())
+    monkeypatch.setattr(Stacks, "write", lambda self, task: disk_is_back.wait())
     monkeypatch.setattr(watchdog, "DISK_PATIENCE_S", 0.1)
     ended = Watchdog(tmp_path, EngineConfig(), Processes())
     ended._end(ended.task)

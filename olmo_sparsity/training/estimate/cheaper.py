@@ -4,8 +4,8 @@
     # Cheaper(["--training.activation_checkpointing=false", "--training.micro_batch_size=auto"],
     #         micro_batch_size=16, time=…)
 
-Settings of memory and communication alone are tried, which change no loss but by rounding: 2 × 2
-combinations, and with `fsdp` on several nodes 16.
+Only settings of memory and communication are tried: they change losses by rounding alone. These are
+4 combinations, and 16 with `fsdp` on several nodes.
 """
 
 from __future__ import annotations

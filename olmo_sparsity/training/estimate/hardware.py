@@ -24,7 +24,8 @@ USABLE_SHARE = 0.85
 """The share of a GPU's memory that tensors can use. The rest is lost in holes between them."""
 
 USABLE_SHARE_OF_MAIN_MEMORY = 0.5
-"""The same for training on a CPU, where other programs need main memory, too."""
+"""The share of main memory that tensors can use in training on a CPU: other programs need it,
+too."""
 
 DISK_BYTES_PER_S = 1e9
 """Bytes that the file system writes in a second, for all processes together: assumed. A parallel

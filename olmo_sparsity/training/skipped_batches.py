@@ -1,0 +1,128 @@
+"""Leave out the batch of a step whose numbers are not finite (`training.on_nan=skip`).
+
+A run with checkpoints of steps 20 and 30, in which the loss of step 42 is NaN:
+
+    step 42 is NaN            batch 41 is left out, and the run goes on from step 30
+    step 45 is NaN, too       so batch 41 was not the cause: the weights of step 30 may be damaged.
+                              They are set aside (step000030.set_aside), a second batch is left out,
+                              and the run goes on from step 20
+    step 900 is NaN           a new case: the run goes on from the newest checkpoint again
+
+    skipped_batches.json      {"batches": [41, 45], "steps": [42, 45], "went_back_to": [30, 20]}
+
+loop.py calls `skip_batch_of` at such a step, and then starts the run again, which reads the batches
+to leave out by `read_skipped_batches` (start.py).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from olmo_sparsity.base.errors import UserError
+from olmo_sparsity.base.files import read_json, write_json
+from olmo_sparsity.base.json_text import with_crc
+from olmo_sparsity.models.checkpoint_files import list_checkpoints, step_of
+
+COMES_BACK_WITHIN = 100
+"""Steps after a step that was not finite within which another one has the same cause: the batch was
+not it, so the run goes on from an older checkpoint."""
+
+
+@dataclass(frozen=True)
+class SkippedBatches:
+    """The content of `skipped_batches.json`, with an item of each list for each skip."""
+
+    batches: list[int] = field(default_factory=list)
+    """The batches that are left out, from 0, sorted."""
+
+    steps: list[int] = field(default_factory=list)
+    """The steps whose numbers were not finite, from 1."""
+
+    went_back_to: list[int] = field(default_factory=list)
+    """The steps from which the run went on; 0 is its beginning."""
+
+    @staticmethod
+    def read(run_folder: Path) -> SkippedBatches:
+        """Return the content of the file; empty lists if there is none."""
+        path = _path_in(run_folder)
+        if not path.exists():
+            return SkippedBatches()
+        return read_json(path, SkippedBatches, "restore it")
+
+    def write(self, run_folder: Path) -> None:
+        write_json(_path_in(run_folder), with_crc(asdict(self)))
+
+    def with_skip(self, batch: int, step: int, went_back_to: int) -> SkippedBatches:
+        """Return a copy with one more skip."""
+        return SkippedBatches(
+            batches=sorted([*self.batches, batch]),
+            steps=[*self.steps, step],
+            went_back_to=[*self.went_back_to, went_back_to],
+        )
+
+
+def _path_in(run_folder: Path) -> Path:
+    return run_folder / "skipped_batches.json"
+
+
+def read_skipped_batches(run_folder: Path) -> list[int]:
+    """Return the numbers of the batches that the run leaves out, from 0."""
+    return SkippedBatches.read(run_folder).batches
+
+
+def skip_batch_of(step: int, run_folder: Path, max_skips: int) -> str:
+    """Leave out the batch of a step, counted from 1, from now on, and choose the checkpoint to go
+    on from. Return words that say so. Raise UserError if `max_skips` batches are left out
+    already."""
+    from olmo_sparsity.data.batches import batch_of_step  # imports PyTorch
+
+    skips = SkippedBatches.read(run_folder)
+    if len(skips.batches) >= max_skips:
+        raise UserError(
+            f"step {step} is not finite, after training.max_skips={max_skips} skipped batches; "
+            "lower optimizer.learning_rate in a new folder, which may branch_from a checkpoint "
+            "before the loss rose, or raise training.max_skips"
+        )
+    batch = batch_of_step(step, skips.batches)
+    checkpoints = list_checkpoints(run_folder)  # the newest first
+    given_up = _checkpoints_to_give_up(step, checkpoints, skips)
+    usable = checkpoints[len(given_up) :]
+    next_start = step_of(usable[0]) if usable else 0
+
+    # Noted before checkpoints are set aside: a start that is killed in between then goes on from a
+    # newer checkpoint than it might, but leaves out the batch.
+    skips.with_skip(batch, step, next_start).write(run_folder)
+    for checkpoint in given_up:
+        set_aside = checkpoint.with_suffix(".set_aside")
+        shutil.rmtree(set_aside, ignore_errors=True)  # of the same step, given up before
+        checkpoint.rename(set_aside)
+
+    count = f"{len(skips.batches) + 1} of at most {max_skips}"
+    origin = f"the checkpoint of step {next_start}" if usable else "the beginning"
+    line = f"batch {batch} is skipped ({count}); going on from {origin}"
+    if given_up:
+        names = ", ".join(checkpoint.name for checkpoint in given_up)
+        line += f", as it came back after {names} (now *.set_aside; delete them by hand)"
+    return line
+
+
+def _checkpoints_to_give_up(
+    step: int, checkpoints: Sequence[Path], skips: SkippedBatches
+) -> Sequence[Path]:
+    """Return the newest checkpoints that the run must not go on from: a number that is not finite
+    has come back after the oldest of them, although a batch was skipped.
+
+    Args:
+        step: The step whose numbers are not finite now.
+        checkpoints: All checkpoints, the newest first.
+        skips: The earlier skips.
+    """
+    if not skips.steps or step - skips.steps[-1] > COMES_BACK_WITHIN:
+        return []
+    tried_step = skips.went_back_to[-1]
+    tried = [checkpoint for checkpoint in checkpoints if step_of(checkpoint) >= tried_step]
+    # Without an older one, another batch is left out after the same checkpoint.
+    return tried if len(tried) < len(checkpoints) else []
