@@ -109,7 +109,7 @@ class Dialect(ABC):
     @abstractmethod
     def read_scores(self, replies: list[Any], ids: list[int], first_index: int) -> Reply:
         """Read the parsed replies to `score_requests`. A reply of another form may raise any
-        KeyError, TypeError, ValueError, IndexError or AttributeError."""
+        KeyError, TypeError, ValueError, IndexError, AttributeError or OverflowError."""
 
     def candidates_request(self, ids: list[int]) -> dict[str, Any] | None:
         """Return the request for the most probable tokens after a prompt. Return None for a server

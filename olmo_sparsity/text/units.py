@@ -67,6 +67,12 @@ class Units:
     def __len__(self) -> int:
         return len(self.first)
 
+    @property
+    def num_tokens(self) -> int:
+        """Return the number of tokens of all units together. Units such as spans overlap, and each
+        token counts once."""
+        return len(self.distant_indices(*range(len(self))))
+
     def distant_indices(self, *units: int) -> np.ndarray:
         """Return the distant indices of all tokens of these units, in rising order, each once."""
         if len(units) == 1:  # most calls, for which no sort is needed

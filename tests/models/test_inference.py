@@ -13,7 +13,7 @@ from olmo_sparsity.models.attention import causal_bias
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.olmo import first_layer, layer_steps
 from olmo_sparsity.models.olmo.projections import project
-from tests.support.models import FIELDS
+from tests.support.models import FIELDS, randomize_vectors
 
 YARN = PositionsConfig(scaling="yarn", factor=8, original_length=8).rope_scaling
 RMS: dict[str, Any] = {"layer_norm_type": "rms"}
@@ -37,7 +37,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def model_of(variant: str) -> Any:
     torch.manual_seed(0)
-    return build_model(ModelConfig(**FIELDS | {"n_layers": 3} | VARIANTS[variant])).eval()
+    model = build_model(ModelConfig(**FIELDS | {"n_layers": 3} | VARIANTS[variant])).eval()
+    # Learned scales and norms begin at 1, where a forgotten one changes nothing.
+    randomize_vectors(model)
+    return model
 
 
 @pytest.fixture

@@ -20,6 +20,13 @@ WRONG: dict[str | None, Any] = {
 }
 """Faults, and what they put in place of a log-probability."""
 
+PROMPT_KEYS = ("input_ids", "prompt")
+"""The keys under which a dialect's requests may have the prompt. A new dialect adds its own."""
+
+SCORING_KEYS = {"logprobs", "return_logprob", "n_probs"}
+"""A request with one of these keys asks for log-probabilities; any other one for text. A new
+dialect adds its own."""
+
 
 class TableModel:
     """Each token depends on the two before it, and a little on all."""
@@ -88,7 +95,7 @@ class FakeServer:
                     return
                 with server._lock:
                     number, server.number = server.number, server.number + 1
-                    server.prompts.append(body.get("input_ids") or body["prompt"])
+                    server.prompts.append(server._prompt(body))
                     server.bodies.append(body)
                     server.num_now += 1
                     server.most_now = max(server.most_now, server.num_now)
@@ -122,7 +129,7 @@ class FakeServer:
             fault = self.owner
         if fault == "swapped":
             body = self._other(body)
-        ids = list(body.get("input_ids") or body["prompt"])
+        ids = self._prompt(body)
         ids += [token for token, _ in body.get("logit_bias", [])]
         log_p_LV = self._log_p(ids)
         best = int(log_p_LV[-1].argmax())
@@ -145,13 +152,17 @@ class FakeServer:
         if fault == "fewer":
             seen, values = seen[:-1], values[:-1]
         generated = best, float(log_p_LV[-1, best])
-        if not {"logprobs", "return_logprob", "n_probs"} & {*body}:
+        if not SCORING_KEYS & body.keys():
             self._reply(handler, {"choices": [{"text": self._text(best)}]}, fault)
             return
         makers = {"vllm": self._vllm, "sglang": self._sglang, "sglang without id": self._sglang}
         makers["llamacpp"] = self._llamacpp
         make = makers.get(self.owner, self._echo)
         self._reply(handler, make(body, seen, values, generated), fault)
+
+    @staticmethod
+    def _prompt(body: dict[str, Any]) -> list[int]:
+        return next(list(body[key]) for key in PROMPT_KEYS if body.get(key))
 
     def _log_p(self, ids: list[int]) -> np.ndarray:
         log_p_LV = self.model.log_p(ids)

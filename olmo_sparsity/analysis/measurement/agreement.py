@@ -85,7 +85,7 @@ def reliability_of_texts(
 
         reliability = 2 r / (1 + r)
     """
-    groups = _compared_groups(units, context.block.num_distant)
+    groups = _compared_groups(units)
     # One text has no halves, and the order of a few groups says little.
     if scorer.num_texts < 2 or len(groups) <= NUM_HALVED:
         return None
@@ -115,12 +115,12 @@ def _reductions(loss_TS: np.ndarray) -> np.ndarray:
     return loss_short_T1 - loss_with_group_TG
 
 
-def _compared_groups(units: Units, num_distant: int) -> list[UnitGroup]:
+def _compared_groups(units: Units) -> list[UnitGroup]:
     """Return the groups of units on whose effects two halves of the texts should agree.
 
     These are the groups that the selector `halving` begins with. They are halved until there are
     more of them than it keeps in a step, or only single units."""
-    groups = first_groups(units, num_distant)
+    groups = first_groups(units)
     while len(groups) <= NUM_HALVED:
         halves = halves_of(groups)
         if not halves:

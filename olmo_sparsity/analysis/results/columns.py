@@ -7,8 +7,9 @@
 The schema of the stored table, both kinds of tables, the explanations on the page and the table in
 docs/measure.md are made from these lists, or compared with them. To add a column with an interval,
 add an entry to `SUMMARY`, one to `TERMINAL` or `PAGE` if readers should see it, and its computation
-to `statistics`: to `ratios_of_sums` if it is a ratio of sums over documents, else to
-`quantities_with_intervals`. This module imports nothing of the project.
+to `statistics`: to `ratios_of_sums` if it is a ratio of the sums in `TargetSums`, else to
+`quantities_with_intervals`. A new sum is a field of `TargetSums` and a column of `pair`. This
+module imports nothing of the project.
 """
 
 from __future__ import annotations

@@ -52,18 +52,14 @@ class UnitGroup(NamedTuple):
         return self.end_unit - self.first_unit
 
 
-def first_groups(units: Units, num_distant: int) -> list[UnitGroup]:
-    """Cut the units into groups of `GROUP_TOKENS` tokens, or of twice as many if there are more
-    than `MANY_TOKENS` distant tokens. 20 units of 400 tokens become groups of 3, 3, 3, 3, 3, 3 and
-    2 units, as 3 units hold about 64 tokens.
-
-    Args:
-        units: All distant units.
-        num_distant: The number of tokens of all units together.
-    """
-    tokens_per_group = GROUP_TOKENS if num_distant <= MANY_TOKENS else 2 * GROUP_TOKENS
+def first_groups(units: Units) -> list[UnitGroup]:
+    """Cut the units into groups of `GROUP_TOKENS` tokens, or of twice as many if they have more
+    than `MANY_TOKENS` tokens. 20 units of 400 tokens become groups of 3, 3, 3, 3, 3, 3 and 2 units,
+    as 3 units hold about 64 tokens."""
+    num_tokens = units.num_tokens
+    tokens_per_group = GROUP_TOKENS if num_tokens <= MANY_TOKENS else 2 * GROUP_TOKENS
     # Units differ in length, so a group has the number of units that hold so many on average.
-    units_per_group = max(1, tokens_per_group * len(units) // num_distant)
+    units_per_group = max(1, tokens_per_group * len(units) // num_tokens)
     return [
         UnitGroup(first_unit, min(first_unit + units_per_group, len(units)))
         for first_unit in range(0, len(units), units_per_group)
@@ -91,7 +87,7 @@ def halving(scorer: Scorer, question: Question) -> Choice:
     """
     units = question.units
     num_targets = len(question.spans)
-    starting_groups = first_groups(units, question.context.block.num_distant)
+    starting_groups = first_groups(units)
     # For each target, the groups that the next step evaluates. All targets begin with the same.
     groups_of_targets = [starting_groups for _ in range(num_targets)]
     score_TU = np.zeros((num_targets, len(units)))

@@ -40,8 +40,9 @@ is the largest of a few differences, and others may be larger."""
 REQUIRED = "it must be vLLM, SGLang, llama-server, or support `echo`"
 """The end of messages about a server that cannot be used."""
 
-OF_ANOTHER_FORM = (KeyError, TypeError, ValueError, IndexError, AttributeError)
-"""What reading a reply of another form may raise."""
+OF_ANOTHER_FORM = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
+"""What reading a reply of another form may raise. OverflowError: JSON's integers may be larger than
+any float."""
 
 
 class ScoredPrompt(NamedTuple):

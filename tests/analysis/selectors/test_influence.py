@@ -16,6 +16,7 @@ from olmo_sparsity.analysis.selectors.gates import gate_gradients
 from olmo_sparsity.analysis.selectors.halving import first_groups
 from olmo_sparsity.analysis.selectors.influence import SELECTORS, Question, find_selector
 from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.text.units import Units
 from olmo_sparsity.text.windows import Block, Windows
 from tests.support.brute import (
     CPU,
@@ -311,10 +312,11 @@ def test_halving_opens_the_best_groups_down_to_single_units(
         np.testing.assert_allclose(found.score_TU[0], score, atol=2e-5)
         order = sorted(range(len(units)), key=lambda unit: (unit not in single, -score[unit]))
         assert found.unit_TK[0].tolist() == order[:9]
-    groups = first_groups(units_of("tokens", 1025)[0], 1025)
+    groups = first_groups(units_of("tokens", 1025)[0])
     assert groups[:2] == [(0, 128), (128, 256)]
-    assert len(first_groups(units_of("tokens", 1024)[0], 1024)) == 16
-    assert first_groups(units_of("sentences")[0], 1000) == [(0, 1), (1, 2)]
+    assert len(first_groups(units_of("tokens", 1024)[0])) == 16
+    sentences = Units(np.array([0, 500]), np.array([500, 1000]))
+    assert first_groups(sentences) == [(0, 1), (1, 2)]
 
 
 @pytest.mark.parametrize("name", ["pairs", "gradient"])
