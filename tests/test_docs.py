@@ -287,8 +287,8 @@ def test_the_price_of_the_experiment_on_readme_is_what_its_dry_run_prints(
 @pytest.mark.parametrize(
     ("num_seeds", "words"),
     [
-        (2, "two seeds, which can at most suggest one: {}, {} and {} GB"),
-        (3, "{} GPU-hours, {} and"),
+        (2, "| 2 | {} | {} | {} GB |"),
+        (3, "| 3 | {} | {} |"),
     ],
 )
 def test_the_price_of_seeds_on_readme_is_what_a_dry_run_prints(
@@ -311,7 +311,7 @@ def test_the_price_of_seeds_on_readme_is_what_a_dry_run_prints(
     page = (ROOT / "README.md").read_text()
     assert words.format(hours, dollars, gigabytes) in page
     if num_seeds == 3:
-        assert f"{gigabytes / 1000:.1f} TB of disk" in page
+        assert f"| 3 | {hours} | {dollars} | {gigabytes / 1000:.1f} TB |" in page
 
 
 # --- numbers, in addition to docs/numbers.yaml ----------------------------------------------------
