@@ -133,11 +133,12 @@ class Manifest:
             "write it, remove it and prepare again"
         )
         content = read_json(path, dict, remedy)
-        content.pop("totals", None)
+        content.pop("totals", None)  # they follow from `files`
         try:
             manifest = conform(content, Manifest)
         except ValueError as error:
             raise DataError(f"{path} is not of a prepared folder ({error}); {remedy}") from None
+        # A prepared folder may be a stranger's, and must not lead to files elsewhere.
         for file in manifest.files:
             for name in file.names:
                 if not stays_inside(name):

@@ -165,6 +165,7 @@ def _pairs_of_models(models: Sequence[Model]) -> list[ModelPair]:
     """Return the pairs of models with the same seed that differ in one thing. If there are none, as
     all models are seeds of one scheme, return all pairs."""
     all_pairs = [ModelPair(*pair) for pair in itertools.combinations(models, 2)]
+    # Models that differ in two things show the effect of neither.
     comparable = [
         pair
         for pair in all_pairs

@@ -111,7 +111,7 @@ def describe_texts(trainings: Iterable[TrainingPrice]) -> list[str]:
 
     lines = []
     bytes_of_texts = 0
-    bytes_of_runs = 0
+    bytes_of_runs = 0  # of each model its own, also of seeds
     for folder, readers in by_folder.items():
         first_reader = readers[0]
         if open_prepared(first_reader.config) is None:

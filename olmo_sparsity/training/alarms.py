@@ -64,7 +64,7 @@ class LossAlarm:
             self.lowest_step = step
         was_risen = self.has_risen
         self.has_risen = mean_loss > self.lowest + RISE_NATS
-        if was_risen or not self.has_risen:
+        if was_risen or not self.has_risen:  # said already, or no rise
             return ""
         return (
             f"step {step}: LOSS HAS RISEN to {mean_loss:.2f}, from {self.lowest:.2f} at step "
@@ -106,6 +106,7 @@ class StragglerAlarm:
         if ratio <= SLOW_RATIO:
             self.num_rows = 0
             return ""
+        # If another process is slow now, its rows are counted anew.
         self.num_rows = self.num_rows + 1 if rank == self.slow_rank else 1
         self.slow_rank = rank
         if self.num_rows < NUM_SLOW_ROWS or rank in self.reported:

@@ -70,6 +70,7 @@ def _draw(curves: Sequence[_Curves]) -> Figure:
     """Return the figure of some runs, with three axes."""
     from matplotlib.figure import Figure
 
+    # Not of pyplot, which would keep every figure, and may look for a screen.
     figure = Figure(figsize=(7.5, 2.8), layout="constrained")
     loss_axes, heldout_axes, speed_axes = figure.subplots(1, 3)
     for run in curves:

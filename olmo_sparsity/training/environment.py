@@ -49,6 +49,7 @@ def add_start(
         "num_threads": torch.get_num_threads(),
         **provenance(device_name(device)),
     }
+    # Written anew as a whole, which is atomic: a run has few starts.
     write_json(run_folder / FILE_NAME, [*earlier_starts, this_start])
 
     commit = this_start["commit"]

@@ -23,6 +23,7 @@ from olmo_sparsity.training.corpus_weights import weights_of
 def open_prepared(config: RunConfig) -> TokenShards | None:
     """Return the shards of the text, unverified; None if it is not prepared."""
     try:
+        # Unverified, as hashing takes as long as reading all of it.
         return open_shards(config.data, "train", None)
     except DataError:
         return None
@@ -59,6 +60,7 @@ def check_epochs(config: RunConfig, epochs: Mapping[str, float]) -> None:
     for name, times in epochs.items():
         if times > training.max_epochs:
             text = f"the corpus {name}" if name else "the text"
+            # Enough for all corpora, so that the next start does not reject another one.
             needed_max_epochs = math.ceil(max(epochs.values()))
             raise ConfigError(
                 f"training.num_steps={training.num_steps} reads {text} {times:,.3g} times, above "

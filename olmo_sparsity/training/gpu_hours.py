@@ -70,6 +70,7 @@ class GpuHours:
             remedy = "write the GPU-hours that the run has taken, or delete it to count from 0"
             self.earlier_hours = read_json(self.path, StoredHours, remedy).gpu_hours
         ended = threading.Event()
+        # A daemon, as a disk that hangs must not keep the process from ending.
         threading.Thread(target=self._write_until, args=(ended,), daemon=True).start()
         try:
             yield

@@ -46,6 +46,7 @@ class ForwardClock:
             yield
             self.seconds += time.perf_counter() - began
             return
+        # Kernels run later than the host launches them, so the GPU itself notes the times.
         began_event = torch.cuda.Event(enable_timing=True)
         ended_event = torch.cuda.Event(enable_timing=True)
         began_event.record()

@@ -76,6 +76,7 @@ def build_optimizer(
     if config.name == "adamw":
         return build_adamw(model.parameters(), model, config)
     matrices = matrices_of_layers(model)
+    # By identity: `==` of tensors compares their elements.
     matrix_ids = {id(matrix) for matrix in matrices}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in matrix_ids]
     muon = muon_class(
@@ -143,7 +144,7 @@ def build_adamw(
         lr=config.learning_rate,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
-        fused=True,
+        fused=True,  # one kernel for all parameters of a group
     )
 
 
@@ -159,6 +160,7 @@ def moments_of(optimizer: Any, parameter: Tensor) -> dict[str, Tensor]:
     state = optimizer.state[parameter]
     if not state:
         if keys == KEYS:
+            # A fused AdamW counts its steps on the device.
             state["step"] = torch.zeros((), device=parameter.device)
         for key in keys:
             state[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)

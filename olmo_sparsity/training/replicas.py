@@ -53,6 +53,7 @@ def check_replicas(engine: Engine, step: int) -> None:
     if processes.world_size == 1:
         return
     copies = engine.replicated_weights()
+    # In fp64: an fp32 sum of 10^8 numbers is rounded by more than `TOLERANCE`.
     sums = [
         torch.stack([weight.sum(dtype=torch.float64), weight.abs().sum(dtype=torch.float64)])
         for weight in copies.values()

@@ -1,13 +1,16 @@
 """Build all that training needs from a config: data, model, engine, and the step to start from.
 
-    prepare ─> check_possible     rejects what would fail in the first step, or only at the end
-            ─> open_inputs        the text, what hardware and tokenizer determine (resolve.py),
-                                  evaluation and batches
-            ─> claim_run_folder   locks the folder, or finds another run in it (run_folder.py)
-            ─> check_…            whether all processes see one config and one disk (preflight.py)
-            ─> choose_checkpoint  the one to go on from, if there is one (resume.py)
-            ─> build_new_model    a new model, or its shapes alone and where its weights come from
-            ─> restore            weights, moments and the first step (restore.py)
+    prepare
+      ─> open_and_claim    what each process does by itself:
+           check_possible     rejects what would fail in the first step, or only at the end
+           open_inputs        the text, what hardware and tokenizer determine (resolve.py),
+                              evaluation and batches
+           claim_run_folder   locks the folder, or finds another run in it (run_folder.py)
+      ─> check_devices, check_same, check_shared: do all processes see one config and one disk?
+      ─> choose_checkpoint    the one to go on from, if there is one (resume.py)
+      ─> restore_model
+           build_new_model    a new model, or its shapes alone and where its weights come from
+           restore            weights, moments and the first step (restore.py)
 
     loop.py: config ─> prepare ─> PreparedRun ─> Steps (steps.py)
 
@@ -133,46 +136,27 @@ def prepare(
     watchdog = Watchdog(run_folder, config.engine, processes, folder_lock.close)
     folder_lock.callback(watchdog.stop)
 
-    # What a process can check by itself comes first: if one finds an error, all end.
+    # What a process can check by itself comes first: if one finds an error, all end. Collectives
+    # follow, in which a process would wait for one that has ended.
     with processes.raising_together():
-        check_possible(config, processes)
-        device = own_device(config.training.device, processes)
-        inputs = open_inputs(config, device, processes)
-        config = inputs.config
-        if processes.is_first:
-            claim_run_folder(inputs, folder_lock, start_count, gpu_hours)
-
-    # Collectives follow, in which a process would wait for one that has ended.
-    check_devices(config.training.device, device, processes)
+        inputs = open_and_claim(config, processes, folder_lock, start_count, gpu_hours)
+    check_devices(config.training.device, inputs.device, processes)
     check_same(inputs.settings, processes)
     check_shared(run_folder, processes)
-    checkpoint = choose_checkpoint(config, processes)
 
-    # The model, with weights and moments of the checkpoint.
-    with processes.raising_together():
-        # The first weights are those of the seed, whatever was drawn before.
-        torch.manual_seed(config.seed)
-        new_model = build_new_model(config, is_filled=checkpoint is not None)
-    state, engine = restore(
-        config,
-        inputs.settings,
-        new_model.model,
-        checkpoint,
-        meta_weights=new_model.meta_weights,
-        data_fingerprint=inputs.shards.fingerprint,
-        processes=processes,
-        report=report,
-    )
+    checkpoint = choose_checkpoint(inputs.config, processes)
+    state, engine, step_work = restore_model(inputs, checkpoint, processes, report)
     for name, line in describe_epochs(inputs.shards, inputs.epochs).items():
         report(f"{name}: {line}")
 
     # What goes on from the state of the run: which batches and updates are left out.
     inputs.batches.skipped = skipped_batches(state, run_folder, processes)
     jump_detector = None
-    if config.optimizer.skip_sigmas is not None:
-        jump_detector = JumpDetector(config.optimizer.skip_sigmas, state.recent, state.num_skipped)
+    skip_sigmas = config.optimizer.skip_sigmas
+    if skip_sigmas is not None:
+        jump_detector = JumpDetector(skip_sigmas, state.recent, state.num_skipped)
     return PreparedRun(
-        config=config,
+        config=inputs.config,
         settings=inputs.settings,
         config_yaml=inputs.config_yaml,
         step=state.step,
@@ -183,9 +167,25 @@ def prepare(
         engine=engine,
         watchdog=watchdog,
         measures=inputs.measures,
-        step_work=count_step_work(new_model.model, config, device, processes),
+        step_work=step_work,
         report=report,
     )
+
+
+def open_and_claim(
+    config: RunConfig,
+    processes: Processes,
+    folder_lock: contextlib.ExitStack,
+    start_count: StartCount,
+    gpu_hours: GpuHours,
+) -> Inputs:
+    """Check what this process can check by itself, and open its inputs. The first process locks the
+    run folder for all."""
+    check_possible(config, processes)
+    inputs = open_inputs(config, own_device(config.training.device, processes), processes)
+    if processes.is_first:
+        claim_run_folder(inputs, folder_lock, start_count, gpu_hours)
+    return inputs
 
 
 def check_possible(config: RunConfig, processes: Processes) -> None:
@@ -209,6 +209,9 @@ class Inputs:
 
     settings: Flat
     config_yaml: str
+    device: torch.device
+    """The device of this process."""
+
     shards: TokenShards
     batches: TrainingBatches
     evaluation: Evaluation
@@ -233,6 +236,7 @@ def open_inputs(config: RunConfig, device: torch.device, processes: Processes) -
         config=config,
         settings=flatten(config),
         config_yaml=to_yaml(config),
+        device=device,
         shards=shards,
         batches=batches,
         evaluation=evaluation,
@@ -297,6 +301,38 @@ def claim_run_folder(
     # that died.
     start_count.begin(config.checkpoint.max_starts)
     folder_lock.enter_context(gpu_hours.keep_stored())
+
+
+class RestoredModel(NamedTuple):
+    """The model of a run, as its checkpoint has it, or new."""
+
+    state: TrainerState
+    engine: Engine
+    step_work: StepWork
+
+
+def restore_model(
+    inputs: Inputs, checkpoint: Path | None, processes: Processes, report: Callable[[str], None]
+) -> RestoredModel:
+    """Build the model and its engine, and fill them from the checkpoint to go on from, if there is
+    one."""
+    config = inputs.config
+    with processes.raising_together():
+        # The first weights are those of the seed, whatever was drawn before.
+        torch.manual_seed(config.seed)
+        new_model = build_new_model(config, is_filled=checkpoint is not None)
+    state, engine = restore(
+        config,
+        inputs.settings,
+        new_model.model,
+        checkpoint,
+        meta_weights=new_model.meta_weights,
+        data_fingerprint=inputs.shards.fingerprint,
+        processes=processes,
+        report=report,
+    )
+    step_work = count_step_work(new_model.model, config, inputs.device, processes)
+    return RestoredModel(state, engine, step_work)
 
 
 class NewModel(NamedTuple):

@@ -41,7 +41,7 @@ class Clock:
     def paused(self) -> Iterator[None]:
         """Leave out the time inside this block."""
         pause_began_s = time.perf_counter()
-        yield
+        yield  # an error ends the run, so its time need not be measured
         self.began_s += time.perf_counter() - pause_began_s
 
     @contextlib.contextmanager

@@ -37,6 +37,7 @@ class Profile:
 
     def before(self, step: int) -> None:
         """Start or stop tracing, before a step."""
+        # On one process: traces are large, and all processes do the same.
         if self.is_here and step == self.first_step:
             self.profiler = torch.profiler.profile()
             self.profiler.start()

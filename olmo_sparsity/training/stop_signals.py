@@ -28,6 +28,8 @@ def stop_signals(on_request: Callable[[], None]) -> Iterator[StopRequest]:
     stop = StopRequest()
 
     def request(number: int, frame: FrameType | None) -> None:
+        # Who presses Ctrl-C again does not want to wait. (`CheckpointWriter` completes a checkpoint
+        # that is being written all the same.)
         if number == signal.SIGINT and stop.signal_name:
             raise KeyboardInterrupt
         stop.signal_name = signal.Signals(number).name

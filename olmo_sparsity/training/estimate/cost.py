@@ -72,6 +72,7 @@ class RunCost:
 
 def cost_of_run(config: RunConfig, hardware: Hardware) -> RunCost:
     """Return the cost of a run with its engine. `training.micro_batch_size` may still be auto."""
+    # Time and memory depend on the micro-batches, so their size comes first.
     micro_batch_size = fitting_micro_batch_size(config, hardware)
     config = with_micro_batches(config, micro_batch_size)
     memory = device_memory_of(config, hardware, micro_batch_size)
@@ -106,6 +107,7 @@ def with_engine(config: RunConfig, engine: EngineName) -> RunConfig:
     its copy is not compiled."""
     training = config.training
     if engine == "zero3":
+        # The budget is the compiler's.
         training = replace(training, compile=False, activation_memory_budget=None)
     return replace(config, engine=replace(config.engine, name=engine), training=training)
 

@@ -82,10 +82,11 @@ class Hardware:
             main_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
             usable_bytes = USABLE_SHARE_OF_MAIN_MEMORY * main_memory
             return Hardware(num_processes, num_nodes, usable_bytes, None)
-        total = torch.cuda.get_device_properties(device).total_memory
+        # What the device has, not what its data sheet says: a slice of a GPU (MIG) has less.
+        total_bytes = torch.cuda.get_device_properties(device).total_memory
         name = device_name(device)
-        gpu = find_gpu(name) or Gpu(name, UNKNOWN_TFLOPS, total / 1e9)
-        usable_bytes = USABLE_SHARE * total - CUDA_CONTEXT_BYTES
+        gpu = find_gpu(name) or Gpu(name, UNKNOWN_TFLOPS, total_bytes / 1e9)
+        usable_bytes = USABLE_SHARE * total_bytes - CUDA_CONTEXT_BYTES
         return Hardware(num_processes, num_nodes, usable_bytes, gpu)
 
     @staticmethod
