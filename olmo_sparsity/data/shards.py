@@ -183,11 +183,21 @@ def open_shards(
             None if it verifies none.
     """
     assert split in SPLITS
-    if data.corpora:
-        corpora = data.parts()
-        return _join_corpora(
-            {name: open_shards(corpus, split, share) for name, corpus in corpora.items()}
-        )
+    own_share = None if share is None else Share(*share)
+    if not data.corpora:
+        return _open_corpus(data, split, own_share)
+    corpora = data.parts()
+    return _join_corpora(
+        {name: _open_corpus(corpus, split, own_share) for name, corpus in corpora.items()}
+    )
+
+
+def _open_corpus(data: DataConfig, split: str, share: Share | None) -> TokenShards:
+    """Open one split of the folder of a single corpus. Raise DataError if it has no document.
+
+    Args:
+        share: Which of the files this process verifies; None: none.
+    """
     folder = Path(data.folder)
     manifest = _load_complete_manifest(folder)
     check_sizes(folder, manifest)
@@ -198,27 +208,27 @@ def open_shards(
     states = states_of(folder, (file.tokens for file in files))
     verified_now: list[ShardFile] = []
     if share is not None:
-        verified_now = _verify_once(folder, manifest, files, Share(*share))
+        verified_now = _verify_once(folder, manifest, files, share)
     if not files:
         remedy = "raise data.heldout_share above 0"
         if split == "train":
             remedy = "prepare more text, or lower data.heldout_share"
         raise DataError(f"{folder} has no {split} documents; {remedy}")
 
-    # The manifest's hashes identify the text: the files were compared with them, now or earlier.
-    hashes = [manifest.tokenizer_sha256, *(file.tokens_sha256 for file in files)]
-    shards = TokenShards(
-        files=[ShardPaths.of(folder, file) for file in files],
-        dtype=manifest.dtype,
-        tokenizer=open_tokenizer(folder, manifest),
-        fingerprint=hashlib.sha256(json.dumps(hashes).encode()).hexdigest(),
-        states={folder / name: state for name, state in states.items()},
-    )
     # Raises before training for a file whose ends are wrong. Other files were checked like this by
     # the start that verified them.
     for file in verified_now:
         _open_ends(folder / file.ends, file.num_tokens)
-    return shards
+
+    # The manifest's hashes identify the text: the files were compared with them, now or earlier.
+    hashes = [manifest.tokenizer_sha256, *(file.tokens_sha256 for file in files)]
+    return TokenShards(
+        files=[ShardPaths.of(folder, file) for file in files],
+        dtype=manifest.dtype,
+        tokenizer=open_tokenizer(folder, manifest),
+        fingerprint=_hash_of(hashes),
+        states={folder / name: state for name, state in states.items()},
+    )
 
 
 def _load_complete_manifest(folder: Path) -> Manifest:
@@ -230,33 +240,6 @@ def _load_complete_manifest(folder: Path) -> Manifest:
     if not manifest.complete:
         raise DataError(f"{folder} is prepared in part; run `olmo-sparsity prepare` to finish it")
     return manifest
-
-
-def _join_corpora(corpora: Mapping[str, TokenShards]) -> TokenShards:
-    """Return the shards of several corpora as one text, which also has those of each corpus. Raise
-    DataError if they have different tokenizers."""
-    first_name, first = next(iter(corpora.items()))
-    expected_fingerprint = tokenizer_fingerprint(first.tokenizer)
-    files: list[ShardPaths] = []
-    states: dict[Path, FileState] = {}
-    for name, shards in corpora.items():
-        if tokenizer_fingerprint(shards.tokenizer) != expected_fingerprint:
-            folder = shards.paths[0].parent
-            raise DataError(
-                f"the corpora {first_name} and {name} were prepared with two tokenizers; "
-                f"{remedy_of(folder)}"
-            )
-        files += shards.files
-        states |= shards.states
-    hashes = [[name, shards.fingerprint] for name, shards in corpora.items()]
-    return TokenShards(
-        files=files,
-        dtype=first.dtype.name,
-        tokenizer=first.tokenizer,
-        fingerprint=hashlib.sha256(json.dumps(hashes).encode()).hexdigest(),
-        states=states,
-        corpora=corpora,
-    )
 
 
 def _verify_once(
@@ -303,3 +286,35 @@ def _open_ends(path: Path, num_tokens: int) -> np.ndarray:
             f"of their file; {remedy_of(path.parent)}"
         )
     return ends
+
+
+def _hash_of(values: Sequence[object]) -> str:
+    """Return the SHA-256 of values, written as JSON."""
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+
+
+def _join_corpora(corpora: Mapping[str, TokenShards]) -> TokenShards:
+    """Return the shards of several corpora as one text, which also has those of each corpus. Raise
+    DataError if they have different tokenizers."""
+    first_name, first = next(iter(corpora.items()))
+    expected_fingerprint = tokenizer_fingerprint(first.tokenizer)
+    files: list[ShardPaths] = []
+    states: dict[Path, FileState] = {}
+    for name, shards in corpora.items():
+        if tokenizer_fingerprint(shards.tokenizer) != expected_fingerprint:
+            folder = shards.paths[0].parent
+            raise DataError(
+                f"the corpora {first_name} and {name} were prepared with two tokenizers; "
+                f"{remedy_of(folder)}"
+            )
+        files += shards.files
+        states |= shards.states
+    hashes = [[name, shards.fingerprint] for name, shards in corpora.items()]
+    return TokenShards(
+        files=files,
+        dtype=first.dtype.name,
+        tokenizer=first.tokenizer,
+        fingerprint=_hash_of(hashes),
+        states=states,
+        corpora=corpora,
+    )
