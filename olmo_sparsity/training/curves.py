@@ -16,7 +16,7 @@ from olmo_sparsity.base import drawing
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.training.loss_rows import EvaluationRow
 from olmo_sparsity.training.loss_table import losses_by_step
-from olmo_sparsity.training.metrics import read_metrics
+from olmo_sparsity.training.metrics_file import read_metrics
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.training.loss_rows import EvaluationRow, LossRow, range_in_words
-from olmo_sparsity.training.metrics import read_own_lines
+from olmo_sparsity.training.metrics_file import read_own_lines
 
 if TYPE_CHECKING:
     import pandas as pd

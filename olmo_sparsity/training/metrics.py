@@ -1,5 +1,4 @@
-"""Write and read `metrics.jsonl` of a run folder: a line for each step, and one for each
-evaluation.
+"""Write `metrics.jsonl` of a run folder: a line for each step, and one for each evaluation.
 
     {"step": 10, "timestamp": "2026-03-01T12:00:00Z", "loss": 4.2, ..., "crc32": "..."}
     {"step": 10, "timestamp": "2026-03-01T12:00:05Z", "heldout": [...], ..., "crc32": "..."}
@@ -12,8 +11,7 @@ interval:
     metrics.flush(tokens_per_s=…)              # waits for the GPU, writes the lines of 9 and 10
 
 It raises at a number that is not finite. A start that resumes at step 300 drops the lines of later
-steps, which it takes again. Each checkpoint stores the CRC of the line of its step, so that
-`read_own_lines` notices a file of another run.
+steps, which it takes again. metrics_file.py reads the file.
 """
 
 from __future__ import annotations
@@ -27,23 +25,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from olmo_sparsity.base.conform import conform
-from olmo_sparsity.base.errors import DataError, UserError
-from olmo_sparsity.base.files import read_bounded
-from olmo_sparsity.base.json_text import parse_json, with_crc
+from olmo_sparsity.base.errors import UserError
+from olmo_sparsity.base.json_text import with_crc
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.retry import retry
-from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.appended_file import AppendedFile
 from olmo_sparsity.training.loss_rows import LossRow
 from olmo_sparsity.training.metric_writers import MetricWriter
-from olmo_sparsity.training.trainer_state import TrainerState
+from olmo_sparsity.training.metrics_file import read_metrics, read_own_lines
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_MAX_BYTES = 2**30
-"""Largest size of a metrics file that is read: millions of steps."""
 
 
 class PendingRow(NamedTuple):
@@ -53,17 +45,6 @@ class PendingRow(NamedTuple):
     timestamp: str
     numbers: dict[str, Tensor | float]
     """Numbers by name. Those of a GPU are still there."""
-
-
-class MetricLine(NamedTuple):
-    """A line of the file."""
-
-    text: bytes
-    row: dict[str, Any]
-    """Its content, without the CRC."""
-
-
-# --- writing ------------------------------------------------------------------------------------
 
 
 class Metrics:
@@ -225,72 +206,3 @@ def check_finite(step: float, values: dict[str, float]) -> None:
 def timestamp() -> str:
     """Return the time now in UTC, in seconds, in the format of ISO 8601."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-# --- reading ------------------------------------------------------------------------------------
-
-
-def read_metrics(path: Path) -> list[dict]:
-    """Return the rows of a metrics file, without those of damaged lines."""
-    return [line.row for line in _read_lines(path)]
-
-
-def read_own_lines(path: Path, until: int | None = None) -> list[MetricLine]:
-    """Return the lines of a run's metrics. Raise DataError if they are those of another run, whose
-    CRC at the step of a checkpoint differs from the one that the checkpoint stores.
-
-    Args:
-        until: Ignore checkpoints of later steps than this one, from which the run resumes. It did
-            not resume from them as they are damaged, and a start that was killed may have repeated
-            their steps, with other losses.
-    """
-    lines = _read_lines(path)
-    crc32_of_step = {}
-    for line in lines:
-        if "heldout" not in line.row:
-            # `row` is without the CRC, which only the text has.
-            crc32_of_step[line.row["step"]] = json.loads(line.text).get("crc32")
-
-    for folder in list_checkpoints(path.parent):
-        try:
-            state = TrainerState.read(folder)
-        except DataError:  # it is damaged, and not resumed from
-            continue
-        if until is not None and state.step > until:
-            continue
-        line_crc32 = crc32_of_step.get(state.step)  # None if the line is lost
-        saved_crc32 = state.metrics_crc32  # None if the checkpoint is older than this check
-        if line_crc32 is not None and saved_crc32 is not None and line_crc32 != saved_crc32:
-            raise DataError(
-                f"{path} is not of the run of {folder}: its line of step {state.step} is another; "
-                "restore the file of this run, or delete it to go on without"
-            )
-    return lines
-
-
-def _read_lines(path: Path) -> list[MetricLine]:
-    """Return the lines of a file that are intact. Report how many are damaged."""
-    try:
-        content = read_bounded(path, _MAX_BYTES) if path.exists() else b""
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}; restore it") from None
-
-    parsed_lines = [_parse_line(text) for text in content.splitlines()]
-    # A kill may have cut the last line short, which is no damage.
-    if parsed_lines and parsed_lines[-1] is None and not content.endswith(b"\n"):
-        parsed_lines.pop()
-    lines = [line for line in parsed_lines if line is not None]
-    num_damaged = len(parsed_lines) - len(lines)
-    if num_damaged:
-        say(f"{path}: {num_damaged} damaged lines are skipped")
-    return lines
-
-
-def _parse_line(text: bytes) -> MetricLine | None:
-    """Return a line of the file; None if it is damaged: its CRC is wrong, or it has no step."""
-    try:
-        row = parse_json(text, dict)
-        conform({"step": row.get("step")}, dict[str, int])
-    except ValueError:
-        return None
-    return MetricLine(text, row)

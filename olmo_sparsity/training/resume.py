@@ -26,7 +26,7 @@ from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.attempts import Attempts
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.environment import last_resumed_step
-from olmo_sparsity.training.metrics import read_metrics
+from olmo_sparsity.training.metrics_file import read_metrics
 from olmo_sparsity.training.moments import share_out
 
 RESTORE = "restore one, or begin at step 0 and keep what is left with --start_over=true"

@@ -28,7 +28,7 @@ from olmo_sparsity.models.checkpoint_files import StoredWeights, list_checkpoint
 from olmo_sparsity.models.huggingface.exchange import export
 from olmo_sparsity.training.jump_detector import JumpDetector
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.metrics import read_metrics
+from olmo_sparsity.training.metrics_file import read_metrics
 from tests.conftest import data_section, small_run
 from tests.support import children
 

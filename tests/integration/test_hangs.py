@@ -21,7 +21,7 @@ from olmo_sparsity.training.checkpoint import CheckpointWriter
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.evaluate import Evaluation
 from olmo_sparsity.training.losses import Losses
-from olmo_sparsity.training.metrics import read_metrics
+from olmo_sparsity.training.metrics_file import read_metrics
 from tests.conftest import data_section, small_run, until
 from tests.support import children
 

@@ -34,7 +34,7 @@ from olmo_sparsity.training.checkpoint_save import Content, Save, delete_checkpo
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.metrics import read_metrics
+from olmo_sparsity.training.metrics_file import read_metrics
 from olmo_sparsity.training.save_steps import SaveSteps, SaveTime
 from olmo_sparsity.training.steps import Outcome
 from olmo_sparsity.training.trainer_state import TrainerState

@@ -37,7 +37,7 @@ from olmo_sparsity.training.learning_rate import learning_rate
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.loss_table import loss_table
 from olmo_sparsity.training.losses import ForwardClock
-from olmo_sparsity.training.metrics import read_metrics
+from olmo_sparsity.training.metrics_file import read_metrics
 from olmo_sparsity.training.step_log import slowest_process
 from olmo_sparsity.training.steps import Outcome
 from olmo_sparsity.training.trainer_state import TrainerState

@@ -15,7 +15,7 @@ from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.dry_run import dry_run
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metric_writers import MAX_FAILURES, _scalars
-from olmo_sparsity.training.metrics import read_metrics
+from olmo_sparsity.training.metrics_file import read_metrics
 from olmo_sparsity.training.steps import Outcome
 from tests.conftest import MakeConfig
 from tests.support import children

@@ -20,7 +20,8 @@ from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training import steps
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.loss_table import loss_table
-from olmo_sparsity.training.metrics import Metrics, read_metrics
+from olmo_sparsity.training.metrics import Metrics
+from olmo_sparsity.training.metrics_file import read_metrics
 from olmo_sparsity.training.steps import Outcome
 from tests.conftest import MakeConfig
 from tests.support.metrics import WAITS

@@ -19,7 +19,7 @@ from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.dry_run import dry_run
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.metrics import read_metrics
+from olmo_sparsity.training.metrics_file import read_metrics
 from olmo_sparsity.training.resolve import resolve
 from olmo_sparsity.training.start import build_batches
 from tests.conftest import small_run

@@ -21,7 +21,7 @@ from olmo_sparsity.models.huggingface.exchange import export
 from olmo_sparsity.models.load import load_model
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.metrics import read_metrics
+from olmo_sparsity.training.metrics_file import read_metrics
 from olmo_sparsity.training.start import build_batches
 from olmo_sparsity.training.watchdog import Watchdog
 from tests.conftest import data_section, small_run
