@@ -36,7 +36,7 @@ from olmo_sparsity.data.prepare_folder import (
     load_or_train_tokenizer,
     sample_for_tokenizer,
 )
-from olmo_sparsity.data.shard_manifest import Manifest
+from olmo_sparsity.data.shard_manifest import Manifest, ShardFile
 from olmo_sparsity.data.split_checks import check_both_splits, check_not_empty
 from olmo_sparsity.text.corpus import DAMAGED, list_inputs
 from olmo_sparsity.text.record_files import is_records
@@ -57,24 +57,28 @@ def prepare_together(
     """
     check_files_can_be_shared(data, share)
     folder = Path(data.folder)
-    is_joined = (folder / "manifest.json").exists
-    if is_joined():
+    if _is_joined(folder):
         return fill_folder(data, common_tokenizer, needs_both_splits=True)
     file_folders = _folders_of_files(data)
-    # The folders of files are gone if another process has joined them since the check above.
     if not _are_finished(file_folders):
-        if is_joined():
+        # They are gone, too, if another process has joined them since the check above.
+        if _is_joined(folder):
             return fill_folder(data, common_tokenizer, needs_both_splits=True)
         _fill_share(data, file_folders, share, common_tokenizer)
 
     # The process that ends last finds all files finished, or two that end together do: the lock
     # lets one of them join.
-    if not _are_finished(file_folders) and not is_joined():
+    if not _are_finished(file_folders) and not _is_joined(folder):
         return None
     with locked(folder, waits=True):
-        if not is_joined():
+        if not _is_joined(folder):
             _join_folders(data, folder, [Path(one_file.folder) for one_file in file_folders])
     return fill_folder(data, common_tokenizer, needs_both_splits=True)
+
+
+def _is_joined(folder: Path) -> bool:
+    """Return whether the folders of all files are one, whose manifest is written last."""
+    return (folder / "manifest.json").exists()
 
 
 def check_files_can_be_shared(data: DataConfig, share: Share) -> None:
@@ -147,19 +151,30 @@ def _join_folders(data: DataConfig, folder: Path, file_folders: list[Path]) -> N
     write_atomically(folder / "tokenizer.json", (first / "tokenizer.json").read_text())
     for file_folder in file_folders:
         manifest = Manifest.load(file_folder)
-        for file in manifest.files:
-            renamed = file.renumbered(joined.num_shards + file.shard_number)
-            for old_name, new_name in zip(file.names, renamed.names, strict=True):
-                # Otherwise a process that was killed has moved it already.
-                if (file_folder / old_name).exists():
-                    os.replace(file_folder / old_name, folder / new_name)
-            joined.files.append(renamed)
+        joined.files += _move_shards(file_folder, folder, manifest, joined.num_shards)
         joined.num_shards += manifest.num_shards
         joined.tally.merge(manifest.tally)
     check_not_empty(data, joined)
+    # The new names must survive a power cut if the manifest, which has them, does.
     sync(folder)
     joined.save(folder)
     shutil.rmtree(folder / "parts")
+
+
+def _move_shards(
+    file_folder: Path, folder: Path, manifest: Manifest, first_number: int
+) -> list[ShardFile]:
+    """Move the shards of one file into the common folder, under numbers from `first_number` on.
+    Return their entries for its manifest."""
+    moved = []
+    for file in manifest.files:
+        renamed = file.renumbered(first_number + file.shard_number)
+        for old_name, new_name in zip(file.names, renamed.names, strict=True):
+            # Otherwise a process that was killed has moved it already.
+            if (file_folder / old_name).exists():
+                os.replace(file_folder / old_name, folder / new_name)
+        moved.append(renamed)
+    return moved
 
 
 def _check_damaged_files(data: DataConfig, tallies: list[Tally]) -> None:

@@ -100,7 +100,7 @@ class Steps:
         drawn = draw(self.run.batches, self.first_step, self.num_steps, self.engine.device)
         with contextlib.closing(in_background(drawn, depth=1)) as batches:
             for step in range(self.first_step, self.num_steps + 1):
-                if step == self.first_step:
+                if step == self.first_step:  # in the loop, as a finished run reads no batch
                     with self.processes.raising_together():
                         batch = self.read_batch(batches, step)
                 rate = self.take(step, batch)
