@@ -1,16 +1,17 @@
-"""Declare the entry points `explain` and `measure`, and `estimate_cost` of a call to one of them.
-
-An entry point here is a signature and a docstring without a body. `entry_point` puts the body in
-their place, the same for all. A call goes three steps:
+"""Declare the functions that users call, `explain` and `measure`, and `estimate_cost`, which counts
+the cost of such a call.
 
     explain("gpt2", text="…", k=4)
-        ExplainRequest.of(model="gpt2", text="…", k=4, units="tokens", …)   checks the options
-        analysis.explain.request.explain(request)                          answers
-        Explanation                                                        is returned
+        → ExplainRequest.of(model="gpt2", text="…", k=4, units="tokens", …)   checks the arguments
+        → analysis.explain.request.explain(request)                          answers
+        → Explanation
 
-The module that answers is imported with the first call, so that importing this one imports no
-torch. Options have the names, types and defaults of options.py, which a test compares. The command
-line shows the sentences on arguments from the docstrings here as its help.
+Both functions consist of a signature and a docstring: `@entry_point` gives them their body, which
+makes these steps and is the same for both. It imports the module that answers with the first call,
+because that module imports torch, which takes seconds.
+
+The arguments have the names, types and defaults of options.py; a test compares them. The command
+line shows the sentences on arguments in these docstrings as its help.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ Result = TypeVar("Result")
 
 
 class EntryPoint(NamedTuple):
-    """The request, the answering function and the cost of a public function of this module."""
+    """What a public function of this module, such as `explain`, needs to answer its calls."""
 
     request: type[Request]
     """The class that holds the arguments of a call, and checks them."""
@@ -62,15 +63,15 @@ class EntryPoint(NamedTuple):
     """The function that takes a request and returns its `Cost`, without answering it."""
 
 
-def _explain() -> EntryPoint:
-    """Return what answers a call of `explain`."""
+def _load_explain() -> EntryPoint:
+    """Import what answers a call of `explain`."""
     from olmo_sparsity.analysis.explain.request import ExplainRequest, count_cost, explain
 
     return EntryPoint(ExplainRequest, explain, count_cost)
 
 
-def _measure() -> EntryPoint:
-    """Return what answers a call of `measure`."""
+def _load_measure() -> EntryPoint:
+    """Import what answers a call of `measure`."""
     from olmo_sparsity.analysis.measurement.estimate import estimate
     from olmo_sparsity.analysis.measurement.measurement import measure, wait_for_results
     from olmo_sparsity.analysis.measurement.planning import make_plan
@@ -78,25 +79,10 @@ def _measure() -> EntryPoint:
 
     return EntryPoint(
         MeasureRequest,
-        # In a launch, `measure` returns None to all processes but the first.
+        # Of several processes, only the first gets results from `measure`; the others read them.
         answer=lambda request: measure(request) or wait_for_results(request.out or ""),
         count_cost=lambda request: estimate(make_plan(request)),
     )
-
-
-def _request_of_call(
-    kind: type[Request], function: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
-    """Return the checked request of the call `function(*args, **kwargs)`, with old names of
-    arguments replaced.
-
-    Args:
-        kind: The class of the request.
-    """
-    # A wrong keyword is an error of the function that the user called, not of the request.
-    bound = inspect.signature(function).bind(*args, **current_keys(kwargs))
-    bound.apply_defaults()
-    return kind.of(**bound.arguments)
 
 
 def entry_point(
@@ -105,7 +91,8 @@ def entry_point(
     """Decorate a function that has a signature and a docstring, and give it its body.
 
     Args:
-        load: Function that imports what answers. It is called with the function, not before.
+        load: Imports what answers. It is called by each call of the decorated function, and not
+            when this module is imported.
     """
 
     def decorate(function: Callable[P, Result]) -> Callable[P, Result]:
@@ -122,7 +109,19 @@ def entry_point(
     return decorate
 
 
-@entry_point(_explain)
+def _request_of_call(
+    request_class: type[Request], function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Return the checked request of the call `function(*args, **kwargs)`, with old names of
+    arguments replaced."""
+    # By the signature of the function that the user called: Python's error about a wrong keyword
+    # then names this function, not the request.
+    bound = inspect.signature(function).bind(*args, **current_keys(kwargs))
+    bound.apply_defaults()
+    return request_class.of(**bound.arguments)
+
+
+@entry_point(_load_explain)
 def explain(
     model: Model,
     tokenizer: Tokenizer = None,
@@ -155,8 +154,9 @@ def explain(
         tokenizer: The tokenizer of a model in memory.
         text: One document, or a `Path` to read it from.
         at: Targets in the text: words (every occurrence), a regular expression (`re.compile`), a
-            token's number, a slice of tokens, or several of these. Default: the tokens with the
-            largest gaps (of more than 1,024 tokens, neighbours share a local window for this).
+            token's place, a slice of places, or several of these. Default: the tokens with the
+            largest gaps (in a text of more than 1,024 tokens, neighbours share a local window for
+            this).
         prompt: A prompt, in place of `text`. Its answer is the target.
         target: The answer to the prompt. Default: the model generates one, greedily.
         unrelated: Unrelated texts for `Explanation.check` and distant_states="replaced", in any
@@ -165,12 +165,13 @@ def explain(
         units: What is ranked: tokens, words, sentences, paragraphs or span:W.
         selector: The rule that ranks units; `add_one_nested` is faster on long texts. Default:
             add_one, or halving with distant_states="replaced".
-        long: The most tokens before a target that the model sees; "all": as many as it takes.
+        long: The largest number of tokens before a target that the model sees; "all": as many as
+            it takes.
         short: The size of the local window. Default: 32, or less for a short prompt.
-        distant_states: "contextual": distant tokens keep their states in the long window;
-            "isolated": they are shown alone; "replaced": unrelated text replaces the others and
-            nothing is masked, so any model will do: also a recurrent one, `llama:FILE.gguf`, a
-            server's URL.
+        distant_states: "contextual": the k units keep the states that they have in the long window;
+            "isolated": they are shown alone; "replaced": unrelated text replaces all other distant
+            text. This masks nothing, so any model will do: also a recurrent one,
+            `llama:FILE.gguf`, or a server's URL.
         replacements: Number of unrelated texts that replace distant text. Default: 2.
         chat: Put the prompt into the tokenizer's chat template.
         max_new_tokens: Length limit of a generated answer. Default: 32.
@@ -182,9 +183,9 @@ def explain(
     raise NotImplementedError  # `entry_point` answers
 
 
-@entry_point(_measure)
+@entry_point(_load_measure)
 def measure(
-    model: LoadedModel | str | Path,
+    model: Model,
     documents: Documents | Text | None = None,
     windows: Windows | None = None,
     *,
@@ -233,7 +234,7 @@ def measure(
     Processes of one launch share a measurement; to share it otherwise, use `--shard`.
 
     Args:
-        model: A loaded model, or a folder, GGUF file or hub name.
+        model: A folder, GGUF file or hub name, or a model in memory, loaded by `load_model` or not.
         documents: Documents, or text in any form that `open_documents` reads. Default: the held-out
             documents of the run that the model comes from.
         tokenizer: The tokenizer of a model in memory, or on a server.
@@ -252,9 +253,10 @@ def measure(
         short: Size of the local window. Default: 128, or a quarter of a shorter `long`.
         stride: Number of neighbouring targets that share windows. Default: 64 with long="all",
             else 1.
-        sample: The share of all blocks of neighbouring targets to measure, drawn at random, or like
-            5%.
-        blocks: The same as a number: random blocks of each document, on average.
+        sample: The share of blocks to measure, such as 0.05 or 5%. A block is `stride` neighbouring
+            targets; blocks are drawn at random from all documents.
+        blocks: The same as a number: how many random blocks to measure of each document, on
+            average.
         units: What is ranked: tokens, words, sentences, span:W, or several of these.
         selectors: The rules that rank units. Default, for any window: add_one_screened and random;
             halving with distant_states="replaced".
@@ -263,8 +265,8 @@ def measure(
             top10%.
         min_gap: Nats; tokens with a smaller gap are not targets.
         sets: Target sets: gap, bigram, every (gap).
-        max_targets: The most targets of each set and document, drawn at random, or "all". Default:
-            4 with long="all", else all.
+        max_targets: The largest number of targets of each set and document, drawn at random, or
+            "all". Default: 4 with long="all", else all.
         distant_states, replacements: As in `explain`.
         control: What replaces the distant text of the control: unrelated, matched or shuffled.
         draws: Number of unrelated texts for each target. Default: 1 with long="all", else 3.
@@ -283,9 +285,12 @@ def measure(
 def estimate_cost(function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Cost:
     """Return what a call of `explain`, `attribute` or `measure` costs, without making it.
 
-    `estimate_cost(explain, model, text=text)` counts token-forwards. To count a prompt without a
-    target, the model answers it. An answer that is not given counts as long as it may become. For a
-    measurement, `details` holds documents, targets, memory and time.
+        cost = estimate_cost(explain, model, text=text, k=4)     # explain(model, text=text, k=4)
+        print(cost.token_forwards)
+
+    For `explain` with a prompt and no target, the model generates the target. For `attribute`
+    without an answer, the answer counts as long as it may become. For `measure`, `details` holds
+    documents, targets, memory and time.
     """
     load: Callable[[], EntryPoint] | None = getattr(function, "_load_entry_point", None)
     if load is None:

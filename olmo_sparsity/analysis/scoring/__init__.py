@@ -9,5 +9,5 @@ document_losses.py   L_short and L_long of all targets of a document
 induction.py         does the model copy?
 sink.py              does it need a prefix?
 cost.py              the same interface without a model, to count token-forwards
-losses_by_place.py   the loss by place of checkpoints
+losses_by_place.py   the loss by place of checkpoints, which checkpoints.py lists
 """

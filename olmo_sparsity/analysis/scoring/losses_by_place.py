@@ -1,19 +1,25 @@
-"""Compute the loss by place of one or several checkpoints on one fixed text.
+"""Compute the loss by place of one or several checkpoints, all on the same documents.
 
-    LossesRequest → all checkpoints of its models
-                  → one plain forward pass for each document and checkpoint
-                  → sums of the losses in ranges of places → LossesByPlace
+This answers whether distant text helps at all: later places have more text before them, so a model
+that uses it has lower losses there.
 
-This answers whether distant text helps at all: later places have more text before them.
-`losses_by_place` is the function for Python, `read_losses` answers the request of the command.
+    losses_by_place(["runs/pose", "runs/rope"], text="heldout.jsonl", length=1024)
+        → all checkpoints of both runs                          (checkpoints.py)
+        → 64 documents of 1,024 tokens, and a loss for each of their tokens
+        → sums of the losses of a document in the places 0 to 127, 128 to 255, 256 to 511 and 512 to
+          1023
+        → LossesByPlace: means, intervals, paired differences   (results/losses_by_place.py)
+
+`losses_by_place` is the function that users call from Python; `read_losses` answers the request of
+the command `losses`.
+
+Dimension key: D documents, T tokens of a document that have a loss.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import re
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from itertools import islice, pairwise
@@ -25,7 +31,8 @@ import pandas as pd
 
 from olmo_sparsity.analysis.measurement.reading import load
 from olmo_sparsity.analysis.options import LossSettings, ModelOptions, Request
-from olmo_sparsity.analysis.results.losses_by_place import COLUMNS, NO_STEP, LossesByPlace
+from olmo_sparsity.analysis.results.losses_by_place import COLUMNS, LossesByPlace
+from olmo_sparsity.analysis.scoring.checkpoints import CheckpointToRead, list_checkpoints
 from olmo_sparsity.analysis.scoring.logprobs import logprobs_of
 from olmo_sparsity.analysis.scoring.tensors import check_finite
 from olmo_sparsity.base.errors import ConfigError, DataError
@@ -38,7 +45,6 @@ from olmo_sparsity.models.losses import place_edges
 from olmo_sparsity.models.prompts import Prompt
 from olmo_sparsity.text.documents import Documents
 from olmo_sparsity.text.inputs import open_documents
-from olmo_sparsity.text.runs import run_loaders
 from olmo_sparsity.text.vocabulary import tokenizer_fingerprint
 
 MIN_DOCUMENTS = 8
@@ -48,29 +54,39 @@ DOCUMENTS_PER_CALL = 8
 """The number of documents that are scored in one call."""
 
 
+# --- the request ----------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, kw_only=True)
 class LossesRequest(Request):
     """A call of `losses_by_place`, checked."""
 
     models: tuple[Any, ...]
-    """Runs, of which all checkpoints are read, checkpoints, other models, or models in memory."""
+    """Runs, of which all checkpoints are read, checkpoints, other models, or a model in memory."""
 
     tokenizer: Any = None
+    """The tokenizer of a model in memory."""
+
     text: Any = None
+    """Held-out text in any form that `open_documents` reads; None: that of the first run."""
+
     field: str = "text"
     out: str | Path | None = None
+    """The folder for the losses of finished checkpoints, with which the same call resumes. They are
+    not stored if it is None."""
+
     settings: LossSettings = dataclasses.field(default_factory=LossSettings)
     loading: ModelOptions = dataclasses.field(default_factory=ModelOptions)
 
     def checked(self) -> Self:
-        """Return the request if its models go together."""
+        """Return the request. Raise ConfigError if options are wrong or exclude each other."""
         self.settings.check()
         if not self.models:
             raise ConfigError("model=[] names no model; pass one, or a list of runs and models")
         if self.out is not None:
             path_of("out", self.out)
-        in_memory = [model for model in self.models if not isinstance(model, str | Path)]
-        if in_memory and (self.out is not None or len(self.models) > 1):
+        has_model_in_memory = any(not isinstance(model, str | Path) for model in self.models)
+        if has_model_in_memory and (self.out is not None or len(self.models) > 1):
             raise ConfigError("a model in memory is read alone, without out; save it to compare it")
         names = [str(model) for model in self.models]
         repeated = [name for name in names if names.count(name) > 1]
@@ -98,214 +114,218 @@ def losses_by_place(
     return read_losses(request)
 
 
+# --- all checkpoints ------------------------------------------------------------------------------
+
+
 def read_losses(request: LossesRequest) -> LossesByPlace:
-    """Answer a request. With `out`, finished checkpoints are stored in that folder, and the same
-    call resumes."""
-    return _Reading(request).run()
+    """Return the losses of all checkpoints. With `out`, finished checkpoints are stored in that
+    folder, and the same call does not compute them again."""
+    checkpoints: list[CheckpointToRead] = []
+    for model in request.models:
+        checkpoints += list_checkpoints(model)
+    # The first model is loaded even if its losses are stored: its tokenizer encodes the text.
+    first_model = _load(checkpoints[0], request)
+    text = _open_text(request, first_model)
+    store = None
+    if request.out is not None:
+        store = _open_store(Path(request.out), _identity_of(request, text, first_model))
+
+    num_checkpoints = len(checkpoints)
+    if num_checkpoints > 1:
+        num_tokens = num_checkpoints * len(text.documents) * request.settings.length
+        say(f"{num_checkpoints} checkpoints, {num_tokens:,} token-forwards in all")
+    tables = []
+    with Progress("reading losses", num_checkpoints, "checkpoints") as progress:
+        for num_before, checkpoint in enumerate(checkpoints):
+            rows = None if store is None else store.read(checkpoint)
+            if rows is None:
+                model = first_model if num_before == 0 else _load(checkpoint, request)
+                rows = _measure(checkpoint, model, text, request)
+                if store is not None:
+                    store.write(checkpoint, rows)
+            tables.append(rows)
+            progress.update(num_before + 1)
+
+    losses = LossesByPlace(pd.concat(tables, ignore_index=True), text.documents.name)
+    if request.out is not None:
+        with writing(Path(request.out) / "losses.parquet") as partial:
+            losses.rows.to_parquet(partial)
+    return losses
+
+
+def _load(checkpoint: CheckpointToRead, request: LossesRequest) -> LoadedModel:
+    """Load a checkpoint as the request says."""
+    return load(checkpoint.model, request.tokenizer, request.loading, whole_prompts=True)
+
+
+# --- the text -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Checkpoint:
-    """A model whose losses are read: one step of a run, or a model without steps."""
+class _EncodedText:
+    """The documents that all checkpoints read, as tokens of the first model's tokenizer."""
 
-    name: str
-    """Name of its run, or of the model itself."""
+    documents: Documents
+    """Documents of one length. Their numbers are 0, 1, 2, …"""
 
-    step: int
-    """NO_STEP for a model without steps."""
+    prefix: tuple[int, ...]
+    """Token IDs before each document; empty without a prefix."""
 
-    model: Any
-    """Folder or hub name of the model, or the model in memory."""
+    tokenizer: str
+    """The fingerprint of the tokenizer. Models with another one would read other tokens."""
 
-    @staticmethod
-    def all_of(model: Any) -> list[_Checkpoint]:
-        """Return the checkpoints of a run, in the order of their steps, or the model itself if it
-        is not a run. Runs are ours or those of transformers' `Trainer`."""
-        if not isinstance(model, str | Path):
-            return [_Checkpoint("model", NO_STEP, model)]
-        path = Path(model)
-        name = str(model)
-        folders: list[Path] = []
-        for loader in run_loaders():
-            folders += loader.checkpoints(path)
-        if not folders:
-            folders += path.glob("checkpoint-*")
-        if not folders:
-            return [_Checkpoint(name, _step_of(path), model)]
-        steps = sorted((_step_of(folder), folder) for folder in folders)
-        return [_Checkpoint(name, step, folder) for step, folder in steps]
-
-    @property
-    def files(self) -> str:
-        """Return names and times of the checkpoint's files, as a text that differs when they do. A
-        checkpoint may be one file."""
-        path = Path(self.model)
-        files = [path] if path.is_file() else sorted(path.glob("*"))
-        return repr([(file.name, file.stat().st_mtime_ns) for file in files])
+    model_name: str
+    """The name of the first model, for messages."""
 
 
-def _step_of(folder: Path) -> int:
-    """Return the step that a folder is named by, such as 2000 for `step002000` of ours and for
-    `checkpoint-2000` of transformers' `Trainer`; else NO_STEP."""
-    number = re.search(r"(?:step|checkpoint-)(\d+)$", folder.name)
-    return int(number[1]) if number else NO_STEP
+def _open_text(request: LossesRequest, first_model: LoadedModel) -> _EncodedText:
+    """Open and encode the documents that are long enough. Each is cut to `length` tokens, so that
+    every place has the same number of documents. Raise DataError if they are too few."""
+    length = request.settings.length
+    max_documents = request.settings.documents
+    text = request.text
+    if isinstance(text, Documents):
+        documents = text
+    else:
+        documents = open_documents(
+            text, first_model, max_documents, field=request.field, min_tokens=length
+        )
+    long_enough = (document for document in documents if len(document.tokens) >= length)
+    items = [
+        replace(document, tokens=document.tokens[:length], number=number)
+        for number, document in enumerate(islice(long_enough, max_documents))
+    ]
+    if len(items) < MIN_DOCUMENTS:
+        raise DataError(
+            f"{documents.name}: {len(items)} documents have {length=} tokens, and "
+            f"{MIN_DOCUMENTS} are needed; lower length, or pass more text"
+        )
+    prefix = tuple(first_model.prefix_ids(request.loading.prefix, items[0].texts[0]))
+    tokenizer = _fingerprint_of_tokenizer(first_model)
+    return _EncodedText(replace(documents, items=items), prefix, tokenizer, first_model.name)
 
 
-class _Reading:
-    """Reads the losses of all checkpoints of a request. It holds the documents, as tokens of the
-    first checkpoint's tokenizer, and the folder of finished checkpoints."""
-
-    def __init__(self, request: LossesRequest) -> None:
-        """List the checkpoints, load the first, open the documents, and create the folder."""
-        self.request = request
-        self.settings = request.settings
-        self.checkpoints: list[_Checkpoint] = []
-        for model in request.models:
-            self.checkpoints += _Checkpoint.all_of(model)
-        self.first = self._load(self.checkpoints[0])
-        self.documents = self._open_documents()
-        self.prefix = self.first.prefix_ids(request.loading.prefix, self.documents[0].texts[0])
-        self.pieces: Pieces | None = None
-        """Where finished checkpoints are stored; None without `out`."""
-
-        identity = {
-            "text": self.documents.fingerprint,
-            "tokenizer": _tokenizer_of(self.first),
-            "prefix": list(self.prefix),
-            "settings": asdict(self.settings),
-            # A loss in bf16 is another number; checkpoints of one call are loaded alike.
-            "dtype": self.first.dtype,
-        }
-        self.identity = json.dumps(identity)
-        if request.out is not None:
-            work = WorkFolder(Path(request.out), "out", "identity.json", own_key="text")
-            work.create("checkpoints")
-            work.identify(identity)
-            self.pieces = Pieces(work.path / "checkpoints")
-
-    def _load(self, checkpoint: _Checkpoint) -> LoadedModel:
-        """Load a checkpoint as the request says."""
-        model = checkpoint.model
-        return load(model, self.request.tokenizer, self.request.loading, whole_prompts=True)
-
-    def _open_documents(self) -> Documents:
-        """Return the documents that are long enough, each cut to `length` tokens, so that every
-        place has the same number of documents."""
-        length = self.settings.length
-        text = self.request.text
-        if not isinstance(text, Documents):
-            max_documents = self.settings.documents
-            field = self.request.field
-            text = open_documents(text, self.first, max_documents, field=field, min_tokens=length)
-        long_enough = (document for document in text if len(document.tokens) >= length)
-        items = [
-            replace(document, tokens=document.tokens[:length], number=number)
-            for number, document in enumerate(islice(long_enough, self.settings.documents))
-        ]
-        if len(items) < MIN_DOCUMENTS:
-            raise DataError(
-                f"{text.name}: {len(items)} documents have {length=} tokens, and "
-                f"{MIN_DOCUMENTS} are needed; lower length, or pass more text"
-            )
-        return replace(text, items=items)
-
-    def run(self) -> LossesByPlace:
-        """Return the losses of all checkpoints. Those that an earlier call has stored are not
-        computed again."""
-        num_checkpoints = len(self.checkpoints)
-        tokens = num_checkpoints * len(self.documents) * self.settings.length
-        if num_checkpoints > 1:
-            say(f"{num_checkpoints} checkpoints, {tokens:,} token-forwards in all")
-        tables = []
-        with Progress("reading losses", num_checkpoints, "checkpoints") as progress:
-            for number, checkpoint in enumerate(self.checkpoints, start=1):
-                rows = self._stored_rows(checkpoint)
-                if rows is None:
-                    rows = self._measure(checkpoint)
-                tables.append(rows)
-                progress.update(number)
-        losses = LossesByPlace(pd.concat(tables, ignore_index=True), self.documents.name)
-        if self.request.out is not None:
-            with writing(Path(self.request.out) / "losses.parquet") as partial:
-                losses.rows.to_parquet(partial)
-        return losses
-
-    def _stored_rows(self, checkpoint: _Checkpoint) -> pd.DataFrame | None:
-        """Return the rows of a checkpoint that an earlier call has stored; None if there are
-        none."""
-        if self.pieces is None:
-            return None
-        stored = self.pieces.read(_name_of_piece(checkpoint), self.identity + checkpoint.files)
-        return pd.DataFrame(stored["rows"]) if stored else None
-
-    def _measure(self, checkpoint: _Checkpoint) -> pd.DataFrame:
-        """Compute the losses of a checkpoint, sum them by place, and store the rows."""
-        is_first = checkpoint is self.checkpoints[0]
-        model = self.first if is_first else self._load(checkpoint)
-        if _tokenizer_of(model) != _tokenizer_of(self.first):
-            raise DataError(
-                f"{model.name} has another tokenizer than {self.first.name}, so its losses are of "
-                "other tokens; pass models of one tokenizer"
-            )
-        model.check_positions(len(self.prefix) + self.settings.length, "lower length")
-        with using(model):
-            nll_DT = self._losses(model)
-        table = pd.DataFrame(self._sum_by_place(nll_DT))
-        table = table.assign(model=checkpoint.name, step=checkpoint.step)[COLUMNS]
-        if self.pieces is not None:
-            content = {"rows": table.to_dict("records")}
-            piece = _name_of_piece(checkpoint)
-            self.pieces.write(piece, self.identity + checkpoint.files, content)
-        return table
-
-    def _sum_by_place(self, nll_DT: np.ndarray) -> list[dict[str, Any]]:
-        """Return a row for each document and range of places, with the sum of its losses."""
-        length = self.settings.length
-        # The first token, if nothing predicts it: without a prefix the losses begin at place 1.
-        num_skipped = length - nll_DT.shape[1]
-        rows = []
-        for number, nll_T in enumerate(nll_DT):
-            for first, end in pairwise(place_edges(length)):
-                losses = nll_T[max(first - num_skipped, 0) : end - num_skipped]
-                rows.append(
-                    {
-                        "document": number,
-                        "first": first,
-                        "end": end,
-                        "total": float(losses.sum()),
-                        "count": len(losses),
-                    }
-                )
-        return rows
-
-    def _losses(self, model: LoadedModel) -> np.ndarray:
-        """Return nll_DT of the tokens of each document, in nats. The first token has a loss only if
-        a prefix predicts it."""
-        scorer = logprobs_of(model, self.request.loading.batch_tokens)
-        prompts = [self._prompt(document.tokens) for document in self.documents]
-        log_p: list[np.ndarray] = []
-        for start in range(0, len(prompts), DOCUMENTS_PER_CALL):
-            log_p += scorer.score(prompts[start : start + DOCUMENTS_PER_CALL])
-        nll_DT = -np.stack(log_p)
-        check_finite(nll_DT.ravel(), "tokens")
-        return nll_DT
-
-    def _prompt(self, tokens: Sequence[int] | np.ndarray) -> Prompt:
-        """Return a document as a prompt. Its continuation, which is scored, is all tokens that
-        something precedes."""
-        ids = np.asarray(tokens, np.int64)
-        if self.prefix:
-            return Prompt(np.array(self.prefix, np.int64), ids)
-        return Prompt(ids[:1], ids[1:])
-
-
-def _name_of_piece(checkpoint: _Checkpoint) -> str:
-    """Return the name under which the rows of a checkpoint are stored."""
-    return sha256(f"{checkpoint.name} {checkpoint.step}".encode()).hexdigest()[:16]
-
-
-def _tokenizer_of(model: LoadedModel) -> str:
-    """Return a fingerprint of a model's tokenizer; DataError if it has none."""
+def _fingerprint_of_tokenizer(model: LoadedModel) -> str:
+    """Return the fingerprint of a model's tokenizer; DataError if it has none."""
     if model.tokenizer is None:
         raise DataError(f"'{model.name}' has no tokenizer")
     return tokenizer_fingerprint(model.tokenizer)
+
+
+# --- stored losses --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _StoredLosses:
+    """The folder with the rows of finished checkpoints."""
+
+    pieces: Pieces
+    identity: str
+    """What all checkpoints share: text, tokenizer and settings."""
+
+    def read(self, checkpoint: CheckpointToRead) -> pd.DataFrame | None:
+        """Return the rows of a checkpoint that an earlier call has stored; None if there are none,
+        or if its files have changed."""
+        stored = self.pieces.read(self._name_of(checkpoint), self.identity + checkpoint.files)
+        return pd.DataFrame(stored["rows"]) if stored else None
+
+    def write(self, checkpoint: CheckpointToRead, rows: pd.DataFrame) -> None:
+        """Store the rows of a checkpoint."""
+        content = {"rows": rows.to_dict("records")}
+        self.pieces.write(self._name_of(checkpoint), self.identity + checkpoint.files, content)
+
+    def _name_of(self, checkpoint: CheckpointToRead) -> str:
+        """Return the name under which the rows of a checkpoint are stored. It is a hash, as the
+        name of a run may hold slashes."""
+        return sha256(f"{checkpoint.name} {checkpoint.step}".encode()).hexdigest()[:16]
+
+
+def _open_store(out: Path, identity: dict[str, Any]) -> _StoredLosses:
+    """Create the folder `out`, or open it. Raise ConfigError if its identity is another one."""
+    work = WorkFolder(out, "out", "identity.json", own_key="text")
+    work.create("checkpoints")
+    work.identify(identity)
+    return _StoredLosses(Pieces(work.path / "checkpoints"), json.dumps(identity))
+
+
+def _identity_of(
+    request: LossesRequest, text: _EncodedText, first_model: LoadedModel
+) -> dict[str, Any]:
+    """Return what all checkpoints of a folder share, as identity.json stores it."""
+    return {
+        "text": text.documents.fingerprint,
+        "tokenizer": text.tokenizer,
+        "prefix": list(text.prefix),
+        "settings": asdict(request.settings),
+        # A loss in bf16 is another number; checkpoints of one call are loaded alike.
+        "dtype": first_model.dtype,
+    }
+
+
+# --- the losses of one checkpoint -----------------------------------------------------------------
+
+
+def _measure(
+    checkpoint: CheckpointToRead, model: LoadedModel, text: _EncodedText, request: LossesRequest
+) -> pd.DataFrame:
+    """Compute the losses of a checkpoint. Return the rows of `LossesByPlace`."""
+    if _fingerprint_of_tokenizer(model) != text.tokenizer:
+        raise DataError(
+            f"{model.name} has another tokenizer than {text.model_name}, so its losses are of "
+            "other tokens; pass models of one tokenizer"
+        )
+    length = request.settings.length
+    model.check_positions(len(text.prefix) + length, "lower length")
+    with using(model):
+        nll_DT = _losses_of_tokens(model, text, request.loading.batch_tokens)
+    rows = pd.DataFrame(_sum_by_place(nll_DT, length))
+    return rows.assign(model=checkpoint.name, step=checkpoint.step)[COLUMNS]
+
+
+def _losses_of_tokens(
+    model: LoadedModel, text: _EncodedText, batch_tokens: int | None
+) -> np.ndarray:
+    """Return nll_DT of the tokens of each document, in nats: of all tokens if a prefix predicts the
+    first one, else of all except the first."""
+    scorer = logprobs_of(model, batch_tokens)
+    prompts = [_prompt_of(document.tokens, text.prefix) for document in text.documents]
+    log_p: list[np.ndarray] = []
+    for start in range(0, len(prompts), DOCUMENTS_PER_CALL):
+        log_p += scorer.score(prompts[start : start + DOCUMENTS_PER_CALL])
+    nll_DT = -np.stack(log_p)
+    check_finite(nll_DT.ravel(), "tokens")
+    return nll_DT
+
+
+def _prompt_of(tokens: np.ndarray, prefix: tuple[int, ...]) -> Prompt:
+    """Return a document as a prompt. Its continuation, which is scored, is all tokens that
+    something precedes."""
+    ids = np.asarray(tokens, np.int64)
+    if prefix:
+        return Prompt(np.array(prefix, np.int64), ids)
+    return Prompt(ids[:1], ids[1:])
+
+
+def _sum_by_place(nll_DT: np.ndarray, length: int) -> list[dict[str, Any]]:
+    """Return a row for each document and range of places, with the sum of its losses.
+
+    Args:
+        nll_DT: The losses of each document.
+        length: Tokens of a document. There is one loss fewer if nothing predicts the first token.
+    """
+    # Without a prefix the losses begin at place 1.
+    num_skipped = length - nll_DT.shape[1]
+    rows = []
+    for number, nll_T in enumerate(nll_DT):
+        for first, end in pairwise(place_edges(length)):
+            losses = nll_T[max(first - num_skipped, 0) : end - num_skipped]
+            rows.append(
+                {
+                    "document": number,
+                    "first": first,
+                    "end": end,
+                    "total": float(losses.sum()),
+                    "count": len(losses),
+                }
+            )
+    return rows

@@ -19,7 +19,7 @@ from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.data.shards import open_shards
-from olmo_sparsity.models.load import wrap_model
+from olmo_sparsity.models.load import load_model, wrap_model
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics_file import read_metrics
 from olmo_sparsity.training.start import build_evaluation
@@ -163,10 +163,8 @@ def test_the_same_command_reads_only_a_damaged_checkpoint_again(
 ) -> None:
     assert main(two_runs) == 0
     calls = []
-    really = module._Reading._measure
-    monkeypatch.setattr(
-        module._Reading, "_measure", lambda *given: calls.append(given) or really(*given)
-    )
+    really = module._measure
+    monkeypatch.setattr(module, "_measure", lambda *given: calls.append(given) or really(*given))
     next(iter((tmp_path / "out/checkpoints").iterdir())).write_text("{}")
     assert main(two_runs) == 0
     assert len(calls) == 1
@@ -208,7 +206,8 @@ def test_held_out_documents_are_the_same_for_the_trainer_and_the_command(
 ) -> None:
     """Both choose eight evenly over all that are long enough, not the first ones."""
     request = module.LossesRequest.of(models=(str(trained),), length=16, documents=8)
-    read = [document.tokens.tolist() for document in module._Reading(request).documents]
+    documents = module._open_text(request, load_model(str(trained))).documents
+    read = [document.tokens.tolist() for document in documents]
     run_dict["evaluation"] |= {"documents": 8, "document_length": 16}
     config = config_from_dict(run_dict)
     heldout = open_shards(config.data, "heldout")
