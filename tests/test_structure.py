@@ -200,8 +200,7 @@ def test_tests_import_no_tests() -> None:
         ("olmo_sparsity.__main__ as m; m.entry(['--help'])", "numpy olmo pandas torch"),
         ("olmo_sparsity.experiment.jobs, olmo_sparsity.data.prepare", "datasets olmo pandas torch"),
         (
-            "olmo_sparsity.analysis.explain.request, "
-            "olmo_sparsity.analysis.measurement.measurement",
+            "olmo_sparsity.analysis.explain.answer, olmo_sparsity.analysis.measurement.measurement",
             "accelerate datasets matplotlib olmo",
         ),
         (

@@ -3,7 +3,7 @@ the cost of such a call.
 
     explain("gpt2", text="…", k=4)
         → ExplainRequest.of(model="gpt2", text="…", k=4, units="tokens", …)   checks the arguments
-        → analysis.explain.request.explain(request)                          answers
+        → analysis.explain.answer.explain(request)                           answers
         → Explanation
 
 Both functions consist of a signature and a docstring: `@entry_point` gives them their body, which
@@ -65,7 +65,8 @@ class EntryPoint(NamedTuple):
 
 def _load_explain() -> EntryPoint:
     """Import what answers a call of `explain`."""
-    from olmo_sparsity.analysis.explain.request import ExplainRequest, count_cost, explain
+    from olmo_sparsity.analysis.explain.answer import count_cost, explain
+    from olmo_sparsity.analysis.explain.request import ExplainRequest
 
     return EntryPoint(ExplainRequest, explain, count_cost)
 

@@ -19,17 +19,18 @@ from olmo_sparsity.config.command_line import given_options
 
 def run_explain(options: argparse.Namespace) -> int:
     """Explain one prediction, and print it as text, JSON or a page; return the exit code."""
-    from olmo_sparsity.analysis.explain import request as explaining
+    from olmo_sparsity.analysis.explain.answer import count_cost, explain
+    from olmo_sparsity.analysis.explain.request import ExplainRequest
     from olmo_sparsity.analysis.explain.stored_form import to_json
 
     keep_freed_memory()
     if options.html is not None:
         check_suffix("--html", options.html, ".html")
-    request = explaining.ExplainRequest.of(**_explain_keywords(options))
+    request = ExplainRequest.of(**_explain_keywords(options))
     if options.dry_run:
-        print(explaining.count_cost(request, options.check))
+        print(count_cost(request, with_check=options.check))
         return 0
-    result = explaining.explain(request)
+    result = explain(request)
     # Before the check, which takes longer than the explanation.
     if not options.json:
         print(result.describe(bold=sys.stdout.isatty()), flush=True)

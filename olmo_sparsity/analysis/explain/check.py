@@ -33,6 +33,7 @@ from olmo_sparsity.analysis.measurement.targets import first_target_place, large
 from olmo_sparsity.analysis.options import MIN_GAP, is_whole_number
 from olmo_sparsity.analysis.report.texts_page import note
 from olmo_sparsity.analysis.results.intervals import Interval, percentile_interval, resample_weights
+from olmo_sparsity.analysis.results.meta import InductionCheck
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT, PLACEBO
 from olmo_sparsity.analysis.results.view import html_table, places, quoted, sentence
 from olmo_sparsity.analysis.scoring.document_losses import context_losses
@@ -74,8 +75,7 @@ class Check:
     """The excess of the targets that an unrelated text seems to help most. None if targets were
     named: only the choice by gap needs a placebo."""
 
-    induction: dict[str, Any]
-    """The induction check; see `repetition_drop`."""
+    induction: InductionCheck
 
     apart: int
     """How many unrelated texts of this length do not overlap; if below `draws`, the draws

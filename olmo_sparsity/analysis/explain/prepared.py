@@ -1,6 +1,6 @@
 """Settle windows, targets and scorer of one explanation, and evaluate its targets.
 
-    Prompt → Prepared.of → Prepared → .recover(targets) → tables
+    EncodedPrompt → Prepared.of → Prepared → .recover(targets) → tables
 
 A `Prepared` is everything that an explanation needs, read and checked, before anything is computed.
 If no target is named, `.blocks_to_select()` says where request.py looks for large gaps. The same
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.explain.prompt import Prompt
+from olmo_sparsity.analysis.explain.prompt import EncodedPrompt
 from olmo_sparsity.analysis.explain.unrelated import unrelated_documents
 from olmo_sparsity.analysis.measurement.at import At, find_spans
 from olmo_sparsity.analysis.measurement.recovery import recover
@@ -71,7 +71,7 @@ class Prepared:
     @staticmethod
     def of(
         model: LoadedModel,
-        prompt: Prompt,
+        prompt: EncodedPrompt,
         at: At | None,
         settings: ExplainSettings,
         *,
@@ -182,7 +182,7 @@ class Prepared:
 
 
 def _windows_of(
-    model: LoadedModel, prompt: Prompt, spans: Spans | None, settings: ExplainSettings
+    model: LoadedModel, prompt: EncodedPrompt, spans: Spans | None, settings: ExplainSettings
 ) -> Windows:
     """Return windows for the targets `spans`, which fit the positions that the model takes;
     ConfigError if none do.

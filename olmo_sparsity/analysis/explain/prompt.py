@@ -1,7 +1,8 @@
 """Encode the text or prompt that an explanation is about.
 
-text            → Prompt: its tokens; targets may be anywhere
-prompt, answer  → Prompt: the tokens of both, and the place of the answer, which is the target
+    text            → EncodedPrompt: its tokens; targets may be anywhere
+    prompt, answer  → EncodedPrompt: the tokens of both, and the place of the answer, which is the
+                      target
 
 "Who opened it?" with the answer "Anna Weiss", of 4 and 2 tokens, in a chat template that closes
 the prompt with 3 tokens:
@@ -24,7 +25,7 @@ NEW_TOKENS = 32
 
 
 @dataclass(frozen=True)
-class Prompt:
+class EncodedPrompt:
     """A text as token IDs, and the place of the answer if it is a prompt with an answer."""
 
     tokens: list[int]
@@ -36,15 +37,23 @@ class Prompt:
     """How many tokens a chat template puts between prompt and answer."""
 
     @staticmethod
-    def of_text(model: LoadedModel, text: str, prefix: str) -> Prompt:
+    def of_text(model: LoadedModel, text: str, prefix: str) -> EncodedPrompt:
         """Encode a text without an answer."""
-        return Prompt(model.encode([text])[0], model.prefix_ids(prefix, text))
+        return EncodedPrompt(model.encode([text])[0], model.prefix_ids(prefix, text))
 
     @staticmethod
     def with_answer(
         model: LoadedModel, prompt: str, target: str | None, prefix: str, settings: ExplainSettings
-    ) -> Prompt:
-        """Encode a prompt and its answer, which the model generates if `target` is None."""
+    ) -> EncodedPrompt:
+        """Encode a prompt and its answer.
+
+        Args:
+            model: The model, whose tokenizer encodes.
+            prompt: The prompt.
+            target: The answer. None if the model is to generate one.
+            prefix: The option `prefix`, which a chat template replaces.
+            settings: `chat` and `max_new_tokens` are read.
+        """
         closing_ids: list[int] = []
         if settings.chat:
             ids = chat_ids(model, prompt)
@@ -64,4 +73,4 @@ class Prompt:
         if not answer_ids:
             raise DataError("the target is empty, or the model generated nothing; pass target=")
         answer = (len(prompt_ids), len(prompt_ids) + len(answer_ids))
-        return Prompt([*prompt_ids, *answer_ids], prefix_ids, answer, len(closing_ids))
+        return EncodedPrompt([*prompt_ids, *answer_ids], prefix_ids, answer, len(closing_ids))

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from olmo_sparsity.analysis.measurement.counted_cost import CountedCost
 from olmo_sparsity.analysis.measurement.expected_targets import ExpectedTargets
@@ -21,6 +20,7 @@ from olmo_sparsity.analysis.measurement.machine import Machine
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.trial import Trial
 from olmo_sparsity.analysis.options import Shard
+from olmo_sparsity.analysis.results.meta import InductionCheck
 from olmo_sparsity.analysis.results.notes import describe_induction
 from olmo_sparsity.analysis.results.view import num_of
 from olmo_sparsity.analysis.scoring.induction import passages_of
@@ -80,7 +80,7 @@ def describe_estimate(
     return lines
 
 
-def _describe_induction_of_trial(plan: Plan, tried: dict[str, Any]) -> str:
+def _describe_induction_of_trial(plan: Plan, tried: InductionCheck) -> str:
     """Describe the induction check of a trial. If the measurement itself repeats other passages,
     say so in place of a verdict.
 

@@ -134,14 +134,13 @@ class _MeasuringProcess:
                 say(str(error))
                 is_damaged = True
 
-        checks = self._check_model() if self.is_first else {}
+        checks = self._check_model() if self.is_first else {"induction": {}, "sink": {}}
         if not self._run_phases():
             return None
 
         meta = self.provenance | {
             "command": list(command),
-            "induction": checks.get("induction", {}),
-            "sink": checks.get("sink", {}),
+            **checks,
             "seconds_of_last_start": time.perf_counter() - self.started_s,
             "token_forwards_of_last_start": self.plan.scorer.token_forwards,
         }
@@ -154,17 +153,16 @@ class _MeasuringProcess:
             return read_results(self.out)
 
     def _check_model(self) -> dict[str, dict[str, Any]]:
-        """Run the induction and the sink check, print what they found, and return it for
+        """Run the induction and the sink check, print their results, and return these for
         meta.json."""
         induction = self.plan.run_induction_check()
-        sink = self.plan.run_sink_check()
-        if induction:
-            text = describe_induction(induction, self.plan.settings.interpretation)
-            print(text, file=sys.stderr)
+        print(describe_induction(induction, self.plan.settings.interpretation), file=sys.stderr)
+        check = self.plan.run_sink_check()
+        sink = {} if check is None else dict(check)
         warning = describe_sink(sink)
         if warning:
             say(warning)
-        return {"induction": induction, "sink": sink}
+        return {"induction": dict(induction), "sink": sink}
 
     def _run_phases(self) -> bool:
         """Run both phases. Return whether all documents are finished, as the first process of the

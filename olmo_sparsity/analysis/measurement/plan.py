@@ -37,6 +37,7 @@ from olmo_sparsity.analysis.measurement.targets import (
     targets_of_document,
 )
 from olmo_sparsity.analysis.options import Settings
+from olmo_sparsity.analysis.results.meta import InductionCheck, SinkCheck
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.tables import PHASES, Columns
 from olmo_sparsity.analysis.results.target_rows import half_of
@@ -158,17 +159,17 @@ class Plan:
         and its repetition fit into a long window."""
         return self.settings.windows.first_target // 2
 
-    def run_induction_check(self) -> dict[str, Any]:
+    def run_induction_check(self) -> InductionCheck:
         """Return by how much the loss falls on a repeated passage (`repetition_drop`)."""
         return repetition_drop(self.scorer, self.measured_documents, self.passage_length)
 
-    def run_sink_check(self) -> dict[str, Any]:
-        """Return whether the model needs a prefix (`sink_check`). Return an empty dict if a prefix
-        was passed, or if none can be tried."""
+    def run_sink_check(self) -> SinkCheck | None:
+        """Return whether the model needs a prefix (`sink_check`). Return None if a prefix was
+        passed, or if none can be tried."""
         tokenizer = self.model.tokenizer
         keeps_states = self.settings.interpretation.keeps_states
         if self.settings.prefix_ids or tokenizer is None or not keeps_states:
-            return {}
+            return None
         # A line break is tried as the prefix, as it says nothing about the text.
         line_break = self.model.encode(["\n"])[0]
         return sink_check(self.scorer, self.measured_documents, prefix=(), tried_prefix=line_break)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,6 +26,7 @@ from olmo_sparsity.analysis.measurement.target_costs import (
     counting_plan,
     spent_forwards,
 )
+from olmo_sparsity.analysis.results.meta import InductionCheck
 from olmo_sparsity.analysis.results.tables import Columns, join_documents
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT, half_of
 from olmo_sparsity.analysis.scoring.induction import passages_of, repetition_drop
@@ -53,7 +53,7 @@ PASSAGE_LENGTH = 64
 class Trial:
     """Measurements of a few seconds: how a model computes, and how its losses on a text behave."""
 
-    induction: dict[str, Any]
+    induction: InductionCheck
     """The result of the induction check on a few passages."""
 
     speed: float

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 SETS = {
     "gap": "large gap",
@@ -23,6 +24,39 @@ def main_set(target_sets: Iterable[str]) -> str | None:
     names = set(target_sets)
     order = ("gap", "named", "bigram", "every", *sorted(names))
     return next((name for name in order if name in names), None)
+
+
+class InductionCheck(TypedDict):
+    """The result of the induction check: does the model copy text that it has just read?"""
+
+    loss_first: float
+    """The mean loss on passages, in nats a token."""
+
+    loss_repeated: float
+    """The mean loss on the same passages when they are repeated directly after themselves."""
+
+    drop: float
+    """`loss_first` minus `loss_repeated`."""
+
+    has_induction: bool
+    """The verdict: whether the loss drops by `INDUCTION_SHARE` or more."""
+
+    num_passages: int
+    passage_length: int
+    """In tokens."""
+
+
+class SinkCheck(TypedDict):
+    """The result of the sink check: does the model need a first token that every window shares?"""
+
+    harm: float
+    """By how many nats a distant token drawn at random raises the mean loss of the targets."""
+
+    harm_with_prefix: float
+    """The same with a prefix before every window."""
+
+    needs_prefix: bool
+    """The verdict: whether the prefix lowers the harm by more than `HARM_NATS` (sink.py)."""
 
 
 @dataclass
@@ -50,10 +84,10 @@ class Meta:
     """How targets were chosen: share, min_gap, threshold; or by which other measurement."""
 
     induction: dict = field(default_factory=dict)
-    """The induction check: the drop in loss on a repeated passage."""
+    """An `InductionCheck`."""
 
     sink: dict = field(default_factory=dict)
-    """The sink check, where no prefix precedes the windows: whether one is needed."""
+    """A `SinkCheck`; empty if a prefix precedes the windows."""
 
     reliability: list = field(default_factory=list)
     """How well halves of the unrelated texts that replace distant text agree, by target set and

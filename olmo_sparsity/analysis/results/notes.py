@@ -7,6 +7,7 @@ last ones return an empty text where there is nothing to say. Never imports torc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -134,9 +135,13 @@ def describe_intervals(row: Any, has_net: bool) -> str:
     return "; ".join([text, *warnings])
 
 
-def describe_noise(model: dict[str, Any]) -> str:
+def describe_noise(model: Mapping[str, Any]) -> str:
     """Return a warning if losses depend on the other rows of a batch, or an empty text if they
-    hardly do. `model`: the section of meta.json."""
+    hardly do.
+
+    Args:
+        model: The section of meta.json.
+    """
     nats = model.get("batch_noise", 0.0)
     if nats < LOUD_NOISE:
         return ""
@@ -146,8 +151,13 @@ def describe_noise(model: dict[str, Any]) -> str:
     )
 
 
-def describe_induction(check: dict[str, Any], interpretation: Interpretation) -> str:
-    """Describe the result of the induction check, and its consequence for the measurement."""
+def describe_induction(check: Mapping[str, Any], interpretation: Interpretation) -> str:
+    """Describe the result of the induction check, and its consequence for the measurement.
+
+    Args:
+        check: An `InductionCheck`.
+        interpretation: What the measurement does with distant states.
+    """
     lines = [
         f"induction: loss {check['loss_first']:.2f} on a passage, {check['loss_repeated']:.2f} "
         f"when it is repeated, a drop of {check['drop']:.2f} nats "
@@ -166,9 +176,12 @@ def describe_induction(check: dict[str, Any], interpretation: Interpretation) ->
     return "\n".join(lines)
 
 
-def describe_sink(check: dict[str, Any]) -> str:
+def describe_sink(check: Mapping[str, Any]) -> str:
     """Return a warning if the measured model needs a prefix and had none, or an empty text.
-    `check`: the result of the sink check."""
+
+    Args:
+        check: A `SinkCheck`, or an empty mapping if none was made.
+    """
     if not check.get("needs_prefix"):
         return ""
     return (

@@ -1,11 +1,12 @@
 """Count the cost of an explanation, an attribution or a measurement without running the model.
 
-    counting(scorer) → a scorer with the same interface, which computes nothing
-    run anything with it → its token_forwards → Cost
+    counted = counting(scorer)                      # the same interface, but computes nothing
+    add_one(counted, question)                      # anything that takes a scorer
+    Cost(counted.token_forwards, num_parameters)    # 12,480 token-forwards, 3.3e+12 FLOPs, …
 
 So a selector, a control or a kind of units needs no formula of its cost: it is counted by running
-it. Rules that choose rows by their losses see random ones, as with equal losses they would choose
-others than in earnest.
+it. Its losses are random. With equal losses, rules that choose rows by their losses would choose
+other rows than in a real run, and their cost was counted wrong.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ GPU_FLOPS = 4e14
 """FLOPs a second of the GPU that a printed time assumes. Assumed, not measured."""
 
 LONG_S = 120
-"""The printed cost says how to compute less if it is this many seconds or more."""
+"""The printed cost says how to compute less if it takes more seconds than this."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Cost:
     from a short trial."""
 
     seconds: float | None = None
-    """For an explanation: about how long it takes on this machine, by a trial of two passages."""
+    """For an explanation: about how long it takes on this machine, by a trial of two passages; None
+    without a trial."""
 
     @property
     def flops(self) -> float:
@@ -83,7 +85,7 @@ class CountingScorer(Scorer):
     its losses are random."""
 
     def __init__(self, real: Scorer) -> None:
-        """`real`: the scorer whose forwards are counted."""
+        """Begin to count the forwards of a scorer."""
         empty_model = cast(LanguageModel, CountingModel(real.model))
         super().__init__(empty_model, torch.device("cpu"), distant_states=real.interpretation.name)
         self._generator = torch.Generator().manual_seed(0)
@@ -97,8 +99,8 @@ class CountingScorer(Scorer):
 
 class CountingModel(nn.Module):
     """A `LanguageModel` of width 1 without layers, in place of a real one. It answers questions
-    about shapes, reach and recomputation like the real model, as the number of token-forwards
-    depends on the answers."""
+    about shapes, reach and recomputation as the real model does, because the number of
+    token-forwards depends on the answers."""
 
     def __init__(self, real: LanguageModel) -> None:
         super().__init__()
@@ -140,6 +142,7 @@ class CountingModel(nn.Module):
         return DistantStates(positions_BL.expand_as(tokens_BL), layers, hidden_BFD=states_BF1)
 
     def shares_distant(self, num_distant: int, length: int) -> bool:
+        # It decides only how rows are grouped into forwards, not how many tokens they have.
         return False
 
     def last_attention(

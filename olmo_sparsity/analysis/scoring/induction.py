@@ -7,9 +7,10 @@ repetition:
      mean loss 4.1               mean loss 0.6                → drop 3.5 nats: it copies
 
 Most of what distant tokens give to a model of text is copying, so the recovery of a model that does
-not copy says little. `repetition_drop` is the entry point.
+not copy says little. `repetition_drop` runs the whole check; `losses_of_repetition` is its forward
+pass, which `explain` also times.
 
-Dimension key: P passages.
+Dimension key: P passages, L tokens of a passage.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from olmo_sparsity.analysis.results.doubts import INDUCTION_SHARE
+from olmo_sparsity.analysis.results.meta import InductionCheck
 from olmo_sparsity.analysis.scoring.replaced import ReplacingScorer
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.models.identity.use import with_model_in_use
@@ -38,44 +40,18 @@ MIN_PASSAGES = 4
 """So many passages are read even if they have more than `MAX_TOKENS`."""
 
 
-def passages_of(
-    documents: Sequence[Document], length: int, max_passages: int = MAX_PASSAGES
-) -> list[np.ndarray]:
-    """Return the first `length` tokens of the first documents that have as many. There are at most
-    `max_passages`, and fewer if passages are long."""
-    num_affordable = max(MIN_PASSAGES, MAX_TOKENS // (2 * length))
-    passages = [
-        document.tokens[:length] for document in documents if len(document.tokens) >= length
-    ]
-    return passages[: min(max_passages, num_affordable)]
-
-
-@with_model_in_use
-def losses_of_repetition(scorer: Scorer, passages: Sequence[np.ndarray]) -> Tensor:
-    """Return nll_P2: the mean loss on each passage, and the mean loss on its repetition directly
-    after it. All passages must have one length."""
-    if not passages:
-        return torch.empty(0, 2)
-    if isinstance(scorer, ReplacingScorer):
-        return torch.from_numpy(scorer.repetition(passages))
-    length = len(passages[0])
-    scorer.token_forwards += 2 * length * len(passages)
-
-    def losses_of(batch: Sequence[np.ndarray]) -> Tensor:
-        return repetition_losses(
-            lambda *inputs: token_losses(scorer.model, *inputs),
-            torch.from_numpy(np.stack(batch).astype(np.int64)).to(scorer.device),
-        )
-
-    return torch.cat(scorer.in_batches(passages, 2 * length, losses_of))
-
-
 def repetition_drop(
     scorer: Scorer, documents: Sequence[Document], length: int, max_passages: int = MAX_PASSAGES
-) -> dict[str, float | bool | int]:
-    """Measure by how much the mean loss on passages of `length` tokens falls when they are
-    repeated, and judge whether the model copies. Return both losses, their `drop`, the verdict
-    `has_induction`, and the number and length of the passages."""
+) -> InductionCheck:
+    """Measure by how much the mean loss on passages falls when they are repeated, and judge whether
+    the model copies.
+
+    Args:
+        scorer: A scorer of any kind.
+        documents: Documents whose beginnings are the passages.
+        length: Tokens of a passage.
+        max_passages: The largest number of passages.
+    """
     passages = passages_of(documents, length, max_passages)
     losses = losses_of_repetition(scorer, passages)
     # Without a passage the losses are 0, and num_passages is 0: JSON has no NaN.
@@ -92,3 +68,33 @@ def repetition_drop(
         "num_passages": len(passages),
         "passage_length": length,
     }
+
+
+def passages_of(
+    documents: Sequence[Document], length: int, max_passages: int = MAX_PASSAGES
+) -> list[np.ndarray]:
+    """Return the first `length` tokens of the first documents that have as many. There are at most
+    `max_passages`, and fewer if passages are long: 64 of 128 tokens, 16 of 1,024."""
+    num_affordable = max(MIN_PASSAGES, MAX_TOKENS // (2 * length))
+    passages = [
+        document.tokens[:length] for document in documents if len(document.tokens) >= length
+    ]
+    return passages[: min(max_passages, num_affordable)]
+
+
+@with_model_in_use
+def losses_of_repetition(scorer: Scorer, passages: Sequence[np.ndarray]) -> Tensor:
+    """Return nll_P2, in nats: the mean loss on each passage, and on its repetition directly after
+    it. All passages must have one length."""
+    if not passages:
+        return torch.empty(0, 2)
+    if isinstance(scorer, ReplacingScorer):
+        return torch.from_numpy(scorer.repetition(passages))
+    num_tokens = 2 * len(passages[0])  # of a passage and its repetition
+    scorer.token_forwards += num_tokens * len(passages)
+
+    def losses_of(batch: Sequence[np.ndarray]) -> Tensor:
+        tokens_PL = torch.from_numpy(np.stack(batch).astype(np.int64)).to(scorer.device)
+        return repetition_losses(lambda *inputs: token_losses(scorer.model, *inputs), tokens_PL)
+
+    return torch.cat(scorer.in_batches(passages, num_tokens, losses_of))

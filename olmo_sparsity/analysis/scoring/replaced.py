@@ -5,8 +5,14 @@ measured that returns log-probabilities, such as one on a server, in llama.cpp, 
 A loss is the mean over several unrelated texts. With two of them, u and v, the row that keeps the
 distant token d2 takes two prompts:
 
-    u0 u1 d2 u3 | local window | target
-    v0 v1 d2 v3 | local window | target
+    u0 u1 d2 u3 | local window | target      loss 3.0
+    v0 v1 d2 v3 | local window | target      loss 3.4     the loss of the row is 3.2 nats
+
+`scorer_of` chooses between this scorer and `Scorer` by the option `distant_states`. A call of
+`ReplacingScorer.losses` goes these steps:
+
+    rows → texts, one for each row and unrelated text → those whose losses are not known yet
+         → groups of texts that one prompt serves → log-probabilities of the prompts → losses
 
 Dimension key: R unrelated texts, F distant tokens, W targets of a row, B passages, L tokens of a
 prompt's continuation.
@@ -88,7 +94,7 @@ class ReplacingScorer(Scorer):
         self.device = torch.device(getattr(model, "device", "cpu"))
         self.token_forwards = 0
         self.after_batch = lambda: None
-        self._unrelated: Callable[[Block], np.ndarray] | None = None
+        self._draw_unrelated: Callable[[Block], np.ndarray] | None = None
         """Returns the unrelated texts of a block, unrelated_RF. None before `of_document`."""
 
         self._known_losses: dict[_Key, np.ndarray] = {}
@@ -99,7 +105,7 @@ class ReplacingScorer(Scorer):
         last document. Return this scorer."""
         draws = range(self.num_texts)
         self._known_losses = {}
-        self._unrelated = lambda block: np.stack(
+        self._draw_unrelated = lambda block: np.stack(
             [controls.replacement(document, block, draw).tokens_F for draw in draws]
         )
         return self
@@ -109,14 +115,14 @@ class ReplacingScorer(Scorer):
         nothing."""
         logprobs = CountingLogprobs(self.logprobs.shares)
         counting = ReplacingScorer(logprobs, None, self.num_texts)
-        counting._unrelated = self._unrelated
+        counting._draw_unrelated = self._draw_unrelated
         return counting
 
     def context(self, block: Block, states: DistantStates | None = None) -> Context:
         """Return the context of a block, with the unrelated texts that replace its distant tokens.
         It holds no states, as every row is a prompt of its own."""
-        assert self._unrelated is not None, "call of_document first"
-        return Context(block, unrelated_RF=self._unrelated(block))
+        assert self._draw_unrelated is not None, "call of_document first"
+        return Context(block, unrelated_RF=self._draw_unrelated(block))
 
     def losses(self, rows: Sequence[Row]) -> list[np.ndarray]:
         """Return nll_W of each row's targets, in nats."""
@@ -131,45 +137,49 @@ class ReplacingScorer(Scorer):
     ) -> WindowLosses:
         """Return the losses of all targets of a document; see `Scorer.window_losses`. For the loss
         with the local window, all distant tokens of a prompt are replaced."""
-        kinds = [
+        rows_by_kind = [
             [self.context(block).set_row(NO_INDICES) for block in blocks],
             [self.context(block).long_row() for block in blocks],
         ]
         if placebo_blocks is not None:
-            kinds.append([self.context(block).long_row() for block in placebo_blocks])
+            rows_by_kind.append([self.context(block).long_row() for block in placebo_blocks])
         # Rows of all kinds are scored together, so that those with one text share prompts. All
         # kinds have the same targets, so their losses are of one length.
-        losses_N = np.concatenate(self.losses(list(chain(*kinds))))
-        short_T, long_T, *placebo_long = np.split(losses_N, len(kinds))
+        losses_N = np.concatenate(self.losses(list(chain(*rows_by_kind))))
+        short_T, long_T, *placebo_long = np.split(losses_N, len(rows_by_kind))
         return WindowLosses(short_T, long_T, placebo_long[0] if placebo_long else None)
 
     def by_text(self, rows: Sequence[Row]) -> list[np.ndarray]:
         """Return nll_RW for each row: the losses of its targets with each of the unrelated
         texts."""
-        texts = [[_text_of_row(row, draw) for draw in range(self.num_texts)] for row in rows]
-        unknown: dict[_Key, _Text] = {}
-        for row_texts in texts:
-            for text in row_texts:
-                if text.key not in self._known_losses:
-                    unknown[text.key] = text
-        self._score(unknown)
+        texts_of_rows = [
+            [_text_of_row(row, draw) for draw in range(self.num_texts)] for row in rows
+        ]
+        unknown_texts: dict[_Key, _Text] = {}
+        for text in chain(*texts_of_rows):
+            if text.key not in self._known_losses:
+                unknown_texts[text.key] = text
+        self._score(list(unknown_texts.values()))
         return [
-            np.stack([self._known_losses[text.key] for text in row_texts]) for row_texts in texts
+            np.stack([self._known_losses[text.key] for text in texts]) for texts in texts_of_rows
         ]
 
-    def _score(self, unknown: dict[_Key, _Text]) -> None:
-        """Compute the losses of texts, and keep them under their keys."""
-        groups = _group_by_prompt(list(unknown.values()))
+    def _score(self, texts: list[_Text]) -> None:
+        """Compute the losses of different texts, and keep them under their keys."""
+        groups = _group_by_prompt(texts)
         prompts = []
         for group in groups:
             longest = group[0].tokens  # of which the other texts are beginnings
             first = min(text.first for text in group)
             prompts.append(Prompt(longest[:first], longest[first:]))
         for group, prompt, log_p in zip(groups, prompts, self._log_p(prompts), strict=True):
-            begin = len(prompt.prefix)
+            # log_p has a number for each place from this one on.
+            first_scored = len(prompt.prefix)
             for text in group:
                 end = len(text.tokens)
-                self._known_losses[text.key] = -log_p[text.first - begin : end - begin]
+                self._known_losses[text.key] = -log_p[
+                    text.first - first_scored : end - first_scored
+                ]
         self.after_batch()
 
     def _log_p(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
@@ -193,14 +203,17 @@ class ReplacingScorer(Scorer):
 
 def _group_by_prompt(texts: list[_Text]) -> list[list[_Text]]:
     """Group texts that one prompt can serve: each is a beginning of the first of its group. So
-    neighbouring targets of a block take one prompt."""
-    # In this order a text comes directly after those that it begins, the longest of them first.
-    texts = sorted(texts, key=lambda text: text.tokens.tobytes(), reverse=True)
+    neighbouring targets of a block take one prompt: the texts A B, A B C and D make the groups
+    [D] and [A B C, A B]."""
+    # In this order a text comes directly after those that it begins. All tokens take 8 bytes, so a
+    # text's bytes begin another's only if its tokens do.
+    sorted_texts = sorted(texts, key=lambda text: text.tokens.tobytes(), reverse=True)
     groups: list[list[_Text]] = []
-    for text in texts:
+    for text in sorted_texts:
         longest = groups[-1][0].tokens if groups else NO_INDICES
         is_beginning = longest.tobytes().startswith(text.tokens.tobytes())
-        if not is_beginning or len(longest) - text.first > MAX_CONTINUATION:
+        num_scored = len(longest) - text.first
+        if not is_beginning or num_scored > MAX_CONTINUATION:
             groups.append([])
         groups[-1].append(text)
     return groups
@@ -211,8 +224,8 @@ def _text_of_row(row: Row, draw: int) -> _Text:
     the distant tokens that the row does not keep."""
     block = row.context.block
     unrelated_RF = row.context.unrelated_RF
-    assert unrelated_RF is not None
-    assert row.span is not None
+    assert unrelated_RF is not None, "the context must be of a ReplacingScorer"
+    assert row.span is not None, "`Context.set_row` sets it for such a context"
     distant_F = unrelated_RF[draw].copy()
     distant_F[row.kept_distant] = block.distant_F[row.kept_distant]
     first, end = row.span

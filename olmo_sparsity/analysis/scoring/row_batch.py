@@ -2,6 +2,8 @@
 
     rows of a RowGroup → `hidden_of_batch` → hidden states at the tokens that predict targets
 
+scorer.py calls it, and computes losses or log-probabilities from the hidden states.
+
 How a row gets the distant states that it attends to depends on its group (row_groups.py). With
 states of four distant tokens, of which the first row attends to 0 and 2 and the second to 1 and 3:
 
@@ -34,35 +36,40 @@ def hidden_of_batch(
     """Return hidden_BWD at the tokens that predict the evaluated targets of each row.
 
     Args:
-        batch: Rows of one `RowGroup`.
-        is_masked: Whether rows get all states of their context, under a mask of those that they do
-            not attend to. Otherwise each row gets copies of its own ones.
+        model: The model that computes the forward.
+        device: The device of its inputs.
+        batch: Rows of one `RowGroup`, which all have distant states of one context, or none.
+        is_masked: Whether rows get all states of their context, under a mask that hides those that
+            they do not attend to. Otherwise each row gets copies of those that it attends to.
     """
     first_row = batch[0]
     states = first_row.context.states if first_row.attended is not None else None
-    attended = [NO_INDICES if row.attended is None else row.attended for row in batch]
-    # The mask says for each state whether a row attends to it; without a mask there is an index of
-    # each state that it attends to.
-    sees_all = False
-    if is_masked:
-        assert states is not None
-        is_visible_BF = _visibility(attended, states.num_tokens)
-        attended = list(is_visible_BF)
-        sees_all = bool(is_visible_BF.all())
+    attended_indices = [NO_INDICES if row.attended is None else row.attended for row in batch]
     evaluated = [np.arange(*row.evaluated_span) for row in batch]
-    # One copy to the device for all four: each copy makes the host wait.
-    tokens_BL, positions_BL, attended_BK, evaluated_BW = as_tensors(
-        batch, device, attended, evaluated
+
+    # What is copied to the device for each row: under a mask, whether the row attends to each
+    # state; otherwise the indices of the states that it attends to.
+    if is_masked:
+        assert states is not None, "a mask hides states"
+        is_visible_BF = _visibility(attended_indices, states.num_tokens)
+        choice_of_states = list(is_visible_BF)
+        sees_all = bool(is_visible_BF.all())
+    else:
+        choice_of_states = attended_indices
+        sees_all = False
+    # One copy for all four arrays: each copy makes the host wait.
+    tokens_BL, positions_BL, choice_on_device, evaluated_BW = as_tensors(
+        batch, device, choice_of_states, evaluated
     )
 
     distant = None
     if states is not None and not is_masked:
-        distant = states.choose(attended_BK)
+        distant = states.choose(choice_on_device)  # attended_BK
     elif states is not None and sees_all:
         # Without a bias faster kernels apply.
         distant = states.expand(len(batch))
     elif states is not None:
-        distant = _with_hidden_tokens(states, attended_BK)
+        distant = _with_hidden_tokens(states, choice_on_device)  # is_visible_BF
     hidden_BLD = model.hidden(
         tokens_BL, positions_BL, distant=distant, num_last=first_row.num_targets
     )
@@ -80,7 +87,12 @@ def _visibility(attended: Sequence[np.ndarray], num_tokens: int) -> np.ndarray:
 
 
 def _with_hidden_tokens(states: DistantStates, is_visible_BF: Tensor) -> DistantStates:
-    """Return the states for a batch of rows, with a bias that hides some of them from each row."""
+    """Return the states for a batch of rows, with a bias that hides some of them from each row.
+
+    Args:
+        states: The states of the context that all rows share.
+        is_visible_BF: 1 where a row attends to a state, and 0 elsewhere.
+    """
     bias_BF = torch.zeros(is_visible_BF.shape, dtype=torch.float, device=is_visible_BF.device)
     # The lowest number in place of −∞, as in the model's own causal mask.
     bias_BF.masked_fill_(is_visible_BF == 0, torch.finfo(torch.float).min)

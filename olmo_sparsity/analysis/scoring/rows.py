@@ -1,19 +1,20 @@
-"""Say which tokens a forward sees: the local window of some targets, and chosen distant tokens.
+"""Describe which tokens a forward sees: the local window of targets, and chosen distant tokens.
 
-    Block (tokens of a window) → Context (with states of its distant tokens) → Row
+    context = scorer.context(block)               # a block, with the states of its distant tokens
+    row = context.set_row(np.array([1, 3]))       # its local window, and the distant tokens 1 and 3
+    scorer.losses([row])                          # scorer.py evaluates rows
 
-A row is a dense causal sequence with gaps in its position IDs: no masks, so fast attention kernels
-apply. What it holds depends on how distant states are interpreted (interpretation.py). Of a block
-with the distant tokens d0 … d4, the local window l5 l6 l7 and the target t8, the row with the
-distant indices 1 and 3 is:
+What a row holds depends on how distant states are interpreted (interpretation.py). A block has the
+distant tokens d0 … d4, the local window l5 l6 l7 and the target t8. This row of it is:
 
     isolated     inputs d1 d3 l5 l6 l7, with position IDs 1 3 5 6 7
     contextual   inputs l5 l6 l7, which attend to the states of d1 and d3 in the long window
     replaced     inputs u0 d1 u2 d3 u4 l5 l6 l7, where u are tokens of an unrelated text
 
-The last input predicts t8. A prefix, if there is one, comes before all of these.
+The last input predicts t8. A prefix, if there is one, comes before all of these. Inputs are dense
+and causal, with gaps in their position IDs but no mask, so fast attention kernels apply.
 
-`Scorer` evaluates rows. Nothing here computes with a model.
+Nothing here computes with a model.
 
 Dimension key: F distant tokens, R unrelated texts.
 """
@@ -38,6 +39,8 @@ class Context:
     """A block with one distant text, prepared by `Scorer.context` for evaluation."""
 
     block: Block
+    """The tokens of prefix, distant text, local window and targets."""
+
     states: DistantStates | None = None
     """States of the prefix and all distant tokens; only for contextual distant states."""
 
@@ -58,36 +61,60 @@ class Context:
         return Row(self, np.arange(self.block.num_before + num_targets - 1), num_targets)
 
     def set_row(self, distant_indices: np.ndarray, span: tuple[int, int] | None = None) -> Row:
-        """Return the row of the local window and some distant tokens. The interpretations of
+        """Return the row of the local window and a set of distant tokens. The interpretations of
         distant states differ only here.
 
-        distant_indices: The distant indices of these tokens, in rising order.
-        span: The targets, as indices into the block. Default: all.
+        Args:
+            distant_indices: The distant indices of these tokens, in rising order.
+            span: The targets, as indices into those of the block, from the first to one past the
+                last. Default: all.
         """
-        block = self.block
         if self.unrelated_RF is not None:
-            # A whole prompt, in which the distant tokens that are not kept are replaced.
-            end = block.num_targets if span is None else span[1]
-            positions = np.arange(block.num_before + end - 1)
-            return Row(self, positions, end, span=span or (0, end), kept_distant=distant_indices)
+            return self._prompt_row(distant_indices, span)
 
-        first_target = 0
-        end_target = block.num_targets
-        if span is not None:
-            # Inputs after a target do not affect it, so a row may be longer than its target needs.
-            # Rows of neighbouring targets get one length, and share forwards.
-            first, end = span
-            first_target = first - first % TARGETS_OF_ONE_LENGTH
-            end_target = max(min(first_target + TARGETS_OF_ONE_LENGTH, block.num_targets), end)
-            span = (first - first_target, end - first_target)
+        first_target, end_target = self._targets_of_row(span)
         num_targets = end_target - first_target
-        earlier = block.positions_of_distant(distant_indices)
-        local = block.positions_of_local(end_target)
+        span_in_row = None
+        if span is not None:
+            first, end = span
+            span_in_row = (first - first_target, end - first_target)
+
+        # Position IDs of the prefix and the set.
+        earlier = self.block.positions_of_distant(distant_indices)
+        local = self.block.positions_of_local(end_target)
         if self.states is not None and len(earlier):
             # Contextual: the row is the local window, which attends to states of earlier tokens.
-            return Row(self, local, num_targets, attended=earlier, span=span)
+            return Row(self, local, num_targets, attended=earlier, span=span_in_row)
         # Isolated: earlier tokens are inputs like others, next to the local window.
-        return Row(self, np.concatenate([earlier, local]), num_targets, span=span)
+        return Row(self, np.concatenate([earlier, local]), num_targets, span=span_in_row)
+
+    def _prompt_row(self, distant_indices: np.ndarray, span: tuple[int, int] | None) -> Row:
+        """Return a row for a whole prompt, in which all distant tokens except these are replaced.
+        It ends with the last of its targets."""
+        end_target = self.block.num_targets if span is None else span[1]
+        positions = np.arange(self.block.num_before + end_target - 1)
+        return Row(
+            self,
+            positions,
+            num_targets=end_target,
+            span=span or (0, end_target),
+            kept_distant=distant_indices,
+        )
+
+    def _targets_of_row(self, span: tuple[int, int] | None) -> tuple[int, int]:
+        """Return the first target of a row, and one past the last, so that they include a span.
+
+        Inputs after a target do not affect it, so a row may be longer than its target needs. Rows
+        of neighbouring targets get one length, and share forwards: those of the targets 16, 17 and
+        31 all reach from 16 to 32.
+        """
+        num_targets = self.block.num_targets
+        if span is None:
+            return 0, num_targets
+        first, end = span
+        first_target = first - first % TARGETS_OF_ONE_LENGTH
+        end_target = max(min(first_target + TARGETS_OF_ONE_LENGTH, num_targets), end)
+        return first_target, end_target
 
 
 @dataclass(frozen=True)
@@ -119,11 +146,8 @@ class Row:
 
     def within(self, reach: int) -> Row:
         """Return the row without the earlier tokens that have no effect, as no layer sees them from
-        a later token.
-
-        reach: How many position IDs a layer with a sliding window attends to, the token's own
-            included.
-        """
+        a later token. A layer with a sliding window attends to `reach` position IDs, the token's
+        own included."""
         if self.attended is not None:
             attended = self.attended[self.attended > self.positions[0] - reach]
             return replace(self, attended=attended if len(attended) else None)
@@ -145,7 +169,10 @@ def distinct_rows(rows: Sequence[Row], reach: int | None) -> tuple[Sequence[Row]
     """Return the different rows to compute, and for each of `rows` the index of the one that serves
     it. Many rows are the same without the tokens that no layer of the model reaches.
 
-    reach: How many position IDs a layer attends to; None: all.
+    Args:
+        rows: Rows of any contexts.
+        reach: How many position IDs a layer attends to. None if it attends to all, and then all
+            rows count as different.
     """
     if reach is None:
         return rows, range(len(rows))
@@ -154,7 +181,8 @@ def distinct_rows(rows: Sequence[Row], reach: int | None) -> tuple[Sequence[Row]
     index_of_row = []
     for row in rows:
         reduced = row.within(reach)
-        # Arrays have no hash, so their bytes are compared.
+        # Arrays have no hash, so their bytes are compared. A context is compared by its identity:
+        # its states are large.
         attended = None if reduced.attended is None else reduced.attended.tobytes()
         key = (
             id(reduced.context),

@@ -1,6 +1,12 @@
-"""Compute the losses of targets given chosen parts of their context, in batches of short rows.
+"""Compute the losses of targets given chosen tokens of their context, in batches of short rows.
 
 Every measurement evaluates the model here; selectors and recovery differ only in their rows:
+
+    context = scorer.context(block)                              # 40 distant tokens, targets t0 t1
+    rows = [context.set_row(NO_INDICES), context.set_row(np.array([7]))]
+    scorer.losses(rows)     # [6.3, 2.0] without distant tokens, [5.1, 2.0] with d7: nats of t0, t1
+
+A call goes these steps:
 
     Block         the tokens of a window: distant tokens, local window, targets
       ↓ Scorer.context
@@ -9,15 +15,15 @@ Every measurement evaluates the model here; selectors and recovery differ only i
     Row           which tokens of the context a forward sees
       ↓ Scorer.losses: equal rows once → groups       (row_groups.py)
                        → batches → hidden states      (row_batch.py) → losses
-    nats          of each target of each row
+    losses        nll_W of each row, a loss for each of its targets
 
 If distant tokens keep their states, a row attends to keys and values that are computed once for all
 rows of a context. Only the tokens that predict a target are unembedded. Every forward is counted in
 token-forwards, the unit of cost in all results.
 
-Dimension key: B rows, L tokens of a row, F distant tokens, W targets of a row (the last ones), N
-targets of all rows, D width, C targets of a chunk, V vocabulary, T targets of a document. A suffix
-1 is a dimension of size 1. Losses are in nats.
+Dimension key: B rows, L tokens of a row, F distant tokens, W targets of a row, which its last W
+tokens predict, N targets of all rows, D width, C targets of a chunk, V vocabulary, T targets of a
+document. A suffix 1 is a dimension of size 1. Losses are in nats.
 """
 
 from __future__ import annotations
@@ -78,12 +84,20 @@ class WindowLosses:
     """L_long: with the long window of the document itself."""
 
     placebo_long_T: np.ndarray | None
-    """The same with the distant tokens of the placebo; None without a placebo."""
+    """L_long with the distant tokens of the placebo; None without a placebo."""
 
 
 @dataclass(frozen=True)
 class _BatchOutputs:
-    """The outputs of batches, and where each row has its result in them."""
+    """The outputs of batches, and where each row has its result in them.
+
+    Of five rows, the second equals the fifth, so that four distinct rows are computed: 0, 2 and 3
+    in one batch, 1 in another.
+
+        outputs            [tensor of 3 results, tensor of 1 result]
+        distinct_indices   [0, 2, 3, 1]
+        index_of_row       [0, 1, 2, 3, 1]
+    """
 
     outputs: list[Tensor]
     """One tensor for each batch, with a result for each of its rows."""
@@ -95,7 +109,7 @@ class _BatchOutputs:
     """Which distinct row serves each row. Rows that are equal to the model are computed once."""
 
     def by_row(self, outputs: Sequence[Any]) -> list[Any]:
-        """Return the result of each row. `outputs`: `self.outputs`, or copies of them."""
+        """Return the result of each row, from `self.outputs` or copies of them."""
         result_by_index = dict(zip(self.distinct_indices, chain(*outputs), strict=True))
         return [result_by_index[index] for index in self.index_of_row]
 
@@ -177,9 +191,13 @@ class Scorer:
     # --- states of texts ---
 
     def context(self, block: Block, states: DistantStates | None = None) -> Context:
-        """Prepare a block for evaluation, and compute the states of its distant tokens, once for
-        all rows. `states`: states of a longer text with the same beginning, which are used
-        instead."""
+        """Prepare a block for evaluation: compute the states of its distant tokens, once for all
+        rows.
+
+        Args:
+            block: The block.
+            states: States of a longer text with the same beginning. With them nothing is computed.
+        """
         if not self.interpretation.keeps_states:
             return Context(block)
         num_earlier = _num_earlier(block)
@@ -227,8 +245,12 @@ class Scorer:
 
     @torch.no_grad()
     def extended(self, states: DistantStates | None, tokens: np.ndarray) -> DistantStates:
-        """Return the states of a text with `tokens` after it. `states`: those of the text. None:
-        `tokens` are the whole text."""
+        """Return the states of a text to which tokens are appended.
+
+        Args:
+            states: The states of the text. None if there is none, so that the tokens are all.
+            tokens: The tokens that are appended.
+        """
         num_before = 0 if states is None else states.num_tokens
         (tokens_1L,) = to_device([tokens[None]], self.device)
         positions_1L = num_before + torch.arange(len(tokens), device=self.device)[None]
@@ -240,9 +262,13 @@ class Scorer:
     def hidden_after(
         self, states: DistantStates | None, tokens_BL: np.ndarray, num_last: int
     ) -> Tensor:
-        """Return hidden_BWD of the last `num_last` tokens of a batch of texts. Each consists of the
-        text of `states`, which all share, and a row of `tokens_BL`. `states`: None if they share
-        none."""
+        """Return hidden_BWD of the last `num_last` tokens of a batch of texts.
+
+        Args:
+            states: The states of a text with which all begin; None if they share no beginning.
+            tokens_BL: The tokens of each text after that beginning.
+            num_last: W, the number of tokens whose hidden states are returned.
+        """
         num_before = 0 if states is None else states.num_tokens
         (inputs_BL,) = to_device([tokens_BL], self.device)
         positions_L = num_before + torch.arange(tokens_BL.shape[1], device=self.device)
@@ -297,7 +323,8 @@ class Scorer:
         Args:
             windows: The windows of the document.
             blocks: The blocks of the document.
-            placebo_blocks: The same blocks with the distant tokens of the placebo.
+            placebo_blocks: The same blocks with the distant tokens of the placebo. Default: no
+                placebo.
         """
         # Local windows and targets are the same with the placebo, so they are computed once.
         targets_T = np.concatenate([block.targets_W for block in blocks])
@@ -386,16 +413,16 @@ class Scorer:
 
         Args:
             rows: Rows of any contexts.
-            read: Computes a tensor of results from the hidden states of a batch, hidden_BWD, and
-                its rows. Its first dimension is the rows.
+            read: Computes a tensor of results, one for each row in its first dimension, from the
+                hidden states of a batch, hidden_BWD, and its rows.
         """
         distinct, index_of_row = distinct_rows(rows, self.model.reach)
-        # Asked for the size of a batch anew, as it may have been halved since.
+        # A function returns the size of a batch, as it may be halved between two groups.
         grouping = RowGrouping(self.model, self.device, lambda: self.batch_tokens)
         distinct_indices: list[int] = []
         outputs: list[Tensor] = []
         for group in grouping.groups(distinct):
-
+            # A default keeps the value of this turn; a closure would follow the loop.
             def compute(batch: Sequence[Row], is_masked: bool = group.is_masked) -> Tensor:
                 self.token_forwards += sum(len(row.positions) for row in batch)
                 hidden_BWD = hidden_of_batch(self.model, self.device, batch, is_masked)
@@ -411,8 +438,14 @@ class Scorer:
         self, items: Sequence[Item], num_tokens: int, compute: Callable[[Sequence[Item]], Output]
     ) -> list[Output]:
         """Cut items into batches, and return what `compute` returns for each batch. If a batch runs
-        out of memory, it and all later ones are halved. `num_tokens`: tokens of an item; a batch
-        has as many items as `batch_tokens` allows."""
+        out of memory, it and all later ones are halved.
+
+        Args:
+            items: What is computed, such as rows of one group.
+            num_tokens: The memory of one item, as a number of tokens. A batch has as many items as
+                `batch_tokens` allows, and at least one.
+            compute: Computes the output of a batch.
+        """
         with in_use(self.model), fast_kernels(self.device):
             return self._in_batches(items, num_tokens, compute)
 

@@ -11,15 +11,21 @@ it: then the loss rises whatever the token says, and gaps and recoveries measure
 
     line break | local window | targets                 after one: does it still rise?
     line break | random token | local window | targets
+
+With SmolLM2, for which a line break is such a first token:
+
+    {"harm": 0.28, "harm_with_prefix": 0.0, "needs_prefix": True}
+
+plan.py runs the check for a measurement without a prefix, explain/answer.py for an explanation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from olmo_sparsity.analysis.results.meta import SinkCheck
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.models.identity.use import with_model_in_use
@@ -56,19 +62,14 @@ def sink_check(
     documents: Sequence[Document],
     prefix: Sequence[int],
     tried_prefix: Sequence[int],
-) -> dict[str, Any]:
-    """Return whether the model needs a prefix, and why.
+) -> SinkCheck:
+    """Return whether the model needs a prefix, and the two numbers that decide it.
 
     Args:
         scorer: A scorer with states.
         documents: Documents to try it on.
         prefix: Token IDs of the prefix that the measurement has already; empty if it has none.
         tried_prefix: Token IDs, such as those of a line break, that are tried before `prefix`.
-
-    Returns:
-        `harm`, by how many nats a distant token drawn at random raises the mean loss of the
-        targets; `harm_with_prefix`, the same after `tried_prefix`; `needs_prefix`, the verdict.
-        The dict is stored with the measurement under these names.
     """
     harm = _measure_harm(scorer, documents, tuple(prefix))
     harm_with_prefix = _measure_harm(scorer, documents, (*tried_prefix, *prefix))

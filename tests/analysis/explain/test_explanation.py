@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from olmo_sparsity import estimate_cost, explain
+from olmo_sparsity.analysis.explain.answer import count
 from olmo_sparsity.analysis.explain.explanation import Explanation
-from olmo_sparsity.analysis.explain.request import count
 from olmo_sparsity.analysis.explain.stored_form import to_json
 from olmo_sparsity.analysis.explain.unrelated import unrelated_documents
 from olmo_sparsity.analysis.scoring.document_losses import context_losses
