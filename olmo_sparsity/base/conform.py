@@ -26,8 +26,8 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 Fill = Callable[[dict, type, str], Any]
-"""Function (values, type, key) that builds a dataclass of this type from the values under a dotted
-key."""
+"""A function that builds a dataclass of a type from a mapping: (mapping, type, dotted key) →
+dataclass."""
 
 LONGEST_SHOWN = 60
 """The number of characters of a wrong value that a message shows."""
@@ -39,10 +39,11 @@ def conform(value: Any, kind: Any, key: str = "", fill: Fill | None = None) -> A
     Args:
         kind: A class, or a type hint such as `list[int] | None`.
         key: The dotted key of the value in its file, for the error. Empty: the file itself.
-        fill: Builds dataclasses from mappings. None: by `_fill`, which takes each key for a field.
+        fill: Builds dataclasses from mappings, as config/build.py does by its own rules. None: each
+            key of the mapping is a field.
 
-    An int is accepted as a float, but a bool as neither, and the name of an enum's member as that
-    member.
+    Where a float is expected, an int is accepted, too; a bool is accepted as neither. The name of
+    an enum's member becomes that member.
     """
     converted = _convert(value, kind, key, fill or _fill)
     if converted is _OTHER_TYPE:
@@ -78,10 +79,11 @@ def _convert(value: Any, kind: Any, key: str, fill: Fill) -> Any:
         is_member = any(type(value) is type(member) and value == member for member in arguments)
         return value if is_member else _OTHER_TYPE
     if origin in (Union, UnionType):
-        for member_kind in arguments:
-            if _may_become(value, member_kind):
-                return conform(value, member_kind, key, fill)
-        return _OTHER_TYPE
+        # The first type that may fit is taken, so that an error names what is wrong inside of it.
+        member_kind = next((member for member in arguments if _may_become(value, member)), None)
+        return _OTHER_TYPE if member_kind is None else conform(value, member_kind, key, fill)
+
+    # Collections are converted item by item.
     if origin is dict and isinstance(value, dict):
         _, kind_of_values = arguments
         return {
@@ -108,12 +110,13 @@ def _convert_plain(value: Any, kind: Any) -> Any:
             with suppress(OverflowError):  # an int of thousands of digits as a float
                 return kind(value)
         return _OTHER_TYPE
+    # Not isinstance: True is an int, and a subclass of str may write itself in another way.
     return value if type(value) is kind else _OTHER_TYPE
 
 
 def _may_become(value: Any, kind: Any) -> bool:
-    """Return whether a value is tried as this type of a union. Only its outer type decides. So for
-    [1, "x"] as `list[int] | str` the error names the "x", and not the union."""
+    """Return whether a value is taken for this member of a union. Only its outer type decides. So
+    for [1, "x"] as `list[int] | str` the error names the "x", and not the union."""
     if value is None or kind is NoneType:
         return value is None and kind is NoneType
     if get_origin(kind) is Literal and value not in get_args(kind):

@@ -2,6 +2,9 @@
 
     save(draw, Path("figure.png"))     # `draw` returns a matplotlib Figure; PRINT is the style
 
+    labels_of_folders(["a/seed1", "b/seed1"])      # ["a/seed1", "b/seed1"]
+    labels_of_folders(["runs/pose", "runs/rope"])  # ["pose", "rope"]
+
 Place in the flow: the last step of all figures. Never imports torch or pyplot, and changes no
 global state.
 """
@@ -95,9 +98,19 @@ def band(axes: Axes, x: Any, low: Any, high: Any, color: str, alpha: float = 0.1
     axes.fill_between(x, low, high, color=color, alpha=alpha, linewidth=0, zorder=0)
 
 
+# --- labels of curves -----------------------------------------------------------------------------
+
+
 def one_label_each(labels: Sequence[str] | None, default: Sequence[str]) -> list[str]:
-    """Return the labels of several results in one figure: those that the user passed, or else the
-    default ones. Raise ConfigError if there is not one for each result."""
+    """Return a label for each of several results in one figure.
+
+    Args:
+        labels: Those that the user passed; None or empty: the default ones are taken.
+        default: A label for each result, by which their number is checked, too.
+
+    Raises:
+        ConfigError: There is not one label for each result.
+    """
     names = list(labels or default)
     if len(names) != len(default):
         raise ConfigError(f"{len(names)} labels for {len(default)} results; give one for each")
@@ -132,16 +145,20 @@ def labels_of_folders(folders: Sequence[str | Path]) -> list[str]:
     for folder, parts in zip(folders, all_parts, strict=True):
         if all_parts.count(parts) > 1:
             raise ConfigError(f"{folder} is named twice; name each folder once")
+
     labels = []
     for parts in all_parts:
         others = [other for other in all_parts if other != parts]
         num_parts = 1
-        while num_parts < len(parts) and any(
-            other[-num_parts:] == parts[-num_parts:] for other in others
-        ):
+        while num_parts < len(parts) and _have_end(others, parts[-num_parts:]):
             num_parts += 1
         labels.append(str(Path(*parts[-num_parts:])))
     return labels
+
+
+def _have_end(paths: Iterable[tuple[str, ...]], end: tuple[str, ...]) -> bool:
+    """Return whether any path, as a tuple of its parts, ends with these parts."""
+    return any(parts[-len(end) :] == end for parts in paths)
 
 
 def check_labels_differ(labels: Sequence[str]) -> None:

@@ -6,7 +6,12 @@
         UnreadableNowError   the disk does not let a file be read now, and it may be intact
       ReportedElsewhere      another process has printed the error
 
-Anything else that is raised is a defect of ours, and keeps its traceback.
+    raise ConfigError("k=0 must be at least 1; raise it")
+    olmo-sparsity: k=0 must be at least 1; raise it       one line, exit code 2
+
+Anything else that is raised is a defect of ours, and keeps its traceback. After the classes come
+functions that raise these errors for usual mistakes (`check_…`), that turn errors of libraries into
+them (`naming_…`), and that write messages on one line.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 
 class UserError(Exception):
@@ -37,19 +43,28 @@ class UserError(Exception):
         return str(self).partition(";")[0]
 
 
-@contextmanager
-def naming(place: str) -> Iterator[None]:
-    """Put the file and line that is being read, such as `questions.jsonl:3`, before the message of
-    an error."""
-    try:
-        yield
-    except UserError as error:
-        error.args = (f"{place}: {error}",)
-        raise
-
-
 class ConfigError(UserError):
     """A setting is wrong. The message names the field, its value and what to do."""
+
+
+class DataError(UserError):
+    """An input file is wrong. The message names the file, its line if it has lines, and what to
+    do."""
+
+
+class UnreadableNowError(DataError):
+    """A file cannot be read now, because of the disk or of permissions. It may be intact."""
+
+    def __init__(self, path: object, reason: object) -> None:
+        remedy = "it may be intact: restore access (mount? permission?), then start again"
+        super().__init__(f"{path} cannot be read now ({reason}); {remedy}")
+
+
+class ReportedElsewhere(UserError):
+    """Another process of the same run has reported the error; this one exits silently."""
+
+
+# --- usual mistakes -------------------------------------------------------------------------------
 
 
 def check_type(
@@ -63,19 +78,22 @@ def check_type(
         accepted: What it must be, in words.
         several: Whether it must be a list or tuple of values of these types.
     """
+    # What is checked: the items of a list, or the value itself. None: it should be a list, and is
+    # none. (A text is a sequence of letters, but no list of texts.)
+    items: list[object] | None = [value]
     if several:
         is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
         items = list(value) if is_list else None  # type: ignore[call-overload] # a Sequence
-    else:
-        items = [value]
-    allowed = kinds if isinstance(kinds, tuple) else (kinds,)
-    if items is not None:
-        is_right = [
-            isinstance(item, allowed) and (bool in allowed or not isinstance(item, bool))
-            for item in items
-        ]
-        if all(is_right):
-            return
+
+    accepted_kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+    # To Python True is an int, too.
+    accepts_bool = bool in accepted_kinds
+    if items is not None and all(
+        isinstance(item, accepted_kinds) and (accepts_bool or not isinstance(item, bool))
+        for item in items
+    ):
+        return
+
     shown = printable(repr(value))
     if len(shown) > 60:
         shown = f"{shown[:60]}…"
@@ -83,7 +101,8 @@ def check_type(
 
 
 CHOSEN_BY_US = {"device": "auto", "dtype": "auto", "prefix": "auto"}
-"""Options that are not None where the user does not set them. `device_map` is set by "auto"."""
+"""Defaults of options that are not None. (That of `device_map` is None: there "auto" is a choice of
+the user, with which a model is spread over GPUs.)"""
 
 
 def check_unset(reason: str, **options: object) -> None:
@@ -101,17 +120,31 @@ def check_unset(reason: str, **options: object) -> None:
         raise ConfigError(f"{', '.join(are_set)}: {reason}; {remedy}")
 
 
-class DataError(UserError):
-    """An input file is wrong. The message names the file, its line if it has lines, and what to
-    do."""
+def check_encodable(text: str, name: str) -> None:
+    """Raise DataError if a string holds half of a surrogate pair, which no tokenizer reads and no
+    file in UTF-8 stores. JSON can spell it, and Python reads it from names that are not UTF-8.
+    `name`: what the error calls the string."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{name}: {text[error.start]!a}, its character {error.start + 1:,}, is half of a "
+            "surrogate pair; correct it, for example with text.encode(errors='replace').decode()"
+        ) from None
 
 
-class UnreadableNowError(DataError):
-    """A file cannot be read now, because of the disk or of permissions. It may be intact."""
+# --- errors of libraries and files ----------------------------------------------------------------
 
-    def __init__(self, path: object, reason: object) -> None:
-        remedy = "it may be intact: restore access (mount? permission?), then start again"
-        super().__init__(f"{path} cannot be read now ({reason}); {remedy}")
+
+@contextmanager
+def naming(place: str) -> Iterator[None]:
+    """Put the file and line that is being read, such as `questions.jsonl:3`, before the message of
+    an error."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (f"{place}: {error}",)
+        raise
 
 
 def unreadable(path: str | Path, error: Exception) -> DataError:
@@ -122,26 +155,27 @@ def unreadable(path: str | Path, error: Exception) -> DataError:
     return DataError(f"'{path}' cannot be read ({one_line(error)}); write or download it again")
 
 
-class ReportedElsewhere(UserError):
-    """Another process of the same run has reported the error; this one exits silently."""
+class Extra(NamedTuple):
+    """An extra of pyproject.toml: packages that only one feature needs."""
+
+    feature: str
+    """What needs it, for the message."""
+
+    modules: tuple[str, ...]
+    """The modules that it installs, of which one is missing without it."""
 
 
-NO_DOCSTRINGS = (
-    "python -OO (PYTHONOPTIMIZE=2) removes docstrings, and transformers builds its models from "
-    "them; run python, or python -O"
-)
-
-# For each extra of pyproject.toml: the feature that needs its packages, and their modules.
 EXTRAS = {
-    "train": ("training, and what was trained here,", "accelerate deepspeed olmo"),
-    "data": ("text of the hub", "datasets zstandard"),
-    "gguf": ("a GGUF file", "gguf"),
-    "llama": ("llama:FILE.gguf", "llama_cpp"),
-    "peft": ("a PEFT adapter", "peft"),
-    "tensorboard": ("logging.tensorboard=true", "tensorboard"),
-    "wandb": ("logging.wandb_project", "wandb"),
-    "lm_eval": ("evaluation.lm_eval", "lm_eval"),
+    "train": Extra("training, and what was trained here,", ("accelerate", "deepspeed", "olmo")),
+    "data": Extra("text of the hub", ("datasets", "zstandard")),
+    "gguf": Extra("a GGUF file", ("gguf",)),
+    "llama": Extra("llama:FILE.gguf", ("llama_cpp",)),
+    "peft": Extra("a PEFT adapter", ("peft",)),
+    "tensorboard": Extra("logging.tensorboard=true", ("tensorboard",)),
+    "wandb": Extra("logging.wandb_project", ("wandb",)),
+    "lm_eval": Extra("evaluation.lm_eval", ("lm_eval",)),
 }
+"""The extras, by the name with which pip installs them."""
 
 
 @contextmanager
@@ -151,12 +185,18 @@ def naming_extras() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         missing = (error.name or "").split(".")[0]
-        for extra, (purpose, modules) in EXTRAS.items():
-            if missing in modules.split():
+        for name, extra in EXTRAS.items():
+            if missing in extra.modules:
                 raise ConfigError(
-                    f"{purpose} needs the extra {extra}: pip install 'olmo-sparsity[{extra}]'"
+                    f"{extra.feature} needs the extra {name}: pip install 'olmo-sparsity[{name}]'"
                 ) from None
         raise
+
+
+NO_DOCSTRINGS = (
+    "python -OO (PYTHONOPTIMIZE=2) removes docstrings, and transformers builds its models from "
+    "them; run python, or python -O"
+)
 
 
 @contextmanager
@@ -175,17 +215,24 @@ def naming_panics(origin: str) -> Iterator[None]:
         ) from None
 
 
-def check_encodable(text: str, name: str) -> None:
-    """Raise DataError if a string holds half of a surrogate pair, which no tokenizer reads and no
-    file in UTF-8 stores. JSON can spell it, and Python reads it from names that are not UTF-8.
-    `name`: what the error calls the string."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{name}: {text[error.start]!a}, its character {error.start + 1:,}, is half of a "
-            "surrogate pair; correct it, for example with text.encode(errors='replace').decode()"
-        ) from None
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that the memory is full.
+
+    PyTorch has an exception type for GPU memory. For CPU memory, and for memory that CUDA's
+    libraries require by themselves, only the message tells."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    words = (
+        "can't allocate memory",
+        "DefaultCPUAllocator",
+        "Storage size calculation overflowed",
+        "_STATUS_ALLOC_FAILED",
+        "out of memory",
+    )
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+# --- messages on one line -------------------------------------------------------------------------
 
 
 def one_line(error: object) -> str:
@@ -210,20 +257,3 @@ def readable(message: str) -> str:
     a mistyped number, is cut."""
     cut = re.sub(rf"\S{{{LONGEST_WORD},}}", lambda match: f"{match[0][:60]}…", message)
     return printable(cut)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that the memory is full.
-
-    PyTorch has an exception type for GPU memory. For CPU memory, and for memory that CUDA's
-    libraries require by themselves, only the message tells."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    words = (
-        "can't allocate memory",
-        "DefaultCPUAllocator",
-        "Storage size calculation overflowed",
-        "_STATUS_ALLOC_FAILED",
-        "out of memory",
-    )
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)

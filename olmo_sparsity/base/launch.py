@@ -1,10 +1,13 @@
 """Read the launcher's environment variables, handle signals, and name the exit codes.
 
-    torchrun, deepspeed, accelerate   RANK, WORLD_SIZE, LOCAL_RANK, …
-    srun                              SLURM_PROCID, SLURM_STEP_NUM_TASKS, …
-    neither                           one process, rank 0 of 1
+    started by                        read from                               read_launch()
+    torchrun, deepspeed, accelerate   RANK, WORLD_SIZE, LOCAL_RANK, …         Launch(3, 8, 3, 4)
+    srun                              SLURM_PROCID, SLURM_STEP_NUM_TASKS, …   Launch(3, 8, 3, 4)
+    neither                                                                   Launch(0, 1, 0, 1)
 
-Imports nothing of ours but errors.
+`Launch(3, 8, 3, 4)` is the fourth of 8 processes, and the fourth of 4 on its machine. The exit
+codes, and the two files of `forget_deaths` and `suspect`, tell slurm/job.sh what a job should do
+next. Imports nothing of ours but errors.
 """
 
 from __future__ import annotations
@@ -44,6 +47,11 @@ SUSPECT_FILE = "OLMO_SPARSITY_SUSPECT"
 """The environment variable by which slurm/job.sh names the file for the node that has failed."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+"""Signals at which a command saves and stops: from SLURM and `kill`, from Ctrl-C, and the one that
+our SLURM scripts ask for before a time limit."""
+
+
+# --- the place of this process --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,7 @@ class Launch:
 def read_launch() -> Launch:
     """Return the rank of this process and the number of processes, as `torchrun`, `deepspeed`,
     `accelerate launch` or a bare `srun` have set them. Without a launcher this is rank 0 of 1."""
+    # A launcher comes first: it may itself be a task of `srun`, which has started it once a node.
     if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
         launch = _read_launcher()
     # Both are set inside `srun` only. The batch script around it has SLURM_PROCID=0 alone, and is
@@ -88,28 +97,28 @@ def _read_launcher() -> Launch:
             )
     # Launchers that leave out LOCAL_RANK and LOCAL_WORLD_SIZE start one process per machine.
     # DeepSpeed's sets LOCAL_SIZE in place of LOCAL_WORLD_SIZE.
-    local_rank = _number("LOCAL_RANK", 0)
-    local_size = max(_number("LOCAL_SIZE", 1), local_rank + 1)
+    local_rank = _read_number("LOCAL_RANK", 0)
+    local_size = max(_read_number("LOCAL_SIZE", 1), local_rank + 1)
     return Launch(
-        rank=_number("RANK"),
-        world_size=_number("WORLD_SIZE"),
+        rank=_read_number("RANK"),
+        world_size=_read_number("WORLD_SIZE"),
         local_rank=local_rank,
-        local_world_size=_number("LOCAL_WORLD_SIZE", local_size),
+        local_world_size=_read_number("LOCAL_WORLD_SIZE", local_size),
     )
 
 
 def _read_srun() -> Launch:
     """Return the launch that srun has set for this task."""
-    tasks_of_nodes = _expand(os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    tasks_of_nodes = _expand_task_counts(os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))
     return Launch(
-        rank=_number("SLURM_PROCID"),
-        world_size=_number("SLURM_STEP_NUM_TASKS", _number("SLURM_NTASKS", 1)),
-        local_rank=_number("SLURM_LOCALID", 0),
-        local_world_size=tasks_of_nodes[_number("SLURM_NODEID", 0)],
+        rank=_read_number("SLURM_PROCID"),
+        world_size=_read_number("SLURM_STEP_NUM_TASKS", _read_number("SLURM_NTASKS", 1)),
+        local_rank=_read_number("SLURM_LOCALID", 0),
+        local_world_size=tasks_of_nodes[_read_number("SLURM_NODEID", 0)],
     )
 
 
-def _expand(counts: str) -> list[int]:
+def _expand_task_counts(counts: str) -> list[int]:
     """Return [2, 2, 2, 1] for SLURM's `2(x3),1`: two tasks on each of three nodes, one on the
     fourth."""
     expanded = []
@@ -118,7 +127,7 @@ def _expand(counts: str) -> list[int]:
     return expanded
 
 
-def _number(name: str, default: int | None = None) -> int:
+def _read_number(name: str, default: int | None = None) -> int:
     """Return the number in an environment variable, or the default if it is not set."""
     text = os.environ.get(name)
     if text is None and default is not None:
@@ -130,6 +139,9 @@ def _number(name: str, default: int | None = None) -> int:
             f"{name}={text} in the environment must be a whole number; unset it, or start with "
             "torchrun, deepspeed or srun, which set it"
         ) from None
+
+
+# --- what slurm/job.sh reads ----------------------------------------------------------------------
 
 
 def forget_deaths() -> None:
@@ -155,9 +167,13 @@ def suspect(node: str) -> None:
             Path(path).write_text(f"{node}\n")
 
 
+# --- signals --------------------------------------------------------------------------------------
+
+
 @contextlib.contextmanager
 def handling(signals: Iterable[int], handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Inside, `handler` handles these signals. Afterwards the earlier handlers do so again."""
+    """Let `handler` handle these signals inside the block. Afterwards the earlier handlers do so
+    again."""
     earlier = {number: signal.signal(number, handler) for number in signals}
     try:
         yield

@@ -1,15 +1,22 @@
 """Accept the names of the last release, next to those of today.
 
-The command line, experiment files and Python calls accept the old names for one release and say so;
-stored results are read under the new names, without a word. Delete the entries after that release.
+    current_words(["sweep", "file.yaml"])     # ["experiment", "file.yaml"], and a line says so
+    current_keys({"far_states": "isolated"})  # {"distant_states": "isolated"}, and a line says so
+    current_name("foreign_low")               # "unrelated_low"
+
+The command line, files and Python calls accept the old names for one release, and print the new
+one. Stored results are read under the new names, and nothing is printed. Delete the entries below
+after that release.
 
     a word of a command line       current_words
     a key of a file, an argument   current_keys, accepts_old_names
     an attribute or a class        OldAttribute, getattr_with_old_names
     a stored column or key         current_name, with_current_names
+    a group of entry points        entry_points_of
+    an installed config            current_config
 
-Place in the flow: first. Whatever reads what a user typed, or what an earlier release stored, asks
-here.
+Whatever reads what a user typed, or what an earlier release stored, asks here before it looks at a
+name.
 """
 
 from __future__ import annotations
@@ -24,8 +31,8 @@ from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.progress import say
 
 RENAMED = {"far_states": "distant_states", "foreign": "unrelated"}
-"""Today's names of options, arguments and keys, by their old ones. A column may have one in its
-name, such as foreign_low."""
+"""Old name → today's name, of options, arguments and keys. Names of columns may have one as a part,
+such as foreign_low."""
 
 COLUMNS = {
     "far_part": "distant_part",
@@ -33,18 +40,20 @@ COLUMNS = {
     "far_end": "distant_end",
     "far_text": "distant_text",
 }
-"""Today's names of columns that are not options, by their old ones."""
+"""Old name → today's name, of columns that are no options."""
 
 COMMANDS = {"sweep": "experiment"}
+"""Old name → today's name, of commands."""
 
 EXPERIMENT_KEYS = {"configs": "models"}
-"""Old keys of an experiment's file."""
+"""Old key → today's key, of an experiment's file."""
 
 CONFIG_FOLDERS = {"sweeps": "experiments"}
-"""Old folders of installed configs."""
+"""Old name → today's name, of folders of installed configs."""
 
 ENTRY_POINT_GROUPS = {"olmo_sparsity.engines": "olmo_sparsity.prompt_models"}
-"""Today's groups of entry points, by their old names, which other packages may still use."""
+"""Old name → today's name, of groups of entry points. Other packages may still declare the old
+one."""
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -56,16 +65,16 @@ Result = TypeVar("Result")
 def current_words(words: Sequence[str]) -> list[str]:
     """Return the words of a command line with old names replaced, and print a line for each. Old
     names are those of commands, and of options (`--old`, `--old=value`)."""
+    new_options = {_option_of(old): _option_of(new) for old, new in RENAMED.items()}
     current = []
     for index, word in enumerate(words):
         if index == 0 and word in COMMANDS:
             _say_new_name(word, COMMANDS[word])
             word = COMMANDS[word]
         option, equals, value = word.partition("=")
-        for old, new in RENAMED.items():
-            if option == _option_of(old):
-                _say_new_name(option, _option_of(new))
-                option = _option_of(new)
+        if option in new_options:
+            _say_new_name(option, new_options[option])
+            option = new_options[option]
         current.append(option + equals + value)
     return current
 
@@ -106,8 +115,9 @@ def accepts_old_names(function: Callable[P, Result]) -> Callable[P, Result]:
 
 
 class OldAttribute:
-    """An attribute under its old name. The first use prints the new name. Later ones do not, as a
-    selector that is called for many targets would repeat it."""
+    """An attribute under its old name: `num_far = OldAttribute("num_distant")` in a class. The
+    first use prints the new name. Later ones do not, as a selector that is called for many targets
+    would repeat it."""
 
     def __init__(self, new: str) -> None:
         self.new = new
@@ -126,8 +136,12 @@ class OldAttribute:
 
 
 def getattr_with_old_names(module: str, renamed: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a module, which finds its classes under their old names. The first
-    use of each prints the new name. (`from module import Old` asks twice.)"""
+    """Return a `__getattr__` for a module, which finds its classes under their old names.
+
+        __getattr__ = getattr_with_old_names(__name__, {"Old": "New"})     in the module
+
+    The first use of each old name prints the new one: Python asks twice for it in `from module
+    import Old`, and the line should be printed once."""
     is_said: set[str] = set()
 
     def find(name: str) -> Any:
@@ -160,7 +174,8 @@ def current_config(name: str) -> str:
 
 
 def current_name(name: str) -> str:
-    """Return today's name of a stored key, column, or value of the column `control`."""
+    """Return today's name of a stored key, column, or value of the column `control`. Old names are
+    replaced wherever they are in it: "foreign_low" becomes "unrelated_low"."""
     for old, new in (RENAMED | COLUMNS).items():
         name = name.replace(old, new)
     return name

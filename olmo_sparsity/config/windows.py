@@ -3,8 +3,14 @@
     FixedWindow(8)      . . . . |d d d d d l l l| target      5 distant tokens, 3 local ones
     AllEarlierText()   |d d d d  d d d d d l l l| target      all but 3 are distant
 
-Place in the flow: below all settings. The options, the windows of a text, reports and experiments
-ask here what a long window is. Imports no large package, because `--help` reads it.
+    long_window(8)            FixedWindow(8)
+    long_window("all")        AllEarlierText()
+    default_local(128, 64)    16: a quarter of a long window of 64 tokens
+    default_local(128, 4032)  128
+
+The options, the windows of a text (text/windows.py), reports and experiments ask here what a long
+window is. Both classes have the same properties and methods, so that nobody else has to ask which
+of the two it is. Imports no large package, because `--help` reads it.
 """
 
 from __future__ import annotations
@@ -15,7 +21,9 @@ from typing import Any, Literal
 Long = int | Literal["all"]
 """What a user passes as `long`: a number of tokens, or all earlier text."""
 
-# The local window of many documents and that of one prediction differ on purpose. In documents each
+# The default local windows, in tokens.
+#
+# That of many documents and that of one prediction differ on purpose. In documents each
 # target is evaluated many times over, and all targets of a block share the window, so that it is as
 # long as what is local to most tokens: the 96 tokens before a token are enough for 75 to 80% of
 # them (arXiv 2512.08082), and each token more makes every row of a target dearer. One prediction is
@@ -40,6 +48,7 @@ class FixedWindow:
 
     num_tokens: int
     is_all = False
+    """Whether it has all earlier text, and so another number of tokens for each target."""
 
     @property
     def longest(self) -> int | None:
@@ -57,18 +66,18 @@ class FixedWindow:
         return str(self.num_tokens)
 
     def tokens_before(self, start: int) -> int:
-        """Return the number of tokens in the window of a target. `start`: the index of the target
-        in its document."""
+        """Return the number of tokens in the window of a target whose index in its document is
+        `start`."""
         return self.num_tokens
 
     def begin(self, start: Any) -> Any:
-        """Return the index of the first token in the window of a target at index `start`. An array
-        of targets gives an array."""
+        """Return the index of the first token in the window of a target at index `start`: a number,
+        or, for an array of targets, an array."""
         return start - self.num_tokens
 
     def first_target(self, local: int) -> int:
-        """Return the index of the first target, before which there is a whole window. `local`: the
-        number of tokens of the local window."""
+        """Return the smallest index of a target that has a whole window before it. `local`: the
+        number of tokens of the local window, which a fixed window has in itself."""
         return self.num_tokens
 
     def least_distant(self, local: int) -> int:
@@ -78,7 +87,7 @@ class FixedWindow:
 
 @dataclass(frozen=True)
 class AllEarlierText:
-    """All tokens before a target. The methods are those of `FixedWindow`."""
+    """All tokens before a target. `FixedWindow` says what its properties and methods return."""
 
     max_tokens: int | None = None
     """The largest number of tokens of the window, the last before the target. None: no limit."""
@@ -105,8 +114,8 @@ class AllEarlierText:
 
     def begin(self, start: Any) -> Any:
         if self.max_tokens is None:
-            return 0 * start  # a number or an array, as `start`
-        # The larger of 0 and the difference, for a number and for an array.
+            return 0 * start  # 0 for a number, an array of zeros for an array
+        # The larger of 0 and the difference: `max` takes no arrays, and NumPy is not imported here.
         return (start - self.max_tokens) * (start > self.max_tokens)
 
     def first_target(self, local: int) -> int:
@@ -119,8 +128,13 @@ class AllEarlierText:
 def long_window(
     long: Long, max_tokens: int | None = None, min_distant: int = 1
 ) -> FixedWindow | AllEarlierText:
-    """Return the long window that a user asks for. `max_tokens` and `min_distant` hold for all
-    earlier text alone: a fixed window says both by its length."""
+    """Return the long window that a user asks for.
+
+    Args:
+        long: What the user has passed.
+        max_tokens, min_distant: Those of `AllEarlierText`. A fixed window ignores them: its length
+            says both.
+    """
     if long == "all":
         return AllEarlierText(max_tokens, min_distant)
     return FixedWindow(long)
