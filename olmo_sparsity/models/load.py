@@ -1,6 +1,11 @@
 """Open a trained model: `load_model` by its folder, hub name, URL or GGUF file, `wrap_model` in
 memory.
 
+    load_model("smollm2")                     downloaded once, and converted
+    load_model("runs/mine")                   the last checkpoint of a run
+    load_model("http://host:8000", tokenizer="folder")
+    wrap_model(model, tokenizer)              of transformers, in memory
+
     a name ─ find.py ─> a folder of transformers ─ huggingface/folder.py ─┐
                         a run ─ an entry point of olmo_sparsity.runs ──────┼─> LoadedModel
     a URL, llama:FILE ─ an entry point of olmo_sparsity.prompt_models ─────┘
@@ -58,8 +63,8 @@ from olmo_sparsity.text.runs import run_loaders
 
 @contextmanager
 def _keeping_random_state() -> Iterator[None]:
-    """Afterwards, PyTorch's random generators are as they were before. A model draws weights before
-    it gets those of its file, so that a training loop around the call would draw other numbers."""
+    """Restore PyTorch's random generators at the end. A model draws weights before it gets those of
+    its file, so that a training loop around the call would draw other numbers."""
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=gpus):
         yield
@@ -101,6 +106,7 @@ def load_model(
         timeout: Seconds that a server may take for a request. None: 600.
         patience: Seconds for which a request that a server did not answer is repeated. None: 300.
     """
+    # What is wrong by itself is reported before a model is looked for.
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"dtype={dtype} is not known; pass auto, {', '.join(DTYPES)}")
     _check_device_map(device_map)
@@ -113,6 +119,8 @@ def load_model(
             "memory is passed to measure, explain or attribute as it is"
         )
     name = str(path_or_hub_name)
+
+    # A model that computes elsewhere: behind a URL, or in llama.cpp.
     if re.match(r"llama:|\w+://", name):
         open_prompt_model = _find_opener(name)
         return open_prompt_model(
@@ -128,6 +136,8 @@ def load_model(
     check_unset(f"'{name}' is not a server", timeout=timeout, patience=patience)
     if tokenizer is not None:
         raise ConfigError(f"tokenizer: '{name}' has its own; omit the argument")
+
+    # A model in a folder, to which `find_folder` may have to download or convert it.
     folder = find_folder(name)
     if is_hugging_face(folder):
         placement = _Placement(DTYPES.get(dtype), chosen_device, device_map)
@@ -193,10 +203,11 @@ def wrap_model(
         if tokenizer is not None or name is not None:
             raise ConfigError(f"tokenizer, name: '{model.name}' has its own; omit the arguments")
         return model
-    model = _unwrapped(model)
+    model = _unwrap(model)
     is_of_this_project = hasattr(type(model), "distant_states")
     if not is_of_this_project:
         model = _wrap_transformers(model, whole_prompts)
+
     is_wrapped = isinstance(model, HuggingFaceLM | PromptModel)
     inner = model.model if is_wrapped else model
     transformers_tokenizer = None if isinstance(tokenizer, Tokenizer) else tokenizer
@@ -211,13 +222,13 @@ def wrap_model(
     return loaded
 
 
-def _unwrapped(model: Any) -> Any:
+def _unwrap(model: Any) -> Any:
     """Return a model without the wrappers of torch.compile (`_orig_mod`), DataParallel and DDP
     (`module`)."""
     modules = getattr(model, "_modules", {})
     for name in ("_orig_mod", "module"):
         if name in modules:
-            return _unwrapped(modules[name])
+            return _unwrap(modules[name])
     return model
 
 
@@ -231,12 +242,12 @@ def _wrap_transformers(model: Any, whole_prompts: bool) -> Any:
             f"model={printable(repr(model))[:60]} is not a transformers model in memory "
             f"({type(model).__name__}); pass one, what load_model returned, or a name as a string"
         )
-    return _fitted(model, whole_prompts)
+    return _wrap_fitting(model, whole_prompts)
 
 
-def _fitted(model: Any, whole_prompts: bool) -> Any:
-    """Return a model as a `HuggingFaceLM`, whose states can be read. If it is rejected and
-    `whole_prompts` is set, return it as `WholePrompts`."""
+def _wrap_fitting(model: Any, whole_prompts: bool) -> Any:
+    """Return a model as a `HuggingFaceLM`, whose states can be read. If that rejects it and
+    `whole_prompts` is set, return it as `WholePrompts`, which only scores whole prompts."""
     try:
         return HuggingFaceLM(model)
     except ConfigError:
@@ -264,10 +275,11 @@ def _load_hugging_face(
     files = _find_files(folder)
     model = _read_model(files, placement, whole_prompts)
 
-    # A file that was converted has a hash of its own.
+    # A converted GGUF file is identified by its own hash, which stays if it is converted in another
+    # way.
     origin = None if files.adapter_weights is not None else find_origin(files.base_folder)
     if origin is None:
-        sha256 = files.hash()
+        sha256 = files.compute_hash()
     else:
         sha256 = origin.sha256
         name = f"{name} ({origin.quantization})"
@@ -295,7 +307,7 @@ class _ModelFiles:
     adapter_weights: Path | None
     """The weights of the adapter; None without an adapter."""
 
-    def hash(self) -> str:
+    def compute_hash(self) -> str:
         """Return a hash of all that decides the numbers of the model. The configs are part of it:
         RoPE's angles or an adapter's scale change the numbers as weights do."""
         files = [*self.base_weights, self.base_folder / "config.json"]
@@ -326,7 +338,7 @@ def _read_model(files: _ModelFiles, placement: _Placement, whole_prompts: bool) 
         )
         if files.adapter_weights is not None:
             model = add_adapter(model, files.folder, files.adapter_weights, placement.device)
-        return _fitted(model, whole_prompts).eval()
+        return _wrap_fitting(model, whole_prompts).eval()
     except UserError:
         raise
     except Exception as error:  # a damaged config.json raises almost any

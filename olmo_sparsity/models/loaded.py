@@ -137,30 +137,30 @@ class LoadedModel:
         """
         assert self.tokenizer is not None
         tokenizer = self._tokenizer_after_text if follow else self.tokenizer
-        ids_of_texts = self._encode(tokenizer, texts)
+        ids_of_texts = self._encode_batch(tokenizer, texts)
         if control_tokens:
             return ids_of_texts
 
         # Few texts spell a control token. Only these are encoded again, by a copy of the tokenizer,
         # which takes long to make.
         special = special_tokens(self.tokenizer)
-        numbers_with_special = [
-            number
-            for number, ids in enumerate(ids_of_texts)
-            if spelled_in(texts[number], ids, special)
+        indices_with_special = [
+            index
+            for index, ids in enumerate(ids_of_texts)
+            if spelled_in(texts[index], ids, special)
         ]
-        if numbers_with_special:
-            texts_with_special = [texts[number] for number in numbers_with_special]
+        if indices_with_special:
+            texts_with_special = [texts[index] for index in indices_with_special]
             encoded_again = self._encode_as_characters(tokenizer, texts_with_special)
-            for number, ids in zip(numbers_with_special, encoded_again, strict=True):
-                ids_of_texts[number] = ids
+            for index, ids in zip(indices_with_special, encoded_again, strict=True):
+                ids_of_texts[index] = ids
         return ids_of_texts
 
     def _encode_as_characters(self, tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
         """Return the token IDs of texts, with names of control tokens as ordinary characters. Raise
         DataError if the tokenizer makes control tokens of them anyway."""
         special = special_tokens(tokenizer)
-        ids_of_texts = self._encode(without_control_tokens(tokenizer), texts)
+        ids_of_texts = self._encode_batch(without_control_tokens(tokenizer), texts)
         for text, ids in zip(texts, ids_of_texts, strict=True):
             names = spelled_in(text, ids, special)
             if names:
@@ -175,7 +175,7 @@ class LoadedModel:
         assert self.tokenizer is not None
         return without_space_before(self.tokenizer)
 
-    def _encode(self, tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    def _encode_batch(self, tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
         """Return the token IDs of each text. Raise DataError if the model cannot read one of them,
         as its embedding has no row for a token."""
         for text in texts:
@@ -281,8 +281,8 @@ def _sha256(value: Any) -> str:
 
 @contextmanager
 def using(*models: LoadedModel | None) -> Iterator[None]:
-    """Inside, this thread alone uses these models (see `in_use`). Each may be None, for a model
-    that is not there."""
+    """Let this thread alone use these models inside the block (see `in_use`). Each may be None, for
+    a model that is not there."""
     used = [model for model in models if model is not None]
     with in_use(*(model.model for model in used)):
         for model in used:

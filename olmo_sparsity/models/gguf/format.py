@@ -221,7 +221,13 @@ def _check_tensors(header: Header) -> None:
 
 def _copy_without_tokenizer(header: Header, to: Path) -> None:
     """Write the file again, with as many empty tokens as it has tokens: transformers takes the
-    vocabulary's size from their number, and would build its own tokenizer from their texts."""
+    vocabulary's size from their number, and would build its own tokenizer from their texts.
+
+        GGUF, version, number of tensors, number of entries      the parts of a GGUF file
+        key, type, value                                         of each entry
+        name, shape, type, offset in the data                    of each tensor
+        the data of all tensors, each from a multiple of the alignment on
+    """
     num_tokens = len(header.metadata["tokenizer.ggml.tokens"])
     # An array of `num_tokens` items, each the byte 0.
     empty_tokens = struct.pack("<IIQ", ARRAY, UINT8, num_tokens) + bytes(num_tokens)

@@ -28,7 +28,7 @@ import inspect
 import sys
 from copy import copy, deepcopy
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -126,16 +126,22 @@ def try_model(wrapped: Wrapped, original: nn.Module) -> Fit:
     """
     _check_kind(wrapped, original)
     try:
-        logit_map, rounding = _check_logits(wrapped, original)
-        knows_windows = _knows_windows(wrapped, rounding)
+        logits = _check_logits(wrapped, original)
+        knows_windows = _knows_windows(wrapped, logits.rounding)
+        # The next check runs with the windows with which the model will be used.
         wrapped.windows = windows_of(wrapped.model.config) if knows_windows else {}
-        can_share_distant = _check_positions(wrapped, rounding)
+        can_share_distant = _check_positions(wrapped, logits.rounding)
     except UserError:
         raise
     except Exception as error:  # unknown families may raise almost any
         reason = f"{reason_of(error)}; torch's default dtype is {torch.get_default_dtype()}"
         raise _unfit(wrapped, f"eight tokens do not pass through it ({reason})") from None
-    return Fit(logit_map, can_share_distant, _batch_noise(wrapped, logit_map), knows_windows)
+    return Fit(
+        logits.logit_map,
+        can_share_distant,
+        _measure_batch_noise(wrapped, logits.logit_map),
+        knows_windows,
+    )
 
 
 def reason_of(error: Exception) -> str:
@@ -182,9 +188,18 @@ def _check_kind(wrapped: Wrapped, original: nn.Module) -> None:
         raise _unfit(wrapped, f"its attention ({kernel}) takes gaps for other texts; {remedy}")
 
 
-def _check_logits(wrapped: Wrapped, original: nn.Module) -> tuple[LogitMap, float]:
-    """Return how logits follow from the last linear map, and the relative difference that rounding
-    may cause in this dtype."""
+class _CheckedLogits(NamedTuple):
+    """What the logits of eight tokens have shown."""
+
+    logit_map: LogitMap
+    """How logits follow from the last linear map."""
+
+    rounding: float
+    """The relative difference that rounding may cause in the model's dtype."""
+
+
+def _check_logits(wrapped: Wrapped, original: nn.Module) -> _CheckedLogits:
+    """Raise ConfigError unless logits follow from the last linear map in one of the known ways."""
     tokens_BL, counted_BL = _eight_tokens(wrapped)
     hidden_BLD = wrapped.hidden(tokens_BL, counted_BL)
     raw = wrapped.raw_logits(hidden_BLD)
@@ -196,6 +211,7 @@ def _check_logits(wrapped: Wrapped, original: nn.Module) -> tuple[LogitMap, floa
     ).logits.to(wrapped.device)
     if not bool(hidden_BLD.isfinite().all()) or not bool(logits.isfinite().all()):
         raise _unfit(wrapped, f"eight tokens give no numbers{_not_finite(original)}")
+
     # Rounding adds up over layers, hence many times the precision of one number.
     rounding = min(0.1, 1024 * torch.finfo(logits.dtype).eps)
     logit_map = min(
@@ -204,7 +220,7 @@ def _check_logits(wrapped: Wrapped, original: nn.Module) -> tuple[LogitMap, floa
     )
     if _distance(logit_map(raw), logits) > rounding * _distance(logits):
         raise _unfit(wrapped, "its logits do not follow from the last linear map and its config")
-    return logit_map, rounding
+    return _CheckedLogits(logit_map, rounding)
 
 
 @dataclass(frozen=True)
@@ -327,12 +343,14 @@ def _knows_windows(wrapped: Wrapped, rounding: float) -> bool:
         return False
     # A shallow copy with another config: other threads may use the model with its own.
     narrow = copy(wrapped.body)
+    # A deep one of the config, whose inner configurations have the windows.
     config: Any = deepcopy(narrow.config)  # no class of transformers: a user's code may define it
     narrow.config = config
     text = config.get_text_config()
     for name in ("sliding_window", "attention_chunk_size"):
         if getattr(text, name, None):
             setattr(text, name, NUM_BEFORE_GAP)
+
     tokens_BL, counted_BL = _eight_tokens(wrapped)
     try:
         output = type(narrow).forward(
@@ -349,17 +367,27 @@ def _knows_windows(wrapped: Wrapped, rounding: float) -> bool:
         return False
     finally:
         wrapped.windows = {}
+
+    # Windows that are computed wrongly differ from theirs about as much as none do.
     theirs = output.last_hidden_state.to(ours.device)
     error = _distance(ours, theirs)
     effect = _distance(without_windows, theirs)
     return error <= min(rounding * _distance(theirs), effect / 4)
 
 
-def _eight_tokens(wrapped: Wrapped) -> tuple[Tensor, Tensor]:
-    """Return tokens_BL of one row, and their position IDs without a gap."""
-    # Token IDs count up, too, unless the vocabulary is smaller than eight.
+class _EightTokens(NamedTuple):
+    """The row on which a model is tried."""
+
+    tokens_BL: Tensor
+    counted_BL: Tensor
+    """Their position IDs without a gap: 0 … 7."""
+
+
+def _eight_tokens(wrapped: Wrapped) -> _EightTokens:
+    """Return the row on which a model is tried, on the model's device."""
     counted_BL = torch.arange(NUM_TOKENS, device=wrapped.device)[None]
-    return counted_BL % wrapped.embedding.weight.shape[0], counted_BL
+    # Token IDs count up, too, unless the vocabulary is smaller than eight.
+    return _EightTokens(counted_BL % wrapped.embedding.weight.shape[0], counted_BL)
 
 
 def _not_finite(model: nn.Module) -> str:
@@ -371,7 +399,7 @@ def _not_finite(model: nn.Module) -> str:
     return "; its weights are finite, so try dtype=fp32"
 
 
-def _batch_noise(wrapped: Wrapped, logit_map: LogitMap) -> float:
+def _measure_batch_noise(wrapped: Wrapped, logit_map: LogitMap) -> float:
     """Return by how much a loss changes with the other rows of its batch, in nats: the largest
     change of the first row's seven losses if three more rows are computed with it. Some quantized
     models round all rows of a batch by their largest number."""
