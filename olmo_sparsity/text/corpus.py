@@ -14,8 +14,8 @@ the same side, in any order and on any machine, and no document need be remember
 occur twice *within* one side stay, as finding them in a stream would need unbounded memory. Only
 the two small inputs that are installed, `embedded` and `python`, drop them.
 
-Place in the flow: first. `data/prepare.py` turns the documents into token shards, `inputs` into the
-documents of a measurement.
+`data/prepare.py` turns the documents into token shards, and inputs.py into the documents of a
+measurement.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def read_records(config: CorpusConfig, skip: int = 0) -> Iterator[Record]:
     """Yield all records after the first `skip`, until `config.max_documents` of them are good."""
     num_documents = 0
     if config.max_documents == 0:
-        return
+        return  # before a hub or a file is opened
     for record in _READERS[config.source](config, skip):
         yield record
         if isinstance(record, TextRecord):
@@ -140,6 +140,7 @@ def _read_c4(config: CorpusConfig, skip: int) -> Iterator[Record]:
     number = skip
     with naming_extras():
         import datasets
+
     try:
         stream = datasets.load_dataset(
             config.hub_name, config.hub_config, split=config.hub_split, streaming=True

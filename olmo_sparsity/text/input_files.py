@@ -1,12 +1,15 @@
 """List the files that the path of a corpus names: a file, those of a folder, or those of a glob.
 
-Place in the flow: a corpus config → **`list_files`** → record_files.py, which reads them.
+    path=my.jsonl          my.jsonl
+    path="texts/*.txt"     the files that match, sorted by name
+    path=texts             a folder, which may hold much that is not text:
 
-A folder may hold much that is not text: hidden files, a README about the data, PDFs.
-
-    a.jsonl, b.jsonl, README.md, .git/…    the records are read: a.jsonl and b.jsonl
-    a.txt, b.md, c.pdf                     all plain text is read: a.txt and b.md; c.pdf is named
+    in the folder                          list_files
+    a.jsonl, b.jsonl, README.md, .git/…    a.jsonl, b.jsonl: the records
+    a.txt, b.md, c.pdf                     a.txt, b.md: all plain text; a line names c.pdf
     a.jsonl, notes.txt                     an error: which of the two is the text?
+
+corpus.py reads the files with record_files.py.
 """
 
 from __future__ import annotations

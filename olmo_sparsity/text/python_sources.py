@@ -1,7 +1,13 @@
 """List the Python files that this interpreter can import, and detect repeats among them.
 
-Place in the flow: `corpus` makes documents of them. Code is on every user's disk, and repeats its
-names often, which teaches a small model to copy.
+    list_python_files()            [PythonFile("json", 0, ("json", "decoder"), Path(…)), …]
+    repeats = Repeats()
+    repeats.find(text)             None: new
+    repeats.find(text)             "exact repeat"
+    repeats.find(text + "x = 1")   "near repeat"
+
+corpus.py makes documents of them. Code is on every user's disk, and repeats its names often, which
+teaches a small model to copy.
 """
 
 from __future__ import annotations

@@ -40,10 +40,10 @@ BORDERS = (Border("paragraphs", 0.25), Border("sentences", 0.25), Border("words"
 """The kinds of borders, the best first."""
 
 
-def split_long_documents(documents: Documents, most: int, reader: str) -> Documents:
-    """Return documents of at most `most` tokens, in order. Longer ones are split into consecutive
-    parts of about equal length, each of which is a document. `reader`: the name of the model, for
-    the message."""
+def split_long_documents(documents: Documents, max_tokens: int, reader: str) -> Documents:
+    """Return documents of at most `max_tokens` tokens, in order. Longer ones are split into
+    consecutive parts of about equal length, each of which is a document. `reader`: the name of the
+    model, for the message."""
     items: list[Document] = []
     numbers_of_parts: dict[str, list[int]] = {}
     num_split = 0
@@ -51,29 +51,30 @@ def split_long_documents(documents: Documents, most: int, reader: str) -> Docume
         name = document.name or f"document {document.number}"
         if name in numbers_of_parts:  # two records may have one title
             name = f"{name} ({document.number})"
-        parts = _parts_of(document, name, most, first_number=len(items))
+        parts = _parts_of(document, name, max_tokens, first_number=len(items))
         numbers_of_parts[name] = [part.number for part in parts]
         num_split += len(parts) > 1
         items += parts
     if not num_split:
-        say(f"split_long: no document is longer than the {most:,} tokens that {reader} takes")
+        say(f"split_long: no document is longer than the {max_tokens:,} tokens that {reader} takes")
         return documents
     say(
-        f"split_long: {num_split:,} of {len(documents):,} documents are longer than the {most:,} "
-        f"tokens that {reader} takes; {len(documents):,} documents are {len(items):,} parts"
+        f"split_long: {num_split:,} of {len(documents):,} documents are longer than the "
+        f"{max_tokens:,} tokens that {reader} takes; {len(documents):,} documents are "
+        f"{len(items):,} parts"
     )
     grouped_by = documents.grouped_by or GROUPED_BY_DOCUMENT
     return replace(documents, items=items, grouped_by=grouped_by, parts=numbers_of_parts)
 
 
-def _parts_of(document: Document, name: str, most: int, first_number: int) -> list[Document]:
+def _parts_of(document: Document, name: str, max_tokens: int, first_number: int) -> list[Document]:
     """Return the parts of a document; a document that is short enough is its only part.
 
     Args:
         name: What the parts are named after.
         first_number: The number that the first part has as a document.
     """
-    ends = _ends_of_parts(document, most)
+    ends = _ends_of_parts(document, max_tokens)
     parts = []
     first = 0
     for index, end in enumerate(ends):
@@ -90,10 +91,10 @@ def _parts_of(document: Document, name: str, most: int, first_number: int) -> li
     return parts
 
 
-def _ends_of_parts(document: Document, most: int) -> list[int]:
+def _ends_of_parts(document: Document, max_tokens: int) -> list[int]:
     """Return for each part of a document the index after its last token, in rising order."""
     num_tokens = len(document.tokens)
-    if num_tokens <= most:
+    if num_tokens <= max_tokens:
         return [num_tokens]
     starts_of_units = []
     # Without a tokenizer there is no text in which units could be found.
@@ -103,28 +104,30 @@ def _ends_of_parts(document: Document, most: int) -> list[int]:
             starts_of_units.append(np.asarray(units.first))
     ends: list[int] = []
     first = 0
-    while num_tokens - first > most:
+    while num_tokens - first > max_tokens:
         # Equal parts, so that the last one is not too short for a target.
-        num_left = ceil((num_tokens - first) / most)
+        num_left = ceil((num_tokens - first) / max_tokens)
         length = (num_tokens - first) / num_left
-        first = _best_end(starts_of_units, first, length, most)
+        first = _best_end(starts_of_units, first, length, max_tokens)
         ends.append(first)
     return [*ends, num_tokens]
 
 
-def _best_end(starts_of_units: Sequence[np.ndarray], first: int, length: float, most: int) -> int:
+def _best_end(
+    starts_of_units: Sequence[np.ndarray], first: int, length: float, max_tokens: int
+) -> int:
     """Return where a part should end: at the best kind of border near its ideal end.
 
     Args:
         starts_of_units: For each of `BORDERS`, the indices of the tokens at which a unit begins.
             Empty if the document has no text: the part then ends at its ideal end.
         first: The index of the first token of the part.
-        length: The ideal number of its tokens. It must not have more than `most`.
+        length: The ideal number of its tokens. It must not have more than `max_tokens`.
     """
     ideal_end = first + length
     for border, starts in zip(BORDERS, starts_of_units, strict=False):
         is_near = np.abs(starts - ideal_end) <= border.search * length
-        candidates = starts[is_near & (starts <= first + most)]
+        candidates = starts[is_near & (starts <= first + max_tokens)]
         if len(candidates):
             return int(candidates[np.abs(candidates - ideal_end).argmin()])
     return int(ideal_end)

@@ -1,6 +1,13 @@
 """Count the records of a corpus: read, bad and left out.
 
-Place in the flow: records → **`Tally`** → messages, and the manifest of prepared text.
+    tally.add(TextRecord("It opened in 1921.", …))
+    tally.add(BadRecord("malformed line", "a.jsonl:2"))
+    tally.add(LeftOut("empty document", "a.jsonl:3"))
+    tally.describe()     # "1 x empty document (first: a.jsonl:3), 1 x malformed line (first: …)"
+    tally.check(0.01)    # DataError: 1 of the first 3 records are bad
+
+Bad records are mistakes of the input, and too many of them stop a command; records that are left
+out are valid. Messages show the counts, and the manifest of prepared text stores them.
 """
 
 from __future__ import annotations
@@ -12,7 +19,8 @@ from olmo_sparsity.config.schema import option
 from olmo_sparsity.text.records import BadRecord, Record, TextRecord
 
 CHECK_EVERY_RECORDS = 100_000
-"""After how many records the fraction of bad ones is checked, so that a bad input fails early."""
+"""The number of records after which the fraction of bad ones is checked, and again after as many,
+so that a bad input fails early."""
 
 
 @dataclass

@@ -1,9 +1,14 @@
 """Tokenize texts into documents, or take the tokens of a prepared folder.
 
-    texts of records → batches → the model's tokenizer → documents, each content once
+    records               documents, with min_tokens=3
+    "The cat sat."        [464, 3797, 3332, 13]    number=0
+    "The  cat sat."       a copy but for white space: left out
+    "Hi."                 two tokens: left out
+    "It opened."          [1026, 4721, 13]         number=1
 
-Place in the flow: records → **documents**. Texts are tokenized as they are read, and only the
-tokens are kept in memory. Never imports torch.
+`tokenize` does this for text, in batches as it is read, so that only the tokens are kept in memory.
+`read_prepared` does it for the held-out documents of a prepared folder, which are tokens already.
+inputs.py calls both. Never imports torch.
 """
 
 from __future__ import annotations
@@ -78,21 +83,22 @@ def tokenize(
         )
     limit = selection.limit
     documents: list[Document] = []
-    distinct = _Distinct(name, " but for white space")
+    contents = _Contents(name, ignored=" but for white space")
     num_tokens = 0
     num_read = 0
     # Without a smallest length each text is a document: read no more of a stream than are needed.
     # Copies among these are dropped, not replaced by later texts.
-    wanted = texts if selection.min_tokens else islice(texts, limit)
+    texts_to_read = texts if selection.min_tokens else islice(texts, limit)
     with Progress("reading", limit, "documents", enabled=read_launch().rank == 0) as progress:
-        for batch in _batches(wanted):
+        for batch in _split_into_batches(texts_to_read):
             num_read += len(batch)
-            for encoded in _encode(batch, model, control_tokens):
+            for encoded in _encode_batch(batch, model, control_tokens):
                 if encoded.num_tokens < selection.min_tokens:
                     continue
-                document = encoded.document(model.tokenizer, number=len(documents))
-                # A tokenizer may also drop other differences than those in white space.
-                if distinct.add(_hash_of(document), encoded.record.content_hash):
+                document = encoded.to_document(model.tokenizer, number=len(documents))
+                # By both hashes: a tokenizer may also drop other differences than those in white
+                # space.
+                if contents.add(_hash_of(document), encoded.record.content_hash):
                     documents.append(document)
                     num_tokens += len(document.tokens)
             check_fits_in_memory(num_tokens, name)
@@ -104,7 +110,7 @@ def tokenize(
             progress.note(selection.describe(name, len(documents), num_read))
         if tally.bad or tally.left_out:
             progress.note(f"{name}: left out {tally.describe()}")
-        distinct.report(progress.note)
+        contents.report(progress.note)
     # The last batch may have had more than were wanted.
     return documents[:limit]
 
@@ -122,7 +128,7 @@ class _Encoded(NamedTuple):
     def num_tokens(self) -> int:
         return len(self.prompt_ids) + len(self.rest_ids)
 
-    def document(self, tokenizer: Tokenizer, number: int) -> Document:
+    def to_document(self, tokenizer: Tokenizer, number: int) -> Document:
         """Return the record as a document. `number`: how many documents precede it."""
         record = self.record
         return Document(
@@ -136,7 +142,7 @@ class _Encoded(NamedTuple):
         )
 
 
-def _encode(batch: list[TextRecord], model: Reader, control_tokens: bool) -> list[_Encoded]:
+def _encode_batch(batch: list[TextRecord], model: Reader, control_tokens: bool) -> list[_Encoded]:
     """Return the tokens of each record. Its prompt and the rest are encoded separately, so that no
     token spans the boundary."""
     # A record without a target has an empty prompt.
@@ -148,7 +154,7 @@ def _encode(batch: list[TextRecord], model: Reader, control_tokens: bool) -> lis
     return [_Encoded(*fields) for fields in zip(batch, prompt_ids, rest_ids, strict=True)]
 
 
-def _batches(texts: Iterator[TextRecord]) -> Iterator[list[TextRecord]]:
+def _split_into_batches(texts: Iterator[TextRecord]) -> Iterator[list[TextRecord]]:
     """Yield lists of as many texts as one call of the tokenizer gets."""
     batch: list[TextRecord] = []
     size = 0
@@ -169,19 +175,19 @@ def _hash_of(document: Document) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-class _Distinct:
-    """The contents of all documents so far, by which copies are left out. With copies, intervals
-    would come out too short, as they take documents as independent."""
+class _Contents:
+    """The contents of all documents so far, as hashes, by which copies are left out. With copies,
+    intervals would come out too short, as they take documents as independent."""
 
-    def __init__(self, name: str, but_for: str = "") -> None:
+    def __init__(self, name: str, ignored: str = "") -> None:
         """Remember nothing yet.
 
         Args:
             name: The name of the input, for messages.
-            but_for: What the hashes leave out, for messages.
+            ignored: What the hashes leave out, for messages, such as " but for white space".
         """
         self.name = name
-        self.but_for = but_for
+        self.ignored = ignored
         self.num_equal = 0
         self._hashes: set[bytes] = set()
 
@@ -198,7 +204,7 @@ class _Distinct:
         """Print with `note` how many documents were left out, if any."""
         if self.num_equal:
             note(
-                f"{self.name}: {self.num_equal:,} documents equal an earlier one{self.but_for}; "
+                f"{self.name}: {self.num_equal:,} documents equal an earlier one{self.ignored}; "
                 "each is read once"
             )
 
@@ -218,7 +224,7 @@ def read_prepared(
         )
     if selection.limit is None and not selection.min_tokens:
         check_fits_in_memory(prepared.num_tokens, name)
-    is_first = read_launch().rank == 0
+    is_first_process = read_launch().rank == 0
     long_enough: Sequence[int] = range(len(prepared))
     if selection.min_tokens:
         long_enough = [
@@ -226,11 +232,11 @@ def read_prepared(
             for number in long_enough
             if len(prepared.document(number)) >= selection.min_tokens
         ]
-        if is_first:
+        if is_first_process:
             say(selection.describe(name, len(long_enough), len(prepared)))
 
     documents: list[Document] = []
-    distinct = _Distinct(name)
+    contents = _Contents(name)
     for stored_number in spread_evenly(long_enough, selection.limit or len(long_enough)):
         document = Document(
             tokens=prepared.document(stored_number),
@@ -239,10 +245,10 @@ def read_prepared(
             tokenizer=model.tokenizer,
             name=f"{name}:{stored_number}",
         )
-        if distinct.add(_hash_of(document)):
+        if contents.add(_hash_of(document)):
             documents.append(document)
-    if is_first:
-        distinct.report(say)
+    if is_first_process:
+        contents.report(say)
     _check_vocabulary(documents, model, name)
     return documents
 
@@ -250,7 +256,9 @@ def read_prepared(
 def _check_vocabulary(documents: Sequence[Document], model: Reader, name: str) -> None:
     """Raise DataError if documents have tokens that the model does not know. A model without a
     tokenizer may have another vocabulary than the prepared text."""
-    largest = max((int(d.tokens.max()) for d in documents if len(d.tokens)), default=0)
+    largest = max(
+        (int(document.tokens.max()) for document in documents if len(document.tokens)), default=0
+    )
     vocabulary = model.model.vocab_size
     if largest >= vocabulary:
         raise DataError(
@@ -263,7 +271,8 @@ def _encode_alike(prepared: PreparedText, tokenizer: Tokenizer) -> bool:
     """Return whether a tokenizer gives the tokens that a prepared text has."""
     if tokenizer_fingerprint(prepared.tokenizer) == tokenizer_fingerprint(tokenizer):
         return True
-    # A tokenizer that another library has saved again has another fingerprint.
+    # A tokenizer that another library has saved again has another fingerprint, although it gives
+    # the same tokens.
     text = prepared.tokenizer.decode(prepared.document(0).tolist())
     prepared_ids = prepared.tokenizer.encode(text, add_special_tokens=False).ids
     if prepared_ids != tokenizer.encode(text, add_special_tokens=False).ids:
