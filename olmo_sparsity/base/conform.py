@@ -167,11 +167,11 @@ def _describe(kind: Any) -> str:
 def _fill(value: dict, kind: type, key: str) -> Any:
     """Return a dataclass with the values of a mapping, and defaults for fields that it lacks. Raise
     ValueError for an unknown key, and for a field that has no default."""
-    known = {item.name: item for item in fields(kind)}
+    known_fields = {item.name: item for item in fields(kind)}
     types = _types(kind)
-    for name in value.keys() - known.keys():
+    for name in value.keys() - known_fields.keys():
         raise ValueError(f"{_spell_key(key)} has an unknown key '{name}'")
-    for name, item in known.items():
+    for name, item in known_fields.items():
         has_default = item.default is not MISSING or item.default_factory is not MISSING
         if name not in value and not has_default:
             raise ValueError(f"{_spell_key(key)} lacks '{name}'")

@@ -1,10 +1,12 @@
-"""Build settings from what a user has given, and check each of them.
+"""Build settings from what a user has written, and check each of them.
 
-    build(PositionsConfig, {"scheme": "pose", "num_chunks": 3})
-    build(PositionsConfig, {"num_chunks": 3})  # ConfigError: num_chunks is set, but scheme=…
+    build(PositionsConfig, {"scheme": "pose", "target_length": 512, "num_chunks": 3})
+    build(PositionsConfig, {"num_chunks": 3})      # ConfigError: num_chunks is set, but scheme=…
+    build(PositionsConfig, {"num_chunk": 3})       # ConfigError: unknown key …; did you mean …?
+    build(PositionsConfig, {"num_chunks": "3a"})   # ConfigError: num_chunks must be a whole number
 
-Nothing given is ignored: an unknown key is an error that names the closest one (unknown_key.py),
-and so is a key that would have no effect.
+Nothing that a user writes is ignored: an unknown key is an error that names the closest one
+(unknown_key.py), and so is a key that would have no effect.
 
 Place in the flow: yaml_files.py reads what is given from files and `--key.sub=value` words →
 **`build`** → rules.py, which checks rules between several settings.
@@ -24,19 +26,24 @@ from olmo_sparsity.config.unknown_key import explain_unknown_key
 Schema = TypeVar("Schema")
 
 
-def build(schema: type[Schema], given: Mapping[str, Any] | None, origin: str = "") -> Schema:
-    """Return an instance of a schema with the values that a user has given, and defaults for the
-    others. Raise ConfigError for an unknown key, a wrong type or range, and a setting without
-    effect. `origin`: where the values are from, such as a file. Messages begin with it.
+def build(schema: type[Schema], settings: Mapping[str, Any] | None, origin: str = "") -> Schema:
+    """Return an instance of a schema with these settings, and defaults for the others. A null for a
+    field that cannot be null counts as missing. Where a tuple is expected, one value is enough.
 
-    A null for a field that cannot be null counts as not given. Where a tuple is expected, one value
-    is enough.
+    Args:
+        schema: A dataclass whose fields are declared with `option`.
+        settings: What the user has written, as nested dictionaries.
+        origin: Where it is from, such as a file. Messages begin with it.
+
+    Raises:
+        ConfigError: A key is unknown, a value has a wrong type or range, or a setting has no
+            effect.
     """
     prefix = f"{origin}: " if origin else ""
     try:
-        return conform(given, schema, "", _build_section)
+        return conform(settings, schema, "", _build_section)
     except _UnknownKey as error:
-        raise ConfigError(prefix + explain_unknown_key(str(error), schema, given)) from None
+        raise ConfigError(prefix + explain_unknown_key(str(error), schema, settings)) from None
     except ValueError as error:
         raise ConfigError(f"{prefix}{error}") from None
 
@@ -64,20 +71,21 @@ class _UnknownKey(ValueError):
 # --- a section ------------------------------------------------------------------------------------
 
 
-def _build_section(given: dict, schema: type, section_key: str) -> Any:
-    """Return a section with the values given. `section_key`: its dotted key, such as "data.corpus",
+def _build_section(settings: dict, schema: type, section_key: str) -> Any:
+    """Return a section with these settings. `section_key`: its dotted key, such as "data.corpus",
     or "" for the whole config."""
-    known = schema_fields(schema)
+    known_fields = schema_fields(schema)
     names_of_lists = list_fields(schema)
     values = {}
-    for key, value in given.items():
+    for key, value in settings.items():
         key_in_file = _join_keys(section_key, key)
         # `corpus: {…}` sets the field corpus, `corpus: [{…}, {…}]` the field corpora.
         name = names_of_lists.get(key, key) if isinstance(value, list) else key
         # A file cannot use the name `corpora` itself: one spelling is enough.
-        if name not in known or key in names_of_lists.values():
+        if name not in known_fields or key in names_of_lists.values():
             raise _UnknownKey(key_in_file)
-        item = known[name]
+
+        item = known_fields[name]
         if value is None and not _may_be_null(item.kind):
             continue
         if item.properties.refused is not None:
@@ -91,7 +99,7 @@ def _build_section(given: dict, schema: type, section_key: str) -> Any:
 
     # Conditions between siblings can be checked once all of them have their values.
     section = schema(**values)
-    for name, item in known.items():
+    for name, item in known_fields.items():
         if values.get(name) is not None:
             _check_has_effect(section, item, section_key)
         _check_not_missing(section, item, section_key)

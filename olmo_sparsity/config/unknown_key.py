@@ -25,38 +25,39 @@ FEW_KEYS = 20
 """A message lists no more keys than this."""
 
 
-def explain_unknown_key(key: str, schema: type, given: Any) -> str:
+def explain_unknown_key(key: str, schema: type, settings: Any) -> str:
     """Return the message for an unknown key.
 
     Args:
         key: The dotted key, with indices of lists: training.length[0].tokns.
-        given: All settings of the user, which may be those of another command.
+        settings: All settings of the user, which may be those of another command.
     """
     for name, command in _COMMAND_OF_KEY.items():
-        if name in given and name not in schema_fields(schema):
+        if name in settings and name not in schema_fields(schema):
             return f"'{name}' belongs to `olmo-sparsity {command}`"
     if key == "base":
         return "unknown key 'base': it is read from the config file; write it there"
 
-    known = [*dict.fromkeys(_known_keys(schema))]
+    known_keys = [*dict.fromkeys(_known_keys(schema))]
     plain_key = re.sub(r"\[\d+\]", "", key)  # without the index of a list
     section, _, name = plain_key.rpartition(".")
-    if key in known:  # known inside a list of sections, but here is a single section
+    # It is known inside a list of sections, and here is a single section.
+    if key in known_keys:
         return f"unknown key '{key}': only a list of sections has it ({section}[0].{name})"
     remedy = _remedies(schema).get(name)
     if remedy is not None:
         return f"unknown key '{key}': {remedy}"
 
     # The right name in the wrong section first, then the closest spelling.
-    close = fnmatch.filter(known, f"*.{name}")
+    close = fnmatch.filter(known_keys, f"*.{name}")
     if not close:
-        close = difflib.get_close_matches(plain_key, known, n=1, cutoff=0.6)
+        close = difflib.get_close_matches(plain_key, known_keys, n=1, cutoff=0.6)
     if close and close[0] == section:  # the closest match is the section itself
         close = []
-        known = [other for other in known if other.startswith(f"{section}.")]
+        known_keys = [other for other in known_keys if other.startswith(f"{section}.")]
     if close:
         return f"unknown key '{key}'; did you mean '{close[0]}'?"
-    choices = f"; choose from {', '.join(known)}" if 0 < len(known) <= FEW_KEYS else ""
+    choices = f"; choose from {', '.join(known_keys)}" if 0 < len(known_keys) <= FEW_KEYS else ""
     return f"unknown key '{key}'{choices}"
 
 

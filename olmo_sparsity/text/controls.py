@@ -45,9 +45,9 @@ class DistantText:
     """In the order of the distant window; shuffled texts have them in any order."""
 
     @staticmethod
-    def at(document: Document, first: int, num_distant: int) -> DistantText:
-        """Return `num_distant` consecutive tokens from the place `first` on."""
-        return DistantText(document, np.arange(first, first + num_distant))
+    def at(document: Document, first_place: int, num_distant: int) -> DistantText:
+        """Return `num_distant` consecutive tokens from the place `first_place` on."""
+        return DistantText(document, np.arange(first_place, first_place + num_distant))
 
     @property
     def is_run(self) -> bool:
@@ -60,8 +60,8 @@ class DistantText:
 
     def units(self, kind: str) -> Units:
         """Return the units of this text. Its tokens must be consecutive ones, in any order."""
-        first = int(self.places_F.min())
-        return self.document.units(kind, first, first + len(self.places_F))
+        first_place = int(self.places_F.min())
+        return self.document.units(kind, first_place, first_place + len(self.places_F))
 
     def text(self, first: int, end: int) -> str:
         """Return the text of the distant tokens first … end − 1, counted from the first distant
@@ -259,8 +259,8 @@ class Controls:
                 f"{len(others)} unrelated ones is as long; pass more or longer documents"
             )
 
-        first = int(generator.integers(len(drawn.tokens) - length + 1))
-        return DistantText.at(drawn, first, block.num_distant)
+        first_place = int(generator.integers(len(drawn.tokens) - length + 1))
+        return DistantText.at(drawn, first_place, block.num_distant)
 
     @cached_property
     def _last_joined(self) -> dict[tuple, Document]:

@@ -76,18 +76,18 @@ def _parts_of(document: Document, name: str, max_tokens: int, first_number: int)
     """
     ends = _ends_of_parts(document, max_tokens)
     parts = []
-    first = 0
+    first_index = 0
     for index, end in enumerate(ends):
         part_name = f"{name}, part {index + 1} of {len(ends)}"
         part = replace(
             document,
-            tokens=document.tokens[first:end],
+            tokens=document.tokens[first_index:end],
             number=first_number + index,
             group=document.group or name,
             name=part_name if len(ends) > 1 else document.name,
         )
         parts.append(part)
-        first = end
+        first_index = end
     return parts
 
 
@@ -96,38 +96,40 @@ def _ends_of_parts(document: Document, max_tokens: int) -> list[int]:
     num_tokens = len(document.tokens)
     if num_tokens <= max_tokens:
         return [num_tokens]
+
     starts_of_units = []
     # Without a tokenizer there is no text in which units could be found.
     if document.tokenizer is not None:
         for border in BORDERS:
             units = document.units(border.units, 0, num_tokens)
             starts_of_units.append(np.asarray(units.first))
+
     ends: list[int] = []
-    first = 0
-    while num_tokens - first > max_tokens:
+    first_index = 0
+    while num_tokens - first_index > max_tokens:
         # Equal parts, so that the last one is not too short for a target.
-        num_left = ceil((num_tokens - first) / max_tokens)
-        length = (num_tokens - first) / num_left
-        first = _best_end(starts_of_units, first, length, max_tokens)
-        ends.append(first)
+        num_left = ceil((num_tokens - first_index) / max_tokens)
+        length = (num_tokens - first_index) / num_left
+        first_index = _best_end(starts_of_units, first_index, length, max_tokens)
+        ends.append(first_index)
     return [*ends, num_tokens]
 
 
 def _best_end(
-    starts_of_units: Sequence[np.ndarray], first: int, length: float, max_tokens: int
+    starts_of_units: Sequence[np.ndarray], first_index: int, length: float, max_tokens: int
 ) -> int:
     """Return where a part should end: at the best kind of border near its ideal end.
 
     Args:
         starts_of_units: For each of `BORDERS`, the indices of the tokens at which a unit begins.
             Empty if the document has no text: the part then ends at its ideal end.
-        first: The index of the first token of the part.
+        first_index: The index of the part's first token.
         length: The ideal number of its tokens. It must not have more than `max_tokens`.
     """
-    ideal_end = first + length
+    ideal_end = first_index + length
     for border, starts in zip(BORDERS, starts_of_units, strict=False):
         is_near = np.abs(starts - ideal_end) <= border.search * length
-        candidates = starts[is_near & (starts <= first + max_tokens)]
+        candidates = starts[is_near & (starts <= first_index + max_tokens)]
         if len(candidates):
             return int(candidates[np.abs(candidates - ideal_end).argmin()])
     return int(ideal_end)

@@ -3,7 +3,7 @@
 Place in the flow: prompts as token IDs → requests (dialects.py, connection.py) → **log p**
 (`Server.score`) → pool.py, which shares prompts among several servers.
 
-    server.score([464, 7696, 9721], first=1)  →  [-7.2, -3.1]    log p of 7696 and of 9721
+    server.score([464, 7696, 9721], first_index=1)  →  [-7.2, -3.1]    log p of 7696 and of 9721
 
 A server is not trusted. checks.py proves what its numbers are before any is used. Here every reply
 must show which prompt it is of, and a server must show that it is still the same model:
@@ -99,29 +99,30 @@ class Server:
         time: a proxy that exchanges two replies would not be noticed."""
         return self._replies_name_requests or self.dialect.repeats_prompts
 
-    def score(self, ids: list[int], first: int) -> np.ndarray:
-        """Return log p of the tokens from the index `first` on: [len(ids) − first], in nats."""
-        return self.score_and_generate(ids, first).log_p
+    def score(self, ids: list[int], first_index: int) -> np.ndarray:
+        """Return log p of the tokens from the index `first_index` on: [len(ids) − first_index], in
+        nats."""
+        return self.score_and_generate(ids, first_index).log_p
 
-    def score_and_generate(self, ids: list[int], first: int) -> ScoredPrompt:
-        """Return log p of the tokens from the index `first` on, and the token generated after them.
-        Raise DataError for a reply that is to another prompt or holds no usable numbers."""
+    def score_and_generate(self, ids: list[int], first_index: int) -> ScoredPrompt:
+        """Return log p of the tokens from the index `first_index` on, and the token generated after
+        them. Raise DataError for a reply that is to another prompt or holds no usable numbers."""
         # A name that no other request has, so that an exchanged reply is noticed.
         request_name = uuid.uuid4().hex
-        bodies = self.dialect.score_requests(ids, first, request_name)
+        bodies = self.dialect.score_requests(ids, first_index, request_name)
         replies = [self._request(self.dialect.path, body) for body in bodies]
 
         # Is it the reply to this request, about this prompt?
-        reply = self._read_scores(replies, ids, first)
+        reply = self._read_scores(replies, ids, first_index)
         self._check_request(reply, request_name)
         sent_ids = ids[reply.first_index :]
         self._check_tokens(reply.tokens, sent_ids)
 
         # Are they log-probabilities?
         log_p = [as_log_p(written) for written in reply.log_p]
-        # A reply may begin before `first`. The numbers before it may be null, such as that of the
-        # first token of a text.
-        num_before = first - reply.first_index
+        # A reply may begin before `first_index`. The numbers before it may be null, such as that of
+        # the first token of a text.
+        num_before = first_index - reply.first_index
         scored = log_p[num_before:]
         if None in scored:
             written = reply.log_p[num_before + scored.index(None)]
@@ -130,11 +131,11 @@ class Server:
         check_not_constant(sent_ids, log_p, self.url)
         return ScoredPrompt(np.array(scored, dtype=float), reply.generated)
 
-    def _read_scores(self, replies: list[Any], ids: list[int], first: int) -> Reply:
+    def _read_scores(self, replies: list[Any], ids: list[int], first_index: int) -> Reply:
         """Return the tokens and numbers of a reply. Raise DataError if it has another form, or has
         not as many tokens and numbers as were sent."""
         try:
-            reply = self.dialect.read_scores(replies, ids, first)
+            reply = self.dialect.read_scores(replies, ids, first_index)
             num_sent = len(ids) - reply.first_index
             if len(reply.tokens) != num_sent:
                 raise ValueError(f"{len(reply.tokens)} tokens where {num_sent} were sent")
