@@ -109,8 +109,8 @@ next to other work a model of 0.56M parameters took seven times the CPU time wit
 
 @contextlib.contextmanager
 def threads_for(num_parameters: int) -> Iterator[None]:
-    """Inside, PyTorch uses one thread for a small model on the CPU, unless OMP_NUM_THREADS is
-    set."""
+    """Let PyTorch use one thread for a small model on the CPU inside the block, unless
+    OMP_NUM_THREADS is set."""
     import torch
 
     num_threads = torch.get_num_threads()

@@ -163,12 +163,16 @@ _choosing = threading.RLock()
 
 @contextmanager
 def fast_kernels(device: torch.device, differentiate_bias: bool = False) -> Iterator[None]:
-    """Inside, PyTorch chooses the fastest attention kernels of a GPU. This is a setting of the
-    whole process, so one thread at a time changes it, and restores it afterwards.
-    `differentiate_bias`: whether the bias needs a gradient, so that only the plain kernel (MATH) is
-    right: cuDNN's does not differentiate a bias, and the memory-efficient one reads memory that it
-    never wrote if only the bias needs a gradient. MATH then computes in the dtype of the queries,
-    as in fp32 it would not use tensor cores."""
+    """Let PyTorch choose the fastest attention kernels of a GPU inside the block. This is a setting
+    of the whole process, so one thread at a time changes it, and restores it afterwards.
+
+    Args:
+        device: Where attention is computed. On a CPU nothing is set.
+        differentiate_bias: Whether the bias needs a gradient, so that only the plain kernel (MATH)
+            is right: cuDNN's does not differentiate a bias, and the memory-efficient one reads
+            memory that it never wrote if only the bias needs a gradient. MATH then computes in the
+            dtype of the queries, as in fp32 it would not use tensor cores.
+    """
     if device.type == "cpu":
         yield
         return

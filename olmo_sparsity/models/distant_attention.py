@@ -10,7 +10,8 @@ and joins the two. `can_share_distant` says where that is possible and worth it:
 kernels of the hardware once. Both kinds of models call them (olmo/layer_steps.py,
 huggingface/own_attention.py).
 
-Dimension key: B rows, L queries, K local tokens, F distant tokens, H heads.
+Dimension key: B rows, L queries, K local tokens, F distant tokens, H heads of queries, G heads of
+keys, C width of a head.
 """
 
 from __future__ import annotations
@@ -46,28 +47,25 @@ def attend_to_distant(
 
     So distant keys and values that rows share (as views) are not copied for each of them.
 
-    q               (B, H, L, width of a head)
-    k, v            (B, heads of keys, K, width): local tokens
-    distant_k, distant_v    (B, heads of keys, F, width)
-    distant_bias    (B, F), or (B, L, F) where queries differ; None: all are visible
-    scale           the factor of scores; None: width ** −0.5
-    local_bias      (B, 1, L, K); None: causal
+    Args:
+        q: (B, H, L, C).
+        k, v: Local tokens, (B, G, K, C).
+        distant_k, distant_v: (B, G, F, C).
+        distant_bias: Added to the scores of distant tokens, (B, F), or (B, L, F) where queries
+            differ. None: all are visible.
+        scale: The factor of scores. None: C ** −0.5.
+        local_bias: Added to the scores of local tokens, (B, 1, L, K). None: causal attention.
     """
-    # The kernels themselves check few sizes, and read beyond the end of a tensor that is too short.
-    num_rows = len(q)
+    _check_sizes(q, k, v, distant_k, distant_v, distant_bias)
     num_distant = distant_k.shape[2]
-    assert num_rows == len(k) == len(v) == len(distant_k) == len(distant_v)
-    if distant_bias is not None:
-        assert distant_bias.shape[0] == num_rows
-        assert distant_bias.shape[-1] == num_distant
     num_queries = q.shape[2]
     num_heads, num_keys = k.shape[1:3]
     if local_bias is None:
         local_bias = causal_bias(num_keys, q.device, num_queries)
 
-    # Query heads that read the same keys become more queries of one head: (B, heads of keys,
-    # queries of the heads of a group, …). So keys and values are not copied for each query head,
-    # and a bias over queries is repeated for each head of a group instead.
+    # Query heads that read the same keys become more queries of one head: (B, G, H / G · L, C). So
+    # keys and values are not copied for each query head, and a bias over queries is repeated for
+    # each head of a group instead.
     grouped = q.unflatten(1, (num_heads, -1)).flatten(2, 3)
     group_size = grouped.shape[2] // num_queries
     local_bias = local_bias.repeat(1, 1, group_size, 1)
@@ -90,11 +88,28 @@ def attend_to_distant(
     return mixed.to(local.dtype).unflatten(2, (-1, num_queries)).flatten(1, 2)
 
 
+def _check_sizes(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    distant_k: Tensor,
+    distant_v: Tensor,
+    distant_bias: Tensor | None,
+) -> None:
+    """Fail if rows or distant tokens differ in number. The kernels themselves check few sizes, and
+    read beyond the end of a tensor that is too short."""
+    num_rows = len(q)
+    assert num_rows == len(k) == len(v) == len(distant_k) == len(distant_v)
+    if distant_bias is not None:
+        assert distant_bias.shape[0] == num_rows
+        assert distant_bias.shape[-1] == distant_k.shape[2]
+
+
 class _AttentionWithLogSum(NamedTuple):
     """Attention, and what is needed to join it with attention to other keys."""
 
     mixed: Tensor
-    """(B, H, L, width of a head)."""
+    """(B, H, L, C)."""
 
     log_sum_BHL: Tensor
     """The log-sum-exp of each query's scores."""

@@ -172,18 +172,28 @@ class _Sequence(NamedTuple):
     """How many tokens of its beginning may be shared."""
 
 
+class _Branches(NamedTuple):
+    """Where sorted sequences part."""
+
+    depth: int
+    """The number of tokens that all of them share."""
+
+    groups: list[list[_Sequence]]
+    """The sequences by their next token."""
+
+
 def _node_of(sequences: list[_Sequence]) -> Node:
     """Return the node of the longest beginning that all sequences share, with the nodes below it.
     The sequences must be sorted by their tokens."""
-    depth, branches = _branch(sequences)
+    depth, groups = _find_branches(sequences)
     leaves: list[int] = []
     children: list[Node] = []
-    for branch in branches:
+    for group in groups:
         child = None
-        # One sequence by itself shares nothing. A branch of all of them shares no more than this
+        # One sequence by itself shares nothing. A group of all of them shares no more than this
         # node has, so a child would be the same node again, without end.
-        if 1 < len(branch) < len(sequences):
-            child = _node_of(branch)
+        if 1 < len(group) < len(sequences):
+            child = _node_of(group)
         if child is not None and child.depth - depth >= MIN_SHARED_TOKENS:
             children.append(child)
         else:
@@ -191,7 +201,7 @@ def _node_of(sequences: list[_Sequence]) -> Node:
             # one from this node on. The text whose states are kept has no index, and needs no
             # log-probabilities.
             leaves += [
-                sequence.prompt_index for sequence in branch if sequence.prompt_index is not None
+                sequence.prompt_index for sequence in group if sequence.prompt_index is not None
             ]
     return Node(
         tokens=sequences[0].tokens[:depth],
@@ -201,9 +211,9 @@ def _node_of(sequences: list[_Sequence]) -> Node:
     )
 
 
-def _branch(sequences: list[_Sequence]) -> tuple[int, list[list[_Sequence]]]:
-    """Return the number of tokens that all sorted sequences share, and the sequences in groups that
-    have the same next token."""
+def _find_branches(sequences: list[_Sequence]) -> _Branches:
+    """Return how many tokens all of these sequences share, and the groups of those that go on with
+    the same token. The sequences must be sorted by their tokens."""
     limit = min(sequence.max_shared for sequence in sequences)
     # The first and the last of sorted sequences differ most, so all share what these two share.
     first_tokens = sequences[0].tokens[:limit]
@@ -213,7 +223,7 @@ def _branch(sequences: list[_Sequence]) -> tuple[int, list[list[_Sequence]]]:
         # The sequence with the smallest limit ends here. Those with a larger one could share more
         # among themselves, which is rare: without such nodes the result is the same, and takes
         # longer.
-        return limit, [sequences]
+        return _Branches(limit, [sequences])
     depth = int(differing[0])
     by_next_token = groupby(sequences, lambda sequence: sequence.tokens[depth])
-    return depth, [list(branch) for _, branch in by_next_token]
+    return _Branches(depth, [list(group) for _, group in by_next_token])

@@ -141,7 +141,8 @@ def _leave_slow_dtype(model: PreTrainedModel, folder: Path) -> None:
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Inside, transformers and DeepSpeed, which it imports, print no bars and no warnings."""
+    """Keep transformers, and DeepSpeed, which it imports, from printing bars and warnings inside
+    the block."""
     from transformers.utils import logging as transformers_logging
 
     # Of the whole process, as the two have a logger for each of their modules.

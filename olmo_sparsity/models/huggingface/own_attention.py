@@ -80,7 +80,8 @@ _task: ContextVar[_ShareStates | _CollectWeights | None] = ContextVar("task", de
 def attending_to(
     distant: DistantStates, views: Sequence[LayerView], configs: Sequence[Any]
 ) -> Iterator[None]:
-    """Inside, all layers attend to `distant` and to the rows' own tokens, in this thread.
+    """Let all layers attend to `distant` and to the rows' own tokens inside the block, in this
+    thread.
 
     Args:
         views: What each layer sees.
@@ -96,8 +97,8 @@ def attending_to(
 
 @contextmanager
 def reading_weights(configs: Sequence[Any]) -> Iterator[list[Tensor]]:
-    """Inside, layers compute attention weights, in this thread. Yield a list to which each layer
-    appends its own."""
+    """Let layers compute attention weights inside the block, in this thread. Yield a list to which
+    each layer appends its own."""
     task = _CollectWeights()
     with _with_task(task, configs):
         yield task.weights
@@ -105,7 +106,7 @@ def reading_weights(configs: Sequence[Any]) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def _with_task(task: _ShareStates | _CollectWeights, configs: Sequence[Any]) -> Iterator[None]:
-    """Inside, layers with these configurations do the task, in this thread."""
+    """Give layers with these configurations a task inside the block, in this thread."""
     token = _task.set(task)
     try:
         with own_attention(configs):
@@ -132,8 +133,8 @@ Models may share one."""
 
 @contextmanager
 def own_attention(configs: Sequence[Any]) -> Iterator[None]:
-    """Inside, layers with these configurations call our attention. The last thread that leaves
-    restores the usual one."""
+    """Let layers with these configurations call our attention inside the block. The last thread
+    that leaves restores the usual one."""
     with _switching:
         # Attention of other kinds, such as flash attention, is not replaced.
         replaced = [

@@ -37,7 +37,8 @@ def checkpoint_layers(model: Any, body: nn.Module, every: int) -> None:
 
 @contextmanager
 def recomputing_layers(body: nn.Module) -> Iterator[None]:
-    """Inside, layers keep only their inputs for a backward pass and compute the rest again."""
+    """Let layers keep only their inputs for a backward pass inside the block. The backward pass
+    computes the rest again."""
     # By `forward`, as the attribute of transformers has an effect in training mode only.
     with ExitStack() as stack:
         for layer in layers_of(body):

@@ -1,6 +1,9 @@
 """Score prompts with models of transformers that take no position IDs, such as recurrent ones: they
 can only read whole prompts.
 
+    model = WholePrompts(AutoModelForCausalLM.from_pretrained(name))
+    model.score([Prompt(ids_of_question, ids_of_answer)])     # [array([-7.2, -3.1])], in nats
+
     load_model(…, whole_prompts=True) → WholePrompts → `attribute`, and measurements with
                                                        distant_states="replaced"
 

@@ -43,13 +43,10 @@ share (`_inner`)."""
 
 @contextmanager
 def in_use(*models: Any) -> Iterator[None]:
-    """Inside, this thread alone uses models; other threads that enter wait. The given models are in
-    evaluation mode, and afterwards in the mode that they had. A model that has changed since its
-    last use is tried again.
-
-    Args:
-        models: Models of PyTorch. Others, such as a server, are passed over.
-    """
+    """Let this thread alone use models inside the block; other threads that enter wait. The models
+    are in evaluation mode there, and afterwards in the mode that they had. A model that has changed
+    since its last use is tried again. `models`: models of PyTorch; others, such as a server, are
+    passed over."""
     with _lock, ExitStack() as stack:
         for model in models:
             if isinstance(model, nn.Module) and not any(model is user for user in _users):
@@ -75,7 +72,7 @@ def with_model_in_use(function: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def _one_in_use(model: nn.Module) -> Iterator[None]:
-    """Inside, this model is in use. Called with the lock held."""
+    """Use one model inside the block. Called with the lock held."""
     inner = _inner(model)
     is_first = not any(_inner(user) is inner for user in _users)
     trained_weights = [weight for weight in inner.parameters() if weight.requires_grad]
@@ -171,7 +168,8 @@ def _fit_again_if_changed(model: nn.Module, inner: nn.Module) -> None:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in evaluation mode. Afterwards each module has its former mode."""
+    """Put the model in evaluation mode inside the block. Afterwards each module has its former
+    mode."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
