@@ -31,6 +31,9 @@ from olmo_sparsity.sources.options import ServerOptions, SourceSettings
 if TYPE_CHECKING:
     import pandas as pd
 
+    from olmo_sparsity.sources.attribution import Attribution
+    from olmo_sparsity.sources.request import AttributeRequest
+
 TEXT_OPTIONS = ("question", "answer", "reasoning")
 """Options whose value is a text, or @FILE."""
 
@@ -49,16 +52,17 @@ def run_attribute(options: argparse.Namespace) -> int:
 # --- options that have no effect ------------------------------------------------------------------
 
 
-class Needs(NamedTuple):
+class Restricted(NamedTuple):
     """Options that have an effect only together with another one, or only without it."""
 
     reason: str
     """What is wrong with giving one of them, for the message."""
 
     names: tuple[str, ...]
+    """The options, as attributes of what the parser returns."""
 
 
-OF_QUESTIONS = Needs(
+OF_QUESTIONS = Restricted(
     "require --questions",
     (
         "out",
@@ -71,17 +75,17 @@ OF_QUESTIONS = Needs(
         "new_need_source",
     ),
 )
-OF_ONE_QUESTION = Needs(
+OF_ONE_QUESTION = Restricted(
     "cannot be combined with --questions",
     ("question", "answer", "reasoning", "candidates", "json", "message", "passages"),
 )
-OF_GATE = Needs("require --gate", ("baseline", "margin", "must_pass"))
-OF_BASELINE = Needs("requires --baseline", ("allow_other_model", "new_need_source"))
-OF_MESSAGES = Needs("requires --messages", ("passages",))
-OF_RESULTS = Needs("cannot be combined with --dry-run, which has no results", ("json", "html"))
+OF_GATE = Restricted("require --gate", ("baseline", "margin", "must_pass"))
+OF_BASELINE = Restricted("requires --baseline", ("allow_other_model", "new_need_source"))
+OF_MESSAGES = Restricted("requires --messages", ("passages",))
+OF_RESULTS = Restricted("cannot be combined with --dry-run, which has no results", ("json", "html"))
 
 DEFAULTS = {"message": LAST_MESSAGE, "must_pass": MUST_ALL_PASS}
-"""Values of options that were not given. Others are then None, False, empty or 0."""
+"""Option → its value if it was not given, of those whose default is not None, False, empty or 0."""
 
 
 def _check_options_have_effect(options: argparse.Namespace) -> None:
@@ -101,18 +105,22 @@ def _check_options_have_effect(options: argparse.Namespace) -> None:
         _check_not_given(options, OF_BASELINE)
 
 
-def _check_not_given(options: argparse.Namespace, needs: Needs) -> None:
+def _check_not_given(options: argparse.Namespace, restricted: Restricted) -> None:
     """Raise ConfigError if any of these options was given, with their names."""
-    flags = [f"--{name.replace('_', '-')}" for name in needs.names if _was_given(options, name)]
+    flags = [
+        f"--{name.replace('_', '-')}" for name in restricted.names if _was_given(options, name)
+    ]
     if flags:
-        raise ConfigError(f"{', '.join(flags)}: {needs.reason}; omit what has no effect")
+        raise ConfigError(f"{', '.join(flags)}: {restricted.reason}; omit what has no effect")
 
 
 def _was_given(options: argparse.Namespace, name: str) -> bool:
-    """Return whether an option has another value than without it."""
+    """Return whether an option has another value than its default."""
     # The options of a settings class are absent unless they were given.
     value = getattr(options, name, None)
-    return bool(value != DEFAULTS[name] if name in DEFAULTS else value)
+    if name in DEFAULTS:
+        return bool(value != DEFAULTS[name])
+    return bool(value)
 
 
 # --- one answer -----------------------------------------------------------------------------------
@@ -142,7 +150,7 @@ def _attribute_one(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_attribution(attribution: Any, options: argparse.Namespace) -> None:
+def _print_attribution(attribution: Attribution, options: argparse.Namespace) -> None:
     """Print the verdicts as text or JSON, and write the page if one is wanted."""
     from olmo_sparsity.analysis.results.tables import to_json_value
 
@@ -170,6 +178,7 @@ def _read_inputs(options: argparse.Namespace) -> dict[str, Any]:
         inputs["messages"] = read_log(options.messages)
     for name in TEXT_OPTIONS:
         text = getattr(options, name)
+        # Taken literally, which the user may not have meant.
         if text and isfile(text):
             say(f"--{name}: the words '{text}' themselves; --{name} @{text} reads the file")
         with naming(f"--{name}"):
@@ -238,7 +247,7 @@ def _check_has_out(options: argparse.Namespace) -> None:
         raise ConfigError("--questions requires --out, the folder of the results")
 
 
-def _common_request(options: argparse.Namespace) -> Any:
+def _common_request(options: argparse.Namespace) -> AttributeRequest:
     """Return what all questions of a file have in common, with the model loaded."""
     from olmo_sparsity.analysis.measurement.reading import load
     from olmo_sparsity.sources.request import AttributeRequest

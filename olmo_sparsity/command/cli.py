@@ -1,10 +1,13 @@
 """Parse the command line of `olmo-sparsity`, and call one function per command.
 
-    entry → main → build_parser → the function of the command, such as `run_train` → an exit code
+    olmo-sparsity train mine.yaml --seed=4
+
+    entry → main → build_parser: options.run = run_train, options.config = "mine.yaml",
+                                 options.overrides = ["--seed=4"]
+                 → run_train(options) → 0, or an exception, of which ending.py makes an exit code
 
 Options are declared in arguments.py. A command is in the module with its name or, such as `train`
-and `figure`, in the module of a group (training.py, results.py). Exit codes and error messages are
-in ending.py.
+and `figure`, in the module of a group (training.py, results.py).
 
 Place in the flow: on top of everything; `entry` is the program `olmo-sparsity`. Large packages are
 imported only inside a command, so that `--help` and a mistake in the options take no seconds.
@@ -37,9 +40,10 @@ from olmo_sparsity.command.training import run_configs, run_export, run_prepare,
 __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
 
 GOES_ON = "goes on"
+"""What a command that keeps what it has done would do after it was stopped, for the message."""
+
 STARTS_AGAIN = "starts again, as a dry run stores nothing"
-"""What the same command would do after it was stopped: one that keeps what it has done, and a dry
-run."""
+"""The same of a dry run."""
 
 RESUMED_COMMANDS = ("prepare", "train", "experiment", "measure")
 """Commands that keep what they have done, and go on when they are given again."""
@@ -80,13 +84,15 @@ def main(arguments: list[str] | None = None) -> int:
         return print_error(NO_DOCSTRINGS)
     parser = build_parser()
     words = sys.argv[1:] if arguments is None else arguments
-    options, rest = parser.parse_known_args(current_words(words))
+    options, other_words = parser.parse_known_args(current_words(words))
     # Only commands that read a config take further `--key.sub=value` words.
-    unknown = [word for word in rest if "config" not in options or not word.startswith("--")]
+    takes_keys = "config" in options
+    unknown = [word for word in other_words if not (takes_keys and word.startswith("--"))]
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    options.overrides = rest
+    options.overrides = other_words
     _check_not_blank(parser, options, words)
+
     try:
         _check_current_folder()
         for name in ("out", "html"):
@@ -99,41 +105,43 @@ def main(arguments: list[str] | None = None) -> int:
         return _exit_code_of(error, options)
 
 
-def _exit_code_of(error: BaseException, options: argparse.Namespace) -> int:
-    """Print what stopped a command, and what the same command would do now; return the exit code.
-
-    Args:
-        error: What was raised.
-        options: The options of the command.
-    """
-    if getattr(options, "questions", None) is not None:
-        # Not the code of a stopped training, which SLURM's scripts submit again.
-        return ending.exit_code_of(error, again=GOES_ON, code=ending.EXIT_INTERRUPTED)
-    if options.command in RESUMED_COMMANDS and getattr(options, "dry_run", False):
-        return ending.exit_code_of(error, again=STARTS_AGAIN, code=ending.EXIT_INTERRUPTED)
-    keeps_work = options.command in RESUMED_COMMANDS
-    if options.command == "losses":
-        keeps_work = getattr(options, "out", None) is not None  # without a folder nothing is kept
-    return ending.exit_code_of(error, again=GOES_ON if keeps_work else None)
-
-
-def _check_current_folder() -> None:
-    """Raise DataError if the current folder is gone. Libraries would fail later, with messages
-    about files of their own."""
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        raise DataError("the current folder was deleted; `cd` to another one") from None
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser, in which each command has the function that runs it."""
+    return arguments.build_parser(
+        {
+            "configs": run_configs,
+            "prepare": run_prepare,
+            "train": run_train,
+            "experiment": _run_experiment,
+            "losses": run_losses,
+            "export": run_export,
+            "explain": run_explain,
+            "attribute": _run_attribute,
+            "measure": run_measure,
+            "figure": run_figure,
+            "compare": run_compare,
+            "report": run_report,
+        }
+    )
 
 
-def _check_html_replaces_no_input(options: argparse.Namespace) -> None:
-    """Raise ConfigError if --html is a file that another option names."""
-    words: list[str] = []
-    for name, value in vars(options).items():
-        values = value if isinstance(value, list | tuple) else [value]
-        if name != "html":
-            words += [word for word in values if isinstance(word, str)]
-    check_not_read("--html", getattr(options, "html", None), words)
+def _run_experiment(options: argparse.Namespace) -> int:
+    """Run the command `experiment`; return the exit code."""
+    # Imported here, as it imports the package `experiment`.
+    from olmo_sparsity.command.experiment import run_experiment
+
+    return run_experiment(options)
+
+
+def _run_attribute(options: argparse.Namespace) -> int:
+    """Run the command `attribute`; return the exit code."""
+    # Imported here, as the package `sources` can be left out of an installation.
+    from olmo_sparsity.command.attribute import run_attribute
+
+    return run_attribute(options)
+
+
+# --- checks of options of several commands --------------------------------------------------------
 
 
 MAY_BE_BLANK = ("prefix", "slurm", "measure_slurm")
@@ -161,35 +169,42 @@ def _check_not_blank(
             parser.error(f"{shown} is blank; write a value there (is a shell variable unset?)")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser, in which each command has the function that runs it."""
-    return arguments.build_parser(
-        {
-            "configs": run_configs,
-            "prepare": run_prepare,
-            "train": run_train,
-            "experiment": _run_experiment,
-            "losses": run_losses,
-            "export": run_export,
-            "explain": run_explain,
-            "attribute": _run_attribute,
-            "measure": run_measure,
-            "figure": run_figure,
-            "compare": run_compare,
-            "report": run_report,
-        }
-    )
+def _check_current_folder() -> None:
+    """Raise DataError if the current folder is gone. Libraries would fail later, with messages
+    about files of their own."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise DataError("the current folder was deleted; `cd` to another one") from None
 
 
-def _run_experiment(options: argparse.Namespace) -> int:
-    # Imported here, as it imports the package `experiment`.
-    from olmo_sparsity.command.experiment import run_experiment
+def _check_html_replaces_no_input(options: argparse.Namespace) -> None:
+    """Raise ConfigError if --html is a file that another option names."""
+    words: list[str] = []
+    for name, value in vars(options).items():
+        values = value if isinstance(value, list | tuple) else [value]
+        if name != "html":
+            words += [word for word in values if isinstance(word, str)]
+    check_not_read("--html", getattr(options, "html", None), words)
 
-    return run_experiment(options)
+
+# --- the end of a command -------------------------------------------------------------------------
 
 
-def _run_attribute(options: argparse.Namespace) -> int:
-    # Imported here, as the package `sources` can be left out of an installation.
-    from olmo_sparsity.command.attribute import run_attribute
+def _exit_code_of(error: BaseException, options: argparse.Namespace) -> int:
+    """Print what stopped a command, and what the same command would do now; return the exit code.
 
-    return run_attribute(options)
+    Args:
+        error: What was raised.
+        options: The options of the command.
+    """
+    if getattr(options, "questions", None) is not None:
+        # Not the code of a stopped training, which SLURM's scripts submit again.
+        return ending.exit_code_of(error, again=GOES_ON, code=ending.EXIT_INTERRUPTED)
+    if options.command in RESUMED_COMMANDS and getattr(options, "dry_run", False):
+        return ending.exit_code_of(error, again=STARTS_AGAIN, code=ending.EXIT_INTERRUPTED)
+
+    keeps_work = options.command in RESUMED_COMMANDS
+    if options.command == "losses":
+        keeps_work = getattr(options, "out", None) is not None  # without a folder nothing is kept
+    return ending.exit_code_of(error, again=GOES_ON if keeps_work else None)

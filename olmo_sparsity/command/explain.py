@@ -1,5 +1,11 @@
 """Run the command `explain`: show which distant tokens one prediction depends on.
 
+    explain MODEL --text=FILE --at=Paris      the prediction of a word in a file
+    explain MODEL --text=FILE.jsonl:3         of one record
+    explain MODEL --prompt='…'                of what the model writes after a prompt
+    … --check                                 compare with unrelated texts, too
+    … --dry-run                               only count what it costs
+
 Place in the flow: below cli.py, on top of the package `analysis`.
 """
 

@@ -32,13 +32,14 @@ def run_measure(options: argparse.Namespace) -> int:
     keep_freed_memory()
     out = Path(options.out)
     keywords = given_options(options, MeasureRequest.names())
-    # First of all: the options that were typed, without what is added below.
+    # Before other keywords are added: only the names of options that the user has typed.
     keywords["typed"] = tuple(keywords)
     keywords["shard"] = parse_shard(options.shard, by_launch=False)
     keywords["command"] = tuple(typed_command())
     keywords["at"] = options.at and [parse_at(words) for words in options.at]
     if options.speed is not None and not options.dry_run:
         raise ConfigError(f"--speed={options.speed} is of --dry-run: add it")
+
     if options.model.endswith(".yaml"):
         # A config: there is no model yet, so that only its price can be asked for.
         print(_price_of_untrained(options, keywords))
