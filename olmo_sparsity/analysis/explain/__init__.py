@@ -7,5 +7,5 @@ target_choice.py    named targets, or those with the largest gaps
 answer.py           all of these → evaluation.py → Explanation
 explained_text.py   what was computed, as plain data; page.py and stored_form.py read it
 explanation.py      the same with the methods that users call
-check.py            the same targets with unrelated texts (unrelated.py)
+checking.py         the same targets with unrelated texts (unrelated.py); check.py is the result
 """

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from olmo_sparsity.analysis.explain.check import compare_with_unrelated
+from olmo_sparsity.analysis.explain.checking import compare_with_unrelated
 from olmo_sparsity.analysis.explain.evaluation import LOSSES, EvaluatedTargets, evaluate_targets
 from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.explain.prepared import Prepared

@@ -44,10 +44,17 @@ def split_template(
     messages: Callable[[Sequence[str]], list[dict[str, Any]]],
     texts: Sequence[str],
 ) -> list[str]:
-    """Return what the chat template writes before the first of these texts, between two of them,
-    and after the last. `messages`: a function from texts to the messages that hold them."""
+    """Return what the chat template writes before the first text, between each two, and after the
+    last: three pieces for two texts.
+
+    Args:
+        model: The model, whose tokenizer has the template.
+        messages: A function from texts to the messages that hold them, in their order.
+        texts: The texts.
+    """
     # Unique marks in place of the texts show where the template puts these. A template may also
-    # change a text, such as by stripping it, so the pieces with the real texts must give the same.
+    # change a text, such as by stripping it. So the pieces, joined with the real texts, must be
+    # what the template makes of these.
     marks = [f"⟦{number}⟧" for number in range(len(texts))]
     pieces = re.split(r"⟦\d+⟧", through_template(model, messages(marks)))
     inserted = chain(*zip_longest(pieces, texts, fillvalue=""))

@@ -1,9 +1,9 @@
 """Define the result of `explain`: targets with their distant units, to be shown, checked and saved.
 
-request.py computes it. `Explanation` has the methods that users call. What they do is elsewhere:
+answer.py computes it. `Explanation` has the methods that users call. What they do is elsewhere:
 
     explained_text.py   ExplainedText, the plain data that `Explanation` adds methods to
-    check.py            the same targets with unrelated texts in place of the distant context
+    checking.py         the same targets with unrelated texts in place of the distant context
     page.py             the HTML page
     stored_form.py      JSON and Parquet
 """
@@ -17,7 +17,8 @@ from typing import Any
 import pandas as pd
 
 from olmo_sparsity.analysis.explain import stored_form
-from olmo_sparsity.analysis.explain.check import Check, compare_with_unrelated
+from olmo_sparsity.analysis.explain.check import Check
+from olmo_sparsity.analysis.explain.checking import compare_with_unrelated
 from olmo_sparsity.analysis.explain.explained_text import ExplainedText
 from olmo_sparsity.analysis.explain.page import as_measurement, write_explanation_page
 from olmo_sparsity.analysis.options import is_whole_number
@@ -61,8 +62,12 @@ class Explanation(ExplainedText):
 
     @accepts_old_names
     def check(self, draws: int = 8, unrelated: Any = None) -> Check:
-        """Evaluate the same targets with `draws` unrelated texts in place of the distant context.
-        `unrelated`: the texts to draw from (default: those that were passed to `explain`)."""
+        """Evaluate the same targets with unrelated texts in place of the distant context.
+
+        Args:
+            draws: The number of unrelated texts.
+            unrelated: The texts to draw from. Default: those that were passed to `explain`.
+        """
         if unrelated is not None:
             self.unrelated = unrelated
         if self.prepared.scorer is None:
@@ -82,7 +87,7 @@ class Explanation(ExplainedText):
         return as_measurement(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the model, as values that JSON can hold."""
+        """Return everything except the model, as values that JSON can hold."""
         return stored_form.to_dict(self)
 
     def save(self, path: str | Path) -> None:
@@ -100,7 +105,8 @@ class Explanation(ExplainedText):
         return TargetsInText(self.document.texts, self.targets, self.distant, self.windows.short)
 
     def describe(self, bold: bool = False) -> str:
-        """Return the explanation for a terminal. `bold`: whether it understands ANSI codes."""
+        """Return the explanation as text for a terminal, with bold type if it understands ANSI
+        codes."""
         paragraphs = [self.shown.describe(bold)]
         if self.reliability is not None:
             paragraphs.append(

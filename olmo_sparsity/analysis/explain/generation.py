@@ -1,4 +1,7 @@
-"""Generate an answer greedily, one token after another."""
+"""Generate an answer greedily: at each step the token with the largest probability.
+
+generate(model, [464, 7696], max_new_tokens=3)    # [287, 1921, 13]
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,11 @@ def generate(
     Args:
         model: The model.
         tokens: Token IDs of the text.
-        max_new_tokens: The most tokens to generate. A line says if they cut the answer.
-        done: Called after each token, with all tokens so far.
+        max_new_tokens: The largest number of tokens to generate. The user is told if it cuts the
+            answer.
+        done: Called after each token, with all generated tokens. Default: nothing.
     """
+    # A model that computes elsewhere, such as a server, generates by itself.
     if model.prompt_model is not None:
         answer: list[int] = model.prompt_model.generate(tokens, max_new_tokens)
         return answer
@@ -43,6 +48,7 @@ def generate(
     for num_before in range(len(tokens), len(tokens) + max_new_tokens):
         positions = torch.arange(num_before - inputs.shape[1], num_before, device=device)[None]
         states = language_model.distant_states(inputs, positions, earlier=states)
+        # The hidden state of the last token predicts the next one.
         next_token = int(language_model.unembed(states.hidden_BFD[:, -1]).argmax())
         if next_token in end_ids:
             break

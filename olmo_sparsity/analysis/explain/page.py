@@ -1,9 +1,10 @@
 """Write the HTML page of an explanation.
 
-    ExplainedText → `as_measurement` → Results of one document → `write_page` of report.py
+    ExplainedText → `as_measurement` → Results of one document → `write_page` of texts_page.py
 
 The page of a measurement already shows a text with the distant units of its targets. So an
 explanation is put into the form of a measurement, and only head and tables differ.
+`Explanation.to_html` calls `write_explanation_page`, and `Explanation.results` `as_measurement`.
 """
 
 from __future__ import annotations

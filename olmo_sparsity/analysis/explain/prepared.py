@@ -2,9 +2,14 @@
 
     EncodedPrompt → Prepared.of → Prepared → .recover(targets) → tables
 
+"Who opened it? Anna Weiss" with at="Anna Weiss", in tokens, and a local window of 2:
+
+    document   Who opened it ? Anna Weiss        spans     [(4, 6)], the target that is named
+    windows    long="all", short=2               distant   Who opened | local  it ? | target
+
 A `Prepared` is everything that an explanation needs, read and checked, before anything is computed.
-If no target is named, `.blocks_to_select()` says where request.py looks for large gaps. The same
-object evaluates the targets again when the explanation is checked against unrelated texts.
+If no target is named, `.blocks_to_select()` returns where target_choice.py looks for large gaps.
+The same object evaluates the targets again when the explanation is checked (checking.py).
 """
 
 from __future__ import annotations
@@ -57,11 +62,11 @@ class Prepared:
     windows: Windows
     settings: ExplainSettings
     spans: Spans | None
-    """The targets that the user named, or the answer of a prompt. None: the tokens with the largest
-    gaps become targets."""
+    """The targets that the user named, or the answer of a prompt. With None, the tokens with the
+    largest gaps become targets."""
 
     model_identity: ModelIdentity | None = None
-    """The identity of the model at that time, by which a change is noticed."""
+    """The identity of the model when this was made, by which a later change is noticed."""
 
     @property
     def chosen_by_gap(self) -> bool:
@@ -78,12 +83,16 @@ class Prepared:
         unrelated: Any,
         batch_tokens: int | None = None,
     ) -> Prepared:
-        """Settle windows and targets of a prompt.
+        """Settle windows and targets of a text or prompt.
 
         Args:
-            at: Names of targets in a text.
+            model: The model.
+            prompt: The encoded text, or prompt and answer.
+            at: Names of targets in a text; None if none is named.
+            settings: The settings of the explanation.
             unrelated: The texts that replace distant tokens, where the interpretation replaces
                 them.
+            batch_tokens: Tokens of one forward. Default: that of `Scorer`.
         """
         document = Document(np.array(prompt.tokens, dtype=np.int64), tokenizer=model.tokenizer)
         spans: Spans | None = None
@@ -114,16 +123,16 @@ class Prepared:
         the text begins takes a pass of its own. If all these windows have more than `MAX_TOKENS`
         tokens, only some of them are taken, evenly spaced.
         """
-        windows = self.windows
         tokens = self.document.tokens
-        replaces = self.settings.interpretation.replaces
-        max_blocks = MAX_PROMPTS if replaces else MAX_WINDOWS
+        is_replaced = self.settings.interpretation.replaces
+        max_blocks = MAX_PROMPTS if is_replaced else MAX_WINDOWS
         stride = math.ceil(len(tokens) / max_blocks)
-        longest = windows.max_tokens
-        if longest is not None:
+        max_tokens = self.windows.max_tokens
+        if max_tokens is not None:
             # The last target of a block sees stride − 1 tokens more than the first.
-            longest = max(windows.short + 1, longest - stride + 1)
-        blocks = list(replace(windows, stride=stride, max_tokens=longest).blocks(tokens))
+            max_tokens = max(self.windows.short + 1, max_tokens - stride + 1)
+        blocks = list(replace(self.windows, stride=stride, max_tokens=max_tokens).blocks(tokens))
+
         blocks_at_start = [block for block in blocks if block.first_distant == 0]
         later_blocks = [block for block in blocks if block.first_distant > 0]
         num_later_tokens = sum(len(block.tokens) for block in later_blocks)
@@ -150,8 +159,8 @@ class Prepared:
         there are fewer than k.
 
         Args:
-            targets: Kind of distant context → spans of targets, an array of two columns.
-            controls: Where unrelated texts come from; None: none are evaluated.
+            targets: Distant part → spans of targets, an array of two columns.
+            controls: Where unrelated texts come from. Default: none are evaluated.
         """
         settings = self.settings
         # Placebo targets may lie elsewhere, and have fewer units: all get the same ks.
@@ -184,38 +193,29 @@ class Prepared:
 def _windows_of(
     model: LoadedModel, prompt: EncodedPrompt, spans: Spans | None, settings: ExplainSettings
 ) -> Windows:
-    """Return windows for the targets `spans`, which fit the positions that the model takes;
+    """Return windows for the targets, which fit the positions that the model takes. Raise
     ConfigError if none do.
 
     Args:
-        spans: The targets. None: single tokens anywhere in the text.
+        model: The model.
+        prompt: The text.
+        spans: The targets. None if they are single tokens, anywhere in the text.
+        settings: The options `long` and `short` are read.
     """
-    num_tokens = len(prompt.tokens)
-    last_end = num_tokens
+    last_end = len(prompt.tokens)
     longest_target = 1
     if spans:
         last_end = max(end for _, end in spans)
         longest_target = max(end - first for first, end in spans)
 
-    short = settings.short
-    if short is None:
-        num_before_target = prompt.answer[0] if prompt.answer else num_tokens
-        local = default_local(LOCAL_OF_ONE_PREDICTION, num_before_target)
-        # What a chat template puts after the prompt is never distant.
-        short = max(prompt.num_closing, local)
-    windows = Windows("all", short, prefix=tuple(prompt.prefix_ids))
-    windows = replace(windows, max_tokens=long_window(settings.long).longest)
-
+    windows = Windows(
+        long="all",
+        short=_local_window_of(prompt) if settings.short is None else settings.short,
+        prefix=tuple(prompt.prefix_ids),
+        max_tokens=long_window(settings.long).longest,
+    )
     if model.max_positions is not None:
-        # Prefix, long window and target share the positions. The last token of a target is only
-        # predicted, and needs none.
-        longest = model.max_positions - len(windows.prefix) - longest_target + 1
-        if longest <= short:
-            raise ConfigError(
-                f"prefix ({len(windows.prefix):,} tokens), local window (short={short}) and "
-                f"target ({longest_target:,}) need more than the {model.max_positions:,} positions "
-                f"of '{model.name}'; pass shorter ones, or lower short"
-            )
+        longest = _longest_window(model, model.max_positions, windows, longest_target)
         is_text_longer = last_end - longest_target > longest
         if is_text_longer and longest < (windows.max_tokens or math.inf):
             say(f"the text is longer than the model takes: long windows of {longest:,} tokens")
@@ -223,3 +223,28 @@ def _windows_of(
     windows.check()
     model.check_positions(replace(windows, stride=longest_target).num_positions(last_end))
     return windows
+
+
+def _local_window_of(prompt: EncodedPrompt) -> int:
+    """Return the default size of the local window, in tokens."""
+    num_before_target = prompt.answer[0] if prompt.answer else len(prompt.tokens)
+    local = default_local(LOCAL_OF_ONE_PREDICTION, num_before_target)
+    # What a chat template puts after the prompt is never distant.
+    return max(prompt.num_closing, local)
+
+
+def _longest_window(
+    model: LoadedModel, max_positions: int, windows: Windows, longest_target: int
+) -> int:
+    """Return the largest number of tokens of a long window for which the model has positions. Raise
+    ConfigError if no distant token would be among them."""
+    # Prefix, long window and target share the positions. The last token of a target is only
+    # predicted, and needs none.
+    longest = max_positions - len(windows.prefix) - longest_target + 1
+    if longest <= windows.short:
+        raise ConfigError(
+            f"prefix ({len(windows.prefix):,} tokens), local window (short={windows.short}) and "
+            f"target ({longest_target:,}) need more than the {max_positions:,} positions "
+            f"of '{model.name}'; pass shorter ones, or lower short"
+        )
+    return longest

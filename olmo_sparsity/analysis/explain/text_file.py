@@ -1,4 +1,9 @@
-"""Read one text from a file, from standard input, or as it stands on the command line."""
+"""Read one text from a file, from standard input, or as it stands on the command line.
+
+read_text("notes.txt"), read_text("-")                          a file; standard input
+read_text("Who opened it?", inline=True)                        the text itself
+read_text("@prompt.txt", inline=True)                           a file
+"""
 
 from __future__ import annotations
 
@@ -13,13 +18,20 @@ from olmo_sparsity.text.records import LARGEST_DOCUMENT
 
 
 def read_text(path: str, inline: bool = False) -> str:
-    """Return the text of a file, or of standard input for `-`. DataError if it is not text in
-    UTF-8. `inline`: `path` is the text itself, unless it begins with @, as in @FILE."""
-    if inline and not path.startswith("@"):
-        return path
-    path = path.removeprefix("@") if inline else path
+    """Return a text that a user named on the command line. Raise DataError if it is not text in
+    UTF-8, or empty.
+
+    Args:
+        path: The name of a file, or `-` for standard input.
+        inline: Whether `path` is the text itself, unless it begins with @, as in @FILE.
+    """
+    if inline:
+        if not path.startswith("@"):
+            return path
+        path = path.removeprefix("@")
     try:
         with _open_bytes(path) as file:
+            # One byte more than is allowed shows that there is more.
             raw = file.read(LARGEST_DOCUMENT + 1)
         if len(raw) > LARGEST_DOCUMENT:
             raise DataError(f"{path} has more than {LARGEST_DOCUMENT:,} bytes; pass a part of it")

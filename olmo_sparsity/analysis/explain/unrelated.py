@@ -1,7 +1,12 @@
 """Collect unrelated text for one explanation, without copies of the explained text.
 
-`unrelated_documents` reads documents until they hold about 20 times as many tokens as the explained
-text. `passages` yields the runs of 32 tokens by which a copy is found.
+    explained text of 1,000 tokens, documents to draw from
+        → documents until they hold 20,000 tokens, without those that share 32 tokens in a row with
+          the explained text
+        → one long document, of which each draw takes another part
+
+checking.py draws the unrelated texts of a check from it, and prepared.py those that replace distant
+text.
 """
 
 from __future__ import annotations
@@ -36,7 +41,9 @@ def unrelated_documents(model: LoadedModel, unrelated: Any, document: Document) 
     own_passages = set(passages(document.tokens))
     texts = []
     num_tokens = 0
-    for other in open_documents(unrelated, model, limit=max(2, num_needed // 50)):
+    # Enough if documents have 50 tokens on average. A limit must be 2 or more.
+    max_documents = max(2, num_needed // 50)
+    for other in open_documents(unrelated, model, limit=max_documents):
         if not own_passages.isdisjoint(passages(other.tokens)):
             continue
         texts.append(other.tokens)

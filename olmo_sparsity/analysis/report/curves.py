@@ -83,7 +83,7 @@ class Curve:
         return spell(self.rows.selector.iloc[0])
 
     def along(self, axis: str) -> pd.DataFrame:
-        """Return the rows that differ in `axis` alone, in its order. `axis`: k, length or step."""
+        """Return the rows that differ in `axis` (k, length or step) alone, in its order."""
         if axis == "k":
             return self.rows.sort_values(axis)
         fixed = "step" if axis == "length" else "length"
@@ -138,8 +138,11 @@ def _curves_of_alike(
     """Return the curve of results that differ in length and step alone. If two of them have the
     same length and step, such as two seeds, return a curve for each result.
 
-    `transferred`: rows of measurements that evaluated units of another model. They are drawn beside
-    the first curve.
+    Args:
+        label: The label of the curves.
+        results: The results.
+        transferred: Rows of measurements that evaluated units of another model. They are drawn
+            beside the first curve.
     """
     points = [_Point(result, _rows_of(result)) for result in results]
     points = [point for point in points if len(point.rows)]

@@ -2,13 +2,13 @@
 
     tokens, losses, targets, influence, recovery of a document → `document_data` → JSON
 
-report_page.js reads it. Keys are short, and names are numbers of the page's menus, as a page may
-hold a book:
+texts_page.py writes it into the page, and report_page.js reads it. Keys are short, and names are
+indices into the page's menus, as a page may hold a book:
 
     {"text": ["The", " night", …],
      "ends": {"61": 63},                         targets of several tokens: one past the last
      "chosen": [{"target": 61, "short": 9.1, "long": 0.4, "sets": [0],
-                 "found": {"0 1": {              the first kind of units, the second selector
+                 "found": {"0 1": {              units 0 and selector 1 of the menus
                      "own": {"first": [12, 40], "width": [2, 1], "influence": [7.9, 0.3],
                              "loss": [1.2, 1.1]},                  a loss for each k
                      "unrelated": {"loss": [8.8, 8.1]}}}}]}
@@ -33,7 +33,7 @@ from olmo_sparsity.analysis.results.target_rows import losses_of_targets, with_e
 @dataclass(frozen=True)
 class Menus:
     """The entries of the page's menus, in their order. The data of documents refer to them by their
-    number."""
+    indices."""
 
     ks: list[int]
     units: list[str]
@@ -54,27 +54,34 @@ class Menus:
         )
 
     def key_of(self, units: str, selector: str) -> str:
-        """Return the key under which a target has what a selector found among units."""
+        """Return the key under which a target has the units that a selector ranked: "0 1" for the
+        first kind of units and the second selector."""
         return f"{self.units.index(units)} {self.selectors.index(selector)}"
 
 
 def in_order(order: Iterable[str], *columns: pd.Series) -> list[str]:
     """Return the names that the columns hold, each once: first those in `order`, then the others as
     they come."""
-    order = list(order)
+    known_names = list(order)
     names = pd.concat(columns).unique().tolist()
-    names_in_order = [name for name in order if name in names]
-    return names_in_order + [name for name in names if name not in order]
+    names_in_order = [name for name in known_names if name in names]
+    return names_in_order + [name for name in names if name not in known_names]
 
 
 def document_data(results: Results, document: int, menus: Menus) -> dict[str, Any]:
     """Return the data of a document, which `openDocument` and `fillPanel` of report_page.js read.
-    `document`: its number."""
+
+    Args:
+        results: The measurement, without placebo targets.
+        document: The number of the document.
+        menus: The menus of the page.
+    """
     tokens = _rows_of_document(results.tokens, document)
     targets = _rows_of_document(results.targets, document)
     recovery = _rows_of_document(results.recovery, document)
     influence = _rows_of_document(results.influence, document)
     losses = losses_of_targets(_rows_of_document(results.losses, document), targets)
+    # Every token has losses; the page shows those of targets alone.
     shown_targets = [*targets.target, *recovery.target, *influence.target]
     losses = losses[losses.target.isin(shown_targets)]
 
@@ -137,6 +144,7 @@ def _add_influence(entries: Entries, influence: pd.DataFrame, menus: Menus) -> N
     ranked = ranked.assign(width=ranked.distant_end - ranked.distant_first)
     first, width, scores = _lists(ranked, "distant_first", "width", "influence")
     # The rows of one ranking are neighbours, in the order of rank, so they are runs of the lists.
+    # Lists are cut much faster than groups of a table, and a book has thousands of targets.
     num_ranked = ranked.groupby(_RANKING_KEYS, sort=False).size()
     start = 0
     for keys, num_units in num_ranked.items():

@@ -6,7 +6,7 @@
     (d), (e)   recovery by length and by step, where a run was measured at several
 
 `draw_figure2` sorts results into curves (curves.py) and writes the file; `draw_headline` draws the
-panels, by gap_panel.py and share_panels.py. Never imports torch.
+panels: (a) by gap_panel.py, those of panels.py by share_panels.py. Never imports torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from olmo_sparsity.analysis.interpretation import interpretation_of
 from olmo_sparsity.analysis.report.curves import Curve, Drawn, curves_of, run_of
 from olmo_sparsity.analysis.report.figure_style import FAINT, SETTINGS, Missing
 from olmo_sparsity.analysis.report.gap_panel import draw_gaps
-from olmo_sparsity.analysis.report.share_panels import draw_curves, draw_frame, panels_of
+from olmo_sparsity.analysis.report.panels import panels_of
+from olmo_sparsity.analysis.report.share_panels import draw_curves, draw_frame
 from olmo_sparsity.base import drawing
 from olmo_sparsity.base.errors import ConfigError, DataError, check_type, printable
 from olmo_sparsity.base.path_options import path_of
@@ -57,58 +58,55 @@ def draw_figure2(
             scheme, such as its seeds. Default: the names of runs and models.
         missing: Points that have no result, which the legend lists with their reasons.
     """
+    _check_arguments(results, labels, missing)
+    out = path_of("out", out)
+    _check_one_kind_of_gap(results)
+    curves = curves_of(results, _names_of(results, labels))
+    drawing.save(lambda: draw_headline(curves, missing), out, **SETTINGS)
+
+
+def _check_arguments(
+    results: Sequence[Drawn], labels: list[str] | None, missing: Sequence[Missing]
+) -> None:
+    """Raise ConfigError if an argument of `draw_figure2` has a wrong type, or if there is nothing
+    to draw."""
     is_list = isinstance(results, list | tuple)
     if not is_list or not all(hasattr(result, "meta") for result in results):
         shown = printable(repr(results))[:60]
         raise ConfigError(f"results={shown} must be a list of what `measure` returned")
-    out = path_of("out", out)
     if labels is not None:
         check_type("labels", labels, str, "a list of names, one for each model", several=True)
     if not results and not missing:
         raise ConfigError("no results to draw; pass at least one folder")
-    kinds_of_gaps = set()
+
+
+def _check_one_kind_of_gap(results: Sequence[Drawn]) -> None:
+    """Raise DataError if the gaps of some results are from masked distant text, and those of others
+    from replaced text."""
+    replaces_text = set()
     for result in results:
         interpretation = interpretation_of(result.meta.windows["distant_states"])
-        kinds_of_gaps.add(interpretation.replaces)
-    if len(kinds_of_gaps) > 1:
+        replaces_text.add(interpretation.replaces)
+    if len(replaces_text) > 1:
         raise DataError("gaps of masked and of replaced distant text differ; draw them apart")
-    names = [run_of(result) for result in results]
-    runs = list(dict.fromkeys(names))
+
+
+def _names_of(results: Sequence[Drawn], labels: list[str] | None) -> list[str]:
+    """Return the name of each result's curve: its label, or else the name of its run or model."""
+    run_names = [run_of(result) for result in results]
+    runs = list(dict.fromkeys(run_names))
     # With a label for each run, results of a run share it; otherwise there is one for each result.
     if labels is not None and len(labels) == len(runs):
-        names = [labels[runs.index(name)] for name in names]
-        labels = None
-    curves = curves_of(results, drawing.one_label_each(labels, names))
-    drawing.save(lambda: draw_headline(curves, missing), out, **SETTINGS)
+        return [labels[runs.index(name)] for name in run_names]
+    return drawing.one_label_each(labels, run_names)
 
 
-# --- the figure ---------------------------------------------------------------------------------
-
-
-def colors_of(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> dict[str, str]:
-    """Return the colour of each label: that of its position scheme, or else the next free colour.
-    It does not depend on the order of the results."""
-    schemes = {curve.label: curve.trained.get("positions") for curve in curves}
-    for point in missing:
-        schemes[point.label] = schemes.get(point.label) or point.positions
-    colors: dict[str, str] = {}
-    for label in sorted(schemes):
-        color = _COLOR_OF_SCHEME.get(str(schemes[label]))
-        is_free = color not in colors.values()
-        if color is not None and is_free:
-            colors[label] = color
-    for label in sorted(schemes.keys() - colors.keys()):
-        free = [color for color in _COLORS if color not in colors.values()]
-        colors[label] = free[0] if free else drawing.GREY
-    return colors
+# --- the figure -----------------------------------------------------------------------------------
 
 
 def draw_headline(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> Figure:
-    """Draw all panels in one figure, with a legend below them.
-
-    Args:
-        missing: Points without a result.
-    """
+    """Draw all panels in one figure, with a legend below them, which lists points without a result
+    (`missing`)."""
     panels = panels_of(curves)
     num_panels = 1 + len(panels)  # the first is that of gaps
     num_columns = 2 if num_panels == 4 else 3
@@ -131,10 +129,28 @@ def draw_headline(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> F
         draw_frame(axes, panel, curves)
 
     handles += _handles_of_missing(missing, colors, names)
-    longest = max(len(str(handle.get_label())) for handle in handles)
-    entries_per_row = 1 if longest > 55 else 3
+    longest_label = max(len(str(handle.get_label())) for handle in handles)
+    entries_per_row = 1 if longest_label > 55 else 3
     figure.legend(handles=handles, loc="outside lower center", ncols=entries_per_row, frameon=False)
     return figure
+
+
+def colors_of(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> dict[str, str]:
+    """Return label → colour: that of its position scheme, or else the next free colour. It does not
+    depend on the order of the results."""
+    schemes = {curve.label: curve.trained.get("positions") for curve in curves}
+    for point in missing:
+        schemes[point.label] = schemes.get(point.label) or point.positions
+    colors: dict[str, str] = {}
+    for label in sorted(schemes):
+        color = _COLOR_OF_SCHEME.get(str(schemes[label]))
+        is_free = color not in colors.values()
+        if color is not None and is_free:
+            colors[label] = color
+    for label in sorted(schemes.keys() - colors.keys()):
+        free = [color for color in _COLORS if color not in colors.values()]
+        colors[label] = free[0] if free else drawing.GREY
+    return colors
 
 
 def _handles_of_missing(

@@ -49,8 +49,8 @@ ABOUT_DISTANCES = (
 
 
 def summary_tables(results: Results) -> str:
-    """Return HTML of a table for each target set, and of the table of distances. Tables are folded,
-    but that of the main target set and that of distances."""
+    """Return HTML of a table for each target set, and of the table of distances. All tables are
+    folded, except those of the main target set and of distances."""
     menus = Menus.of(results)
     summary = results.summary
     rank = {name: number for number, name in enumerate([*menus.selectors, *menus.units])}
@@ -72,8 +72,14 @@ def summary_tables(results: Results) -> str:
 
 
 def _table_of_set(results: Results, target_set: str, rows: pd.DataFrame, *, is_main: bool) -> str:
-    """Return HTML of the table of one target set. `rows`: its rows of the summary, as they are
-    shown. `is_main`: whether it is the main target set, which has the row to quote."""
+    """Return HTML of the table of one target set.
+
+    Args:
+        results: The measurement.
+        target_set: The name of the target set.
+        rows: Its rows of the summary, in the order in which they are shown.
+        is_main: Whether it is the main target set, which has the row to quote.
+    """
     caption = _caption(results, target_set, rows)
     quoted_row = None
     if is_main:

@@ -1,11 +1,21 @@
 """Fill a template to an HTML page: one file that loads nothing from the network.
 
-    write_html(path, "report_page.html", {"title": …}, parts={"numbers"}, script="report_page.js")
+    template   <h1>{{title}}</h1>
+               <!-- numbers -->
+               <p>{{count}} targets</p>
+               <!-- end -->
 
-A template has slots, {{title}}, and optional parts, <!-- numbers --> … <!-- end -->. Everything
-from a document, model or meta.json is untrusted: Python writes it through `escape`, a script shows
-it as textContent, and the Content-Security-Policy allows only script and style of the hashes it
-names.
+    write_html(path, "report_page.html", {"title": "Ours"})
+               <h1>Ours</h1>
+    write_html(path, "report_page.html", {"title": "Ours", "count": "7"}, sections={"numbers"})
+               <h1>Ours</h1>
+               <p>7 targets</p>
+
+Slots are names in braces; sections are optional, and stand between two comments.
+
+Everything from a document, model or meta.json is untrusted. Python writes it through `escape`, and
+a script shows it as textContent. As a second protection, the Content-Security-Policy lets a browser
+apply only the script and the style whose hashes it names.
 """
 
 from __future__ import annotations
@@ -34,8 +44,10 @@ _HEAD = """\
 <title>{{title}}</title>
 <link rel="icon" href="data:,">
 """
-_PART = re.compile(r"<!-- (\w+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
-"""An optional part of a template: its name, and its text."""
+_SECTION = re.compile(r"<!-- (\w+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
+"""An optional section of a template: its name, and its text."""
+
+_SLOT = re.compile(r"\{\{(\w+)\}\}")
 
 
 def write_html(
@@ -43,7 +55,7 @@ def write_html(
     template: str,
     slots: Mapping[str, str],
     *,
-    parts: Collection[str] = (),
+    sections: Collection[str] = (),
     style: str = "",
     script: str = "",
 ) -> None:
@@ -53,34 +65,50 @@ def write_html(
         path: The file to write.
         template: A file of this folder.
         slots: Name of a slot → HTML that fills it, already escaped.
-        parts: Names of the optional parts to keep; the others are left out.
+        sections: Names of the optional sections to keep; the others are left out.
         style: CSS after that of page.css and of the template.
-        script: A file of this folder with JavaScript, for the slot `script`.
+        script: A file of this folder with JavaScript, for the slot `script`. Default: none.
     """
     check_suffix("path", path, ".html")
-    code = _read(script) if script else ""
-    # The template is cut at its style, to which more is added.
+    # The template is cut before and after the content of its style element, to which more is added.
     head, template_style, body = re.split(r"(?<=<style>)|(?=</style>)", _HEAD + _read(template))
-    style = _read("page.css") + template_style + style
+    whole_style = _read("page.css") + template_style + style
+    code = _read(script) if script else ""
 
-    # A browser runs no script and applies no style but those with these hashes, whatever text of a
-    # document may smuggle in.
-    policy = f"default-src 'none'; style-src {_hash(style)}; img-src data:; base-uri 'none'; "
-    policy += "form-action 'none'"
-    if code:
-        policy += f"; script-src {_hash(code)}"
-
-    text = _PART.sub(lambda part: part[2] if part[1] in parts else "", head + style + body)
+    html = _SECTION.sub(
+        lambda section: section[2] if section[1] in sections else "", head + whole_style + body
+    )
+    filled_slots = {**slots, "policy": _security_policy(whole_style, code), "script": code}
     # One pass, so that text in a slot is not searched for slots.
-    filled_slots = {**slots, "policy": policy, "script": code}
-    text = re.sub(r"\{\{(\w+)\}\}", lambda slot: filled_slots[slot[1]], text)
+    html = _SLOT.sub(lambda slot: filled_slots[slot[1]], html)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text)
+    write_atomically(path, html)
 
 
 def _read(name: str) -> str:
     """Return the text of a file of this folder."""
     return (_FOLDER / name).read_text(encoding="utf-8")
+
+
+def _security_policy(style: str, code: str) -> str:
+    """Return the Content-Security-Policy of a page. With it a browser runs no other script and
+    applies no other style, whatever text of a document may smuggle in.
+
+    Args:
+        style: The CSS of the page.
+        code: Its JavaScript; empty if it has none.
+    """
+    policy = f"default-src 'none'; style-src {_hash(style)}; img-src data:; base-uri 'none'; "
+    policy += "form-action 'none'"
+    if code:
+        policy += f"; script-src {_hash(code)}"
+    return policy
+
+
+def _hash(source: str) -> str:
+    """Return the hash by which a Content-Security-Policy names a script or style."""
+    digest = hashlib.sha256(source.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def json_for_html(value: Any) -> str:
@@ -93,9 +121,3 @@ def json_for_html(value: Any) -> str:
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
-
-
-def _hash(source: str) -> str:
-    """Return the hash by which a Content-Security-Policy names a script or style."""
-    digest = hashlib.sha256(source.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"

@@ -1,14 +1,15 @@
-"""Write the HTML page of a measurement.
+"""Write the HTML page of a measurement: `olmo-sparsity report results/mine --out page.html`.
 
-The page shows the texts. Pointing at a target, or a click on it, highlights its distant units and
-lists them with its losses by k. Above are the conclusion, and the tables of numbers. `write_report`
-is the entry point:
+    Results → `write_report` → page.html, from top to bottom:
 
-    texts_page.py       the page, which explanations share; document_data.py: the data of a text
-    number_tables.py    the tables of numbers
-    here                which documents are shown, and what the head of the page says
+        title, model, text, windows         texts_page.py
+        does the model copy?                here
+        the conclusion, in a sentence       results/conclusion.py
+        the texts                           texts_page.py, with the data of document_data.py
+        the numbers                         number_tables.py
 
-Never imports torch.
+In the texts, pointing at a target or clicking on it highlights its distant units, and lists them
+with its losses by k. Never imports torch.
 """
 
 from __future__ import annotations
@@ -31,8 +32,14 @@ from olmo_sparsity.analysis.results.view import escape, format_number, num_of, s
 
 
 def write_report(results: Results, out: Path, max_documents: int | None = None) -> None:
-    """Write the page of a measurement. `max_documents`: how many documents it shows at most; those
-    with targets come first."""
+    """Write the page of a measurement.
+
+    Args:
+        results: The measurement.
+        out: The file to write.
+        max_documents: The largest number of documents whose texts are shown, those with targets
+            first. Default: all.
+    """
     documents = _choose_documents(results, max_documents)
     reported = results.reported
     num_documents = num_of(reported.document.nunique(), "reported document")
@@ -54,13 +61,14 @@ def write_report(results: Results, out: Path, max_documents: int | None = None) 
 
 
 def _choose_documents(results: Results, max_documents: int | None) -> list[int]:
-    """Return the numbers of the documents on the page, those with targets first. `max_documents`:
-    how many there are at most; None: all."""
+    """Return the numbers of the documents on the page, those with targets first. There are at most
+    `max_documents`, or all if it is None."""
     with_targets = set(results.targets.document[results.targets.distant_part == DOCUMENT])
-    documents = sorted(
+    # False is sorted before True.
+    numbers = sorted(
         results.tokens.document.unique(), key=lambda number: (number not in with_targets, number)
     )
-    return [int(document) for document in documents[:max_documents]]
+    return [int(number) for number in numbers[:max_documents]]
 
 
 def _describe_documents(results: Results, documents: list[int]) -> str:

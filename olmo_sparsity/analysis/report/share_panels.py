@@ -1,20 +1,17 @@
 """Draw panels (b) to (e) of Figure 2: the share of the gap that k units recover, or that is lost
 without them.
 
-    panel                 axis     value, with its interval    controls
-    (b)                   k        recovery                    placebo targets, unrelated text
-    (c)                   k        removal                     placebo targets
-    (d), (e) if needed    length   recovery                    placebo targets, unrelated text
-                          step     recovery                    placebo targets, unrelated text
+    curves, panels (panels.py) → `draw_curves` → lines with bands, controls, entries of the legend
+                               → `draw_frame`  → title and axes of one panel
 
-`panels_of` says which panels there are, `draw_curves` draws the curves, `draw_frame` titles and
-axes. Never imports torch.
+Where a curve has several points it is a line with a band, and its controls are lines; a single
+point has an error bar, and its controls are markers beside it. figures.py calls both functions.
+Never imports torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -26,7 +23,7 @@ from matplotlib.patches import Patch
 
 from olmo_sparsity.analysis.report.curves import Curve
 from olmo_sparsity.analysis.report.figure_style import FAINT, FILL, INK, draw_axis
-from olmo_sparsity.analysis.results.columns import SummaryColumn, column_named
+from olmo_sparsity.analysis.report.panels import PLACEBO_RECOVERY, UNRELATED, Panel
 from olmo_sparsity.analysis.results.doubts import (
     describe_missing_placebo,
     has_net,
@@ -38,117 +35,6 @@ _MARKERS = ("o", "s", "^", "D", "v", "P")
 """Markers of the kinds of units, in the order in which they are drawn."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Control:
-    """A control that is drawn beside the value of a panel, and how."""
-
-    column: str
-    """Its column of the summary."""
-
-    line: Any
-    """Its line style, as matplotlib takes it."""
-
-    marker: str
-    """Its marker where it has one point only, so that no line can be drawn."""
-
-    beside: float
-    """The factor that moves such a marker to the side of the value, so that error bars do not
-    overlap."""
-
-
-_PLACEBO_RECOVERY = Control(column="placebo_recovery", line=":", marker="x", beside=1.08)
-_PLACEBO_REMOVAL = Control(column="placebo_removal", line=":", marker="x", beside=1.08)
-# Dashes: (offset, (on, off)).
-_UNRELATED = Control(column="unrelated", line=(0, (3, 1.6)), marker="+", beside=0.93)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Panel:
-    """A panel of shares of the gap: a column of the summary along an axis."""
-
-    title: str
-    axis: str
-    """k, length or step."""
-
-    column: SummaryColumn
-    """The column that is drawn, with its interval."""
-
-    controls: tuple[Control, ...]
-
-
-_RECOVERY = column_named("recovery")
-_CONTROLS_OF_RECOVERY = (_PLACEBO_RECOVERY, _UNRELATED)
-
-_PANELS_BY_K = (
-    Panel(
-        title="(b) Enough? k units added",
-        axis="k",
-        column=_RECOVERY,
-        controls=_CONTROLS_OF_RECOVERY,
-    ),
-    # Units of an unrelated text cannot be removed from the document's own.
-    Panel(
-        title="(c) Needed? All but k",
-        axis="k",
-        column=column_named("removal"),
-        controls=(_PLACEBO_REMOVAL,),
-    ),
-)
-
-_TITLES_BY_RUN = {
-    "length": "By length: smallest k, last step",
-    "step": "By step: smallest k, longest",
-}
-"""Axis of a panel of runs → its title, after its letter; in the order of the panels."""
-
-
-def panels_of(curves: Sequence[Curve]) -> list[Panel]:
-    """Return the panels to draw: two by k, and one for each of length and step along which a run
-    was measured more than once."""
-    panels = list(_PANELS_BY_K)
-    # Panel (d) is the first of them, whichever axis it has.
-    letters = iter("de")
-    for axis, title in _TITLES_BY_RUN.items():
-        if any(curve.along(axis)[axis].nunique() > 1 for curve in curves):
-            panels.append(
-                Panel(
-                    title=f"({next(letters)}) {title}",
-                    axis=axis,
-                    column=_RECOVERY,
-                    controls=_CONTROLS_OF_RECOVERY,
-                )
-            )
-    return panels
-
-
-def draw_frame(axes: Axes, panel: Panel, curves: Sequence[Curve]) -> None:
-    """Draw the title, the axes and the lines at 0 and 1 of a panel whose curves are drawn."""
-    values: set[float] = set()
-    for curve in curves:
-        values |= set(curve.along(panel.axis)[panel.axis])
-    draw_axis(axes, panel.axis, values)
-    axes.set_title(panel.title, loc="left", fontweight="bold")
-    axes.set_ylabel(f"{panel.column.name} (1: the whole gap)")
-    for level in (0, 1):
-        axes.axhline(level, color=INK, linewidth=0.8, zorder=1)
-    _cut_at_shares(axes)
-
-
-_HIGHEST_SHARE = 1.75
-"""An axis of recovery or removal ends here."""
-
-
-def _cut_at_shares(axes: Axes) -> None:
-    """Cut an axis at `_HIGHEST_SHARE`. Higher values are shares of a gap that is nearly 0: they say
-    nothing, and would press all other curves to the bottom."""
-    low, high = axes.get_ylim()
-    if high <= _HIGHEST_SHARE:
-        return
-    axes.set_ylim(max(low, 1 - _HIGHEST_SHARE), _HIGHEST_SHARE)
-    remark = f"cut at {_HIGHEST_SHARE}: the highest is {high:.2g}"
-    axes.text(0.98, 0.97, remark, transform=axes.transAxes, ha="right", va="top", fontsize=6)
-
-
 def draw_curves(
     figure: Figure,
     grid: Sequence[Axes],
@@ -157,8 +43,16 @@ def draw_curves(
     colors: Mapping[str, str],
     names: Mapping[str, str],
 ) -> list[Artist]:
-    """Draw the curves of all panels but that of gaps, and return the entries of the legend.
-    `names`: label → its name in the legend."""
+    """Draw the curves of all panels except that of gaps, and return the entries of the legend.
+
+    Args:
+        figure: The figure, whose title is set.
+        grid: The axes of the panels, from that by k on. There may be more axes than panels.
+        panels: The panels.
+        curves: The curves.
+        colors: Label of a curve → its colour.
+        names: Label of a curve → its name in the legend.
+    """
     # The size is the title of the figure if all curves have it, or else part of their names.
     sizes = [_describe_size(curve) for curve in curves]
     have_one_size = len(set(sizes)) == 1
@@ -167,13 +61,12 @@ def draw_curves(
     kinds = _kinds_of_units(curves)
     handle_by_name: dict[str, Artist] = {}
     for curve, size in zip(curves, sizes, strict=True):
-        for units in kinds:
+        for kind_index, units in enumerate(kinds):
             if units not in set(curve.rows.units):
                 continue
             color = colors[curve.label]
-            marker = _MARKERS[kinds.index(units) % len(_MARKERS)]
+            marker = _MARKERS[kind_index % len(_MARKERS)]
             style: dict[str, Any] = {"color": color, "marker": marker, "markersize": 4}
-            # The grid may have more axes than there are panels.
             for axes, panel in zip(grid, panels, strict=False):
                 _draw_curve(axes, panel, curve, units, style)
             _draw_transferred(grid[0], curve, units, color)
@@ -225,13 +118,21 @@ def _kinds_of_units(curves: Sequence[Curve]) -> list[str]:
 def _draw_curve(
     axes: Axes, panel: Panel, curve: Curve, units: str, style: Mapping[str, Any]
 ) -> None:
-    """Draw a curve in a panel: its value with the interval, and its controls."""
-    rows = curve.along(panel.axis)
-    rows = rows[rows.units == units]
-    # Where the targets have no gap, a control has nothing to be compared with.
+    """Draw a curve in a panel: its value with the interval, and its controls.
+
+    Args:
+        axes: The axes of the panel.
+        panel: What it shows.
+        curve: The curve.
+        units: The kind of units that is drawn.
+        style: Colour and marker, as matplotlib takes them.
+    """
+    rows_of_curve = curve.along(panel.axis)
+    # Where the targets have no gap, there is no value, and a control has nothing to be compared
+    # with.
+    has_value = rows_of_curve[panel.column.name].notna()
+    rows = rows_of_curve[(rows_of_curve.units == units) & has_value]
     value = rows[panel.column.name]
-    rows = rows[value.notna()]
-    value = value[value.notna()]
     x = rows[panel.axis]
     axes.plot(x, value, **style)
     low = rows[panel.column.low]
@@ -242,6 +143,7 @@ def _draw_curve(
             values = rows[control.column]
             axes.plot(x, values, linestyle=control.line, linewidth=0.9, color=style["color"])
         return
+
     # A line and a band need two points; a single one gets error bars and markers.
     _draw_point(axes, x, value, low, high, style["color"])
     for control in panel.controls:
@@ -265,7 +167,8 @@ def _draw_point(
     color: str,
     marker: str = "",
 ) -> None:
-    """Draw a value with its interval as an error bar, and with a hollow marker if there is one."""
+    """Draw a value with its interval as an error bar, and with a hollow marker if `marker` names
+    one."""
     bars = None
     if low is not None and high is not None and low.notna().all():
         bars = [(value - low).clip(lower=0), (high - value).clip(lower=0)]
@@ -298,7 +201,7 @@ def _handles_of_controls(curves: Sequence[Curve]) -> list[Artist]:
         return []
     handles: list[Artist] = []
     # The placebo of removal is drawn as that of recovery is.
-    labels = {"placebo targets": _PLACEBO_RECOVERY, "best k of unrelated text": _UNRELATED}
+    labels = {"placebo targets": PLACEBO_RECOVERY, "best k of unrelated text": UNRELATED}
     has_points = any(curve.rows.k.nunique() == 1 for curve in curves)
     for label, control in labels.items():
         marker = control.marker if has_points else ""
@@ -309,3 +212,34 @@ def _handles_of_controls(curves: Sequence[Curve]) -> list[Artist]:
         handles.append(Line2D([], [], marker="*", linestyle="none", color=FAINT, label=label))
     handles.append(Patch(color=FILL, label="95% over documents"))
     return handles
+
+
+# --- titles and axes ------------------------------------------------------------------------------
+
+
+def draw_frame(axes: Axes, panel: Panel, curves: Sequence[Curve]) -> None:
+    """Draw the title, the axes and the lines at 0 and 1 of a panel whose curves are drawn."""
+    values: set[float] = set()
+    for curve in curves:
+        values |= set(curve.along(panel.axis)[panel.axis])
+    draw_axis(axes, panel.axis, values)
+    axes.set_title(panel.title, loc="left", fontweight="bold")
+    axes.set_ylabel(f"{panel.column.name} (1: the whole gap)")
+    for level in (0, 1):
+        axes.axhline(level, color=INK, linewidth=0.8, zorder=1)
+    _cut_at_shares(axes)
+
+
+_HIGHEST_SHARE = 1.75
+"""An axis of recovery or removal ends here."""
+
+
+def _cut_at_shares(axes: Axes) -> None:
+    """Cut an axis at `_HIGHEST_SHARE`. Higher values are shares of a gap that is nearly 0: they say
+    nothing, and would press all other curves to the bottom."""
+    low, high = axes.get_ylim()
+    if high <= _HIGHEST_SHARE:
+        return
+    axes.set_ylim(max(low, 1 - _HIGHEST_SHARE), _HIGHEST_SHARE)
+    remark = f"cut at {_HIGHEST_SHARE}: the highest is {high:.2g}"
+    axes.text(0.98, 0.97, remark, transform=axes.transAxes, ha="right", va="top", fontsize=6)

@@ -33,9 +33,9 @@ def write_page(
         results: A measurement. Its placebo targets are not shown.
         documents: Numbers of the documents to show.
         slots: HTML for slots of the template: its head and its tables.
-        sections: The optional parts of the template to keep.
+        sections: Names of the optional sections of the template to keep.
     """
-    results = _without_placebo(results)
+    results = _without_placebo(results)  # the page shows the document's own distant text only
     menus = Menus.of(results)
     titles = dict(zip(results.documents.document, results.documents.name, strict=True))
     # The data of each document is in a script element of its own, so that the page parses only the
@@ -63,7 +63,7 @@ def write_page(
         "page_data": json_for_html(page_data),
         "document_data": "\n".join(scripts),
     }
-    write_html(out, "report_page.html", slots, parts=sections, script="report_page.js")
+    write_html(out, "report_page.html", slots, sections=sections, script="report_page.js")
 
 
 def _without_placebo(results: Results) -> Results:
@@ -82,7 +82,8 @@ def subtitle(results: Results, counted: str) -> str:
     """Return the line below the title: model, text, windows, and what makes numbers doubtful.
 
     Args:
-        counted: A phrase on how much was measured.
+        results: The measurement.
+        counted: A phrase on how much was measured, such as "40 targets in 5 reported documents".
     """
     meta = results.meta
     windows = meta.windows
@@ -110,6 +111,7 @@ def subtitle(results: Results, counted: str) -> str:
 
 
 def note(is_good: bool, verdict: str, why: str = "") -> str:
-    """Return an HTML paragraph with a verdict, marked as good or bad, and its reason."""
+    """Return an HTML paragraph with a verdict, marked as good or bad, and its reason. Both are
+    escaped here."""
     state = "verdict" if is_good else "verdict bad"
     return f'<p class="{state}" role="note"><strong>{escape(verdict)}</strong> {escape(why)}</p>'
