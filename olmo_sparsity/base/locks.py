@@ -200,39 +200,50 @@ def find_holder(folder: Path) -> Holder | None:
 # --- take the lock of a dead owner ----------------------------------------------------------------
 
 
+class _FileState(NamedTuple):
+    """A file at one moment, by which a change is noticed."""
+
+    modified_ns: int
+    content: bytes
+
+
 class _Watch:
     """Watches a file: how long it has not changed while this process was looking, by its clock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.last_look: tuple[int, bytes] | None = None
+        self.last_state: _FileState | None = None
+        """The file at the last look; None if it was not there, or no look was taken."""
+
         self.unchanged_since = 0.0
+        """When the file was first seen in this state, by time.monotonic."""
 
     def look(self) -> bool:
         """Return whether the file changed since the last look; the first look is no change."""
-        previous = self.last_look
-        self.last_look = _content_of(self.path)
-        if self.last_look != previous:
+        previous_state = self.last_state
+        self.last_state = _read_state(self.path)
+        is_same = self.last_state == previous_state
+        if not is_same:
             self.unchanged_since = time.monotonic()
         # A file that appears or goes is not one that its owner has touched.
-        was_touched = previous is not None and self.last_look is not None
-        return was_touched and self.last_look != previous
+        was_there = previous_state is not None and self.last_state is not None
+        return was_there and not is_same
 
     @property
     def unchanged_s(self) -> float:
         """Return for how long the file has not changed; 0 if it is not there."""
-        return 0.0 if self.last_look is None else time.monotonic() - self.unchanged_since
+        return 0.0 if self.last_state is None else time.monotonic() - self.unchanged_since
 
     @property
     def is_as_at_last_look(self) -> bool:
         """Return whether the file is there, as it was at the last look."""
-        return self.last_look is not None and _content_of(self.path) == self.last_look
+        return self.last_state is not None and _read_state(self.path) == self.last_state
 
 
-def _content_of(path: Path) -> tuple[int, bytes] | None:
-    """Return time of modification and content of a file; None if it cannot be read."""
+def _read_state(path: Path) -> _FileState | None:
+    """Return the state of a file; None if it cannot be read."""
     with contextlib.suppress(OSError), path.open("rb") as file:
-        return path.stat().st_mtime_ns, file.read(LARGEST_LOCK)
+        return _FileState(path.stat().st_mtime_ns, file.read(LARGEST_LOCK))
     return None
 
 

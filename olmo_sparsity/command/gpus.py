@@ -1,14 +1,21 @@
 """Read the options that describe the GPUs of a dry run: --gpus, --gpu, --nodes and more.
 
-Place in the flow: options → **`hardware_of`** → the dry runs of `train` and `experiment`.
+    train mine.yaml --dry-run --gpus 16 --nodes 2     hardware_of: 16 H100 on two nodes
+    train mine.yaml --dry-run                         hardware_of: None, the machine here
+    train mine.yaml --gpus 16                         an error: --gpus would have no effect
+
+The commands `train` and `experiment` call it.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING
 
 from olmo_sparsity.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from olmo_sparsity.training.estimate.hardware import Hardware
 
 
 def check_gpus_are_of_a_dry_run(options: argparse.Namespace) -> None:
@@ -21,7 +28,7 @@ def check_gpus_are_of_a_dry_run(options: argparse.Namespace) -> None:
             raise ConfigError(f"{option} describes the GPUs of a dry run: use --dry-run --gpus N")
 
 
-def hardware_of(options: argparse.Namespace) -> Any:
+def hardware_of(options: argparse.Namespace) -> Hardware | None:
     """Return the hardware that these options describe; None without --gpus."""
     from olmo_sparsity.training.estimate.hardware import Hardware
 

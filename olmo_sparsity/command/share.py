@@ -1,11 +1,12 @@
 """Find which shard of a command's work this process does.
 
-    --shard 0/4              the first of four shards
-    a task of a SLURM array  the shard with the task's number
-    a process of a launch    a part of that shard, for commands that have no other use of processes
+    --shard 0/4                        Shard(0, 4): the first of four
+    task 2 of an array of 4 tasks      Shard(2, 4)
+    there, process 1 of 3 of a task    a third of that, for commands that have no other use of
+                                       processes (`by_launch`)
+    neither                            all of the work
 
-Place in the flow: options and environment → **`parse_shard`** → the commands that divide their
-work.
+`measure`, `prepare`, `attribute` and the measurements of an experiment call `parse_shard`.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ def parse_shard(text: str | None, by_launch: bool = True) -> Shard:
 
 def _read_shard(text: str) -> Shard:
     """Return the shard that is written as i/n."""
-    number, _, num_shards = text.partition("/")
-    are_numbers = number.isdecimal() and num_shards.isdecimal()
-    if not (are_numbers and int(number) < int(num_shards)):
+    index, _, num_shards = text.partition("/")
+    are_numbers = index.isdecimal() and num_shards.isdecimal()
+    if not (are_numbers and int(index) < int(num_shards)):
         raise ConfigError(f"--shard={text} must be i/n with 0 <= i < n, such as 0/4")
-    return Shard(shard_index=int(number), num_shards=int(num_shards))
+    return Shard(shard_index=int(index), num_shards=int(num_shards))
 
 
 def _shard_of_array_task() -> Shard:

@@ -47,10 +47,10 @@ class Answer:
         cuts: list[AnswerPiece] = []
         last_end = 0
         for first, end in self._checked_spans():
-            cuts.append(AnswerPiece(self.text[last_end:first], False))
-            cuts.append(AnswerPiece(self.text[first:end], True))
+            cuts.append(AnswerPiece(self.text[last_end:first], is_statement=False))
+            cuts.append(AnswerPiece(self.text[first:end], is_statement=True))
             last_end = end
-        cuts.append(AnswerPiece(self.text[last_end:], False))
+        cuts.append(AnswerPiece(self.text[last_end:], is_statement=False))
 
         # Move white space at the end of a piece to the next one. The last piece keeps its own.
         pieces: list[AnswerPiece] = []
