@@ -22,8 +22,8 @@ def leaves(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{prefix}{key}.")
         elif _is_list_of_sections(value):
-            for number, section in enumerate(value):
-                yield from leaves(section, f"{prefix}{key}[{number}].")
+            for index, section in enumerate(value):
+                yield from leaves(section, f"{prefix}{key}[{index}].")
         else:
             yield f"{prefix}{key}", value
 

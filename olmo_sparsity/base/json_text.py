@@ -59,7 +59,7 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
         keys = [key for key, _ in pairs]
-        first_duplicate = next(key for number, key in enumerate(keys) if key in keys[:number])
+        first_duplicate = next(key for index, key in enumerate(keys) if key in keys[:index])
         raise DuplicateKey(f"the key {first_duplicate!r:.40} is there twice; keep one")
     return value
 

@@ -183,11 +183,11 @@ class _Stage(NamedTuple):
 def _stages_of(config: RunConfig) -> Iterator[_Stage]:
     """Yield the stages of a run. A run without stages counts as a single one."""
     stages = config.training.lengths or [StageConfig(config.training.length)]
-    for number, stage in enumerate(stages):
+    for stage_index, stage in enumerate(stages):
         if stage.positions is None:
             yield _Stage("", stage.tokens, config.positions)
         else:
-            yield _Stage(f"training.length[{number}].", stage.tokens, stage.positions)
+            yield _Stage(f"training.length[{stage_index}].", stage.tokens, stage.positions)
 
 
 def _rules_of_positions(config: RunConfig) -> Rules:
@@ -237,8 +237,8 @@ def _rules_of_rope(config: RunConfig) -> Rules:
             yield from _rules_of_scaling(config.model, positions, key)
 
     model = config.model
-    for number, stage in enumerate(config.training.lengths):
-        key = f"training.length[{number}]"
+    for stage_index, stage in enumerate(config.training.lengths):
+        key = f"training.length[{stage_index}]"
         if stage.rope_theta is not None and not model.rope:
             yield f"{key}.rope_theta is set, but model.rope=false; remove one"
         positions = stage.positions or config.positions
@@ -308,17 +308,17 @@ def _rules_of_corpora(config: RunConfig) -> Rules:
 def _rules_of_weights(config: RunConfig) -> Rules:
     """Check the weights of several corpora, those of the whole run and those of single stages."""
     names = set(config.data.weights)
-    for number, stage in enumerate(config.training.lengths):
+    for stage_index, stage in enumerate(config.training.lengths):
         if stage.weights and stage.weights.keys() != names:
             wanted = ", ".join(config.data.weights) or "none, as data.corpus is not a list"
             yield (
-                f"training.length[{number}].weights has {', '.join(stage.weights)}; give a weight "
-                f"for each corpus: {wanted}"
+                f"training.length[{stage_index}].weights has {', '.join(stage.weights)}; give a "
+                f"weight for each corpus: {wanted}"
             )
 
     weights_by_key = {"data.corpus": config.data.weights}
-    for number, stage in enumerate(config.training.lengths):
-        weights_by_key[f"training.length[{number}].weights"] = stage.weights
+    for stage_index, stage in enumerate(config.training.lengths):
+        weights_by_key[f"training.length[{stage_index}].weights"] = stage.weights
     for key, weights in weights_by_key.items():
         is_in_range = all(0 <= weight <= 10**9 for weight in weights.values())
         if weights and not (is_in_range and sum(weights.values()) > 0):

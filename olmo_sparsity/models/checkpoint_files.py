@@ -59,20 +59,22 @@ def save_weights(model: nn.Module | Mapping[str, Tensor], path: str | Path) -> P
     return Path(path)
 
 
-def part_name(number: int, count: int) -> str:
-    """Return the file name of one of `count` parts of the weights, as transformers names it.
-    `number` counts from 0."""
-    return WEIGHTS if count == 1 else f"model-{number + 1:05d}-of-{count:05d}.safetensors"
+def part_name(part_index: int, num_parts: int) -> str:
+    """Return the file name of one of several parts of the weights, as transformers names it: the
+    first of two is model-00001-of-00002.safetensors. The index of the first is 0."""
+    if num_parts == 1:
+        return WEIGHTS
+    return f"model-{part_index + 1:05d}-of-{num_parts:05d}.safetensors"
 
 
-def write_index(folder: Path, part_of: Mapping[str, int], count: int) -> None:
+def write_index(folder: Path, part_of: Mapping[str, int], num_parts: int) -> None:
     """Write the index of weights in several files, as transformers does.
 
     Args:
         part_of: The index of the file that each weight is in, by the weight's name.
-        count: The number of files. If there are more files than weights, some hold none.
+        num_parts: The number of files. If there are more files than weights, some hold none.
     """
-    weight_map = {name: part_name(part, count) for name, part in part_of.items()}
+    weight_map = {name: part_name(part_index, num_parts) for name, part_index in part_of.items()}
     write_json(folder / INDEX, {"metadata": {}, "weight_map": weight_map})
 
 

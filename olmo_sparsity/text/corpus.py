@@ -195,7 +195,7 @@ def _read_python(config: CorpusConfig, skip: int) -> Iterator[Record]:
     """Yield the sources of Python. They are held out by package, because files of one package share
     names."""
     repeats = Repeats()
-    for number, file in enumerate(list_python_files()):
+    for index, file in enumerate(list_python_files()):
         (record,) = read_file(file.path, config)
         if isinstance(record, TextRecord):
             reason = _reason_to_omit(record.text, repeats)
@@ -203,7 +203,7 @@ def _read_python(config: CorpusConfig, skip: int) -> Iterator[Record]:
                 record = replace(record, group=file.package)
             else:
                 record = LeftOut(reason, str(file.path))
-        if number >= skip:  # Skipped here, as repeats depend on all earlier files.
+        if index >= skip:  # Skipped here, as repeats depend on all earlier files.
             yield record
 
 

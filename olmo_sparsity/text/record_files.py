@@ -170,8 +170,8 @@ def _read_parts(path: Path, fields: list[str]) -> Rows:
 
 def _read_json(path: Path, fields: list[str]) -> Rows:
     """Yield one object a line."""
-    for number, line in enumerate(_read_lines(path)):
-        if number == 0:
+    for index, line in enumerate(_read_lines(path)):
+        if index == 0:
             _check_is_json_lines(path, line)
         if len(line) > LARGEST_DOCUMENT:
             yield TOO_LONG

@@ -182,7 +182,7 @@ def _byte_of_letter() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(0x100 + number): byte for number, byte in enumerate(others)}
+    return letters | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
 
 _BYTE_OF_LETTER = _byte_of_letter()

@@ -81,9 +81,9 @@ class Layout:
         texts = self.document.texts[self.block.start :]
         answer_texts: list[AnswerText] = []
         last_end = 0
-        for number, (first, end) in enumerate(self.statements):
+        for statement_index, (first, end) in enumerate(self.statements):
             answer_texts.append(AnswerText("".join(texts[last_end:first]), None))
-            answer_texts.append(AnswerText("".join(texts[first:end]), number))
+            answer_texts.append(AnswerText("".join(texts[first:end]), statement_index))
             last_end = end
         answer_texts.append(AnswerText("".join(texts[last_end:]), None))
         # Between two statements there is often nothing.

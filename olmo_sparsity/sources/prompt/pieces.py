@@ -92,11 +92,10 @@ class SourcePrompt:
         # The question is no longer next to the answer, so it becomes a piece like others in view.
         first_sentence = spans[0][0]
         pieces = [*self.pieces, Piece([*self.local_ids, *ids[:first_sentence]], [])]
-        for number, (first, _) in enumerate(spans):
-            source = len(self.names) + number
-            pieces.append(
-                Piece(ids[first : ends[number]], after_ids=[], source=source, whole_source=source)
-            )
+        for sentence_index, (first, _) in enumerate(spans):
+            source = len(self.names) + sentence_index
+            sentence_ids = ids[first : ends[sentence_index]]
+            pieces.append(Piece(sentence_ids, after_ids=[], source=source, whole_source=source))
         return replace(
             self,
             names=[*self.names, *sentence_names],
