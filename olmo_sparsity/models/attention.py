@@ -65,8 +65,14 @@ def attend(
     bias: Tensor | None = None,
     dropout_p: float = 0.0,
 ) -> Tensor:
-    """Return attention of rows, in the shape of q, by the fastest kernel. k and v may have fewer
-    heads than q (grouped heads).
+    """Return attention of rows, in the shape of q, by the fastest kernel.
+
+    Args:
+        q: (B, H, L, width of a head).
+        k, v: (B, heads of keys, K, width of a head). They may have fewer heads than q (grouped
+            heads).
+        bias: Added to the scores, (B or 1, H or 1, L, K). None: causal attention.
+        dropout_p: The fraction of attention weights that are dropped.
 
     What each query sees:
 
@@ -79,12 +85,13 @@ def attend(
 
     On CPU the fused kernel's backward is slower than that of plain matmuls below about 192 tokens
     (by a third of a training step at 128). Forward only, the fused kernel is always faster, and by
-    another third with blocks of queries and a mask instead of `is_causal`. `bias`: (B or 1, H or 1,
-    L, K), added to the scores."""
+    another third with blocks of queries and a mask instead of `is_causal`.
+    """
     length = q.shape[-2]
     num_keys = k.shape[-2]
     is_causal = bias is None and length == num_keys
     grouped = q.shape[1] != k.shape[1]
+
     trains = torch.is_grad_enabled()
     if trains and _matmul_is_faster(q.device, length, grouped):
         if bias is None:
