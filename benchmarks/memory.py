@@ -294,7 +294,7 @@ def save(engine: Engine, out: Path) -> None:
 
     def write_once(folder: Path) -> None:
         if processes.world_size > 1:
-            write_index(folder, engine.part_of, processes.world_size)
+            write_index(folder, engine.saver_of, processes.world_size)
 
     with CheckpointWriter(out, CheckpointConfig(), processes) as writer:
         writer.save(TrainerState(1, 1, ""), write_once, write_part)

@@ -166,8 +166,8 @@ class ZeroEngine(Engine):
     def autocast(self) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext()  # the weights themselves are bf16
 
-    def backward(self, part: Batch, num_labels: int, is_last: bool) -> Tensor:
-        loss = self.deepspeed_engine(part, num_labels)
+    def backward(self, micro_batch: Batch, num_labels: int, is_last: bool) -> Tensor:
+        loss = self.deepspeed_engine(micro_batch, num_labels)
         # DeepSpeed takes the mean over processes, where we need the sum; it sums micro-batches.
         scaled_loss = loss * self.processes.world_size
         self.deepspeed_engine.backward(scaled_loss, scale_wrt_gas=False)

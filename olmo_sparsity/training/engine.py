@@ -137,15 +137,15 @@ class Engine:
         if not self.model.training:
             self.model.train()  # only if needed, as it visits all modules
         num_sequences = self.training.micro_batch_size or len(batch.tokens_BL)
-        # micro_batch_size counts sequences of the longest length; more of shorter ones fit.
+        # micro_batch_size counts sequences of the longest length. Of shorter ones more fit.
         num_sequences *= self.training.length // batch.tokens_BL.shape[1]
-        parts = list(batch.split(num_sequences))
+        micro_batches = list(batch.split(num_sequences))
 
-        # The labels are those of all processes, so the parts of the loss add up to its mean.
+        # The labels are those of all processes, so the losses of micro-batches add up to the mean.
         loss = torch.zeros((), device=self.device)
-        for index, part in enumerate(parts):
-            is_last = index == len(parts) - 1
-            loss += self.backward(part.to(self.device), num_labels, is_last).detach()
+        for index, micro_batch in enumerate(micro_batches):
+            is_last = index == len(micro_batches) - 1
+            loss += self.backward(micro_batch.to(self.device), num_labels, is_last).detach()
         if self.processes.world_size > 1:
             dist.all_reduce(loss)
         gradient_norm = self.update(learning_rate, partial(self.is_skipped, jump_detector, loss))
@@ -162,8 +162,9 @@ class Engine:
         jump_detector.num_skipped += 1
         return True
 
-    def backward(self, part: Batch, num_labels: int, is_last: bool) -> Tensor:
-        """Add the gradients of a micro-batch, and return its part of the loss.
+    def backward(self, micro_batch: Batch, num_labels: int, is_last: bool) -> Tensor:
+        """Add the gradients of a micro-batch, and return the sum of its losses divided by
+        `num_labels`.
 
         Args:
             num_labels: The number of labels of the whole step, on all processes.
@@ -171,7 +172,7 @@ class Engine:
                 processes.
         """
         with self.autocast():
-            loss = self.losses(part, num_labels)
+            loss = self.losses(micro_batch, num_labels)
         loss.backward()
         return loss
 
@@ -192,10 +193,10 @@ class Engine:
     def _compute_layer_norms(self) -> dict[str, Tensor]:
         """Return the gradient norm of each part of the model, such as `block_0`."""
         norms = {}
-        for part, weights in parts_of(self.model).items():
+        for part_name, weights in parts_of(self.model).items():
             gradients = [weight.grad for weight in weights if weight.grad is not None]
             if gradients:
-                norms[part] = self.gradient_norm(gradients)
+                norms[part_name] = self.gradient_norm(gradients)
         return norms
 
     def gradient_norm(self, gradients: list[Tensor]) -> Tensor:
@@ -217,9 +218,9 @@ class Engine:
     # --- state for checkpoints ------------------------------------------------------------------
 
     @cached_property
-    def part_of(self) -> dict[str, int]:
-        """Return, for each weight, the rank of the process that saves it. All processes save about
-        as many bytes."""
+    def saver_of(self) -> dict[str, int]:
+        """Return the rank of the process that saves each weight, by the weight's name. All
+        processes save about as many bytes."""
         # DeepSpeed empties a parameter that it shards, and keeps its size as `ds_numel`.
         sizes = {name: getattr(p, "ds_numel", p.numel()) for name, p in self.weights()}
         return share_out(sizes, self.processes.world_size)
@@ -256,7 +257,7 @@ class Engine:
         def gather_one_by_one() -> Iterator[tuple[str, Tensor]]:
             for name, weight in self.weights():
                 full = self.full(weight)  # called by all processes, also those that do not keep it
-                if whole or self.part_of[name] == self.processes.rank:
+                if whole or self.saver_of[name] == self.processes.rank:
                     yield name, full
 
         return to_main_memory(gather_one_by_one())
@@ -266,7 +267,7 @@ class Engine:
         folder, and returns its file."""
         rank = self.processes.rank
         # Every process has all moments, so each saves those of the weights that it saves.
-        saved_here = (part for part in self.moments() if self.part_of[part.parameter] == rank)
+        saved_here = (held for held in self.moments() if self.saver_of[held.parameter] == rank)
         return copy_moments(saved_here, rank, self.processes.world_size)
 
     def load_moments(self, folder: Path, step: int) -> None:
@@ -277,8 +278,8 @@ class Engine:
             step: The number of updates so far, which Adam's bias correction needs.
         """
         saved = SavedMoments(folder, self.processes.rank)
-        for part in self.moments():
-            saved.fill(part)
+        for held in self.moments():
+            saved.fill(held)
         for state in self.optimizer.state.values():
             if "step" in state:  # Muon corrects no bias
                 state["step"].fill_(step)
@@ -316,10 +317,10 @@ class DDPEngine(Engine):
             gradient_as_bucket_view=True,  # otherwise gradients are stored twice
         )
 
-    def backward(self, part: Batch, num_labels: int, is_last: bool) -> Tensor:
+    def backward(self, micro_batch: Batch, num_labels: int, is_last: bool) -> Tensor:
         with contextlib.nullcontext() if is_last else self.parallel.no_sync():
             with self.autocast():
-                loss = self.parallel(part, num_labels)
+                loss = self.parallel(micro_batch, num_labels)
             (loss * self.processes.world_size).backward()  # DDP takes the mean, we need the sum
         return loss
 

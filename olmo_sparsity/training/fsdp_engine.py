@@ -142,13 +142,13 @@ class FSDPEngine(Engine):
     def autocast(self) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext()  # the gathered weights themselves are bf16
 
-    def backward(self, part: Batch, num_labels: int, is_last: bool) -> Tensor:
+    def backward(self, micro_batch: Batch, num_labels: int, is_last: bool) -> Tensor:
         root = cast(FSDPModule, self.losses)
         if self.settings.reduce_every_micro_batch:
             root.set_requires_all_reduce(is_last)  # between nodes only once a step
         else:
             root.set_requires_gradient_sync(is_last)
-        return super().backward(part, num_labels, is_last)
+        return super().backward(micro_batch, num_labels, is_last)
 
     def gradient_norm(self, gradients: list[Tensor]) -> Tensor:
         return cast(DTensor, super().gradient_norm(gradients)).full_tensor()
@@ -186,7 +186,7 @@ class FSDPEngine(Engine):
         num_copies = self.mesh.size(0) if self.mesh.ndim == 2 else 1
         copy_index = self.mesh.get_local_rank(0) if self.mesh.ndim == 2 else 0
         saved_here = (
-            part for index, part in enumerate(self.moments()) if index % num_copies == copy_index
+            held for index, held in enumerate(self.moments()) if index % num_copies == copy_index
         )
         return copy_moments(saved_here, self.processes.rank, self.processes.world_size)
 

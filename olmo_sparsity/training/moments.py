@@ -64,16 +64,16 @@ class _Elements(NamedTuple):
 
 
 def copy_moments(
-    parts: Iterable[MomentSlice], rank: int = 0, world_size: int = 1
+    held: Iterable[MomentSlice], rank: int = 0, world_size: int = 1
 ) -> Callable[[Path], Path]:
     """Copy moments into main memory. Return a function that writes the copy into a folder, and
     returns its file. The function can run in a thread while training changes the moments."""
     slices: dict[str, _Elements] = {}
     tensors: dict[str, Tensor] = {}
-    for part in parts:
-        slices[part.parameter] = _Elements(part.start, part.length)
-        for key, moment in part.moments.items():
-            tensors[f"{key}/{part.parameter}"] = moment
+    for moment_slice in held:
+        slices[moment_slice.parameter] = _Elements(moment_slice.start, moment_slice.length)
+        for key, moment in moment_slice.moments.items():
+            tensors[f"{key}/{moment_slice.parameter}"] = moment
     tensors = to_main_memory(tensors.items())
 
     def write(folder: Path) -> Path:
@@ -134,28 +134,28 @@ class SavedMoments:
         self.opened = cache(_open)
 
     @torch.no_grad()
-    def fill(self, part: MomentSlice) -> None:
+    def fill(self, wanted: MomentSlice) -> None:
         """Fill a slice from all files that have elements of it."""
         num_filled = 0
         for path in self.paths:
-            if num_filled == part.length:
+            if num_filled == wanted.length:
                 break
             file, slices = self.opened(path)
             # The elements that the file has and the slice needs: begin … end − 1 of the parameter.
-            saved = slices.get(part.parameter, _Elements(0, 0))
-            begin = max(saved.first, part.start)
-            end = min(saved.first + saved.length, part.start + part.length)
+            saved = slices.get(wanted.parameter, _Elements(0, 0))
+            begin = max(saved.first, wanted.start)
+            end = min(saved.first + saved.length, wanted.start + wanted.length)
             if begin >= end:
                 continue
-            for key, moment in part.moments.items():
+            for key, moment in wanted.moments.items():
                 in_file = slice(begin - saved.first, end - saved.first)
-                in_slice = slice(begin - part.start, end - part.start)
-                moment[in_slice].copy_(file.get_slice(f"{key}/{part.parameter}")[in_file])
+                in_slice = slice(begin - wanted.start, end - wanted.start)
+                moment[in_slice].copy_(file.get_slice(f"{key}/{wanted.parameter}")[in_file])
             num_filled += end - begin
-        if num_filled != part.length:
+        if num_filled != wanted.length:
             raise DataError(
-                f"{self.folder} lacks moments of {part.parameter} ({num_filled} of {part.length} "
-                "elements); take a new run_folder"
+                f"{self.folder} lacks moments of {wanted.parameter} ({num_filled} of "
+                f"{wanted.length} elements); take a new run_folder"
             )
 
 

@@ -60,7 +60,7 @@ def save_checkpoint(
         (folder / "config.yaml").write_text(run.config_yaml, encoding="utf-8")
         run.shards.tokenizer.save(str(folder / "tokenizer.json"))
         if num_parts > 1:
-            write_index(folder, engine.part_of, num_parts)
+            write_index(folder, engine.saver_of, num_parts)
 
     writer.save(state, write_once, write_part, save_began_s)
     return SaveTime(waited_s, copied_s)

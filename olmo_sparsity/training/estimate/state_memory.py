@@ -72,10 +72,10 @@ def _fsdp_state(
 ) -> int:
     """Return the bytes of a process with `fsdp`: a part of everything, 16 bytes a parameter, and
     weights and gradients that are whole for a while."""
-    part = num_parameters / num_shards
+    num_per_process = num_parameters / num_shards
     # Weights are gathered in the precision of the step, and gradients are summed in fp32.
     whole_weights = _bytes_of_weight(precision) * num_whole_weights
-    return int(16 * part + whole_weights + 4 * num_whole_gradients)
+    return int(16 * num_per_process + whole_weights + 4 * num_whole_gradients)
 
 
 def _zero_state(
@@ -83,11 +83,11 @@ def _zero_state(
 ) -> int:
     """Return the bytes of a process with a stage of ZeRO: 1 divides the optimizer, 2 gradients,
     too, and 3 also the weights."""
-    part = num_parameters / num_shards
+    num_per_process = num_parameters / num_shards
     weight_bytes = _bytes_of_weight(precision)
-    weights = weight_bytes * (part if stage == 3 else num_parameters)
-    gradients = 4 * (part if stage >= 2 else num_parameters)  # added up in fp32
-    optimizer = 12 * part
+    weights = weight_bytes * (num_per_process if stage == 3 else num_parameters)
+    gradients = 4 * (num_per_process if stage >= 2 else num_parameters)  # added up in fp32
+    optimizer = 12 * num_per_process
 
     # How many numbers are in buffers of collectives. Sizes of buckets are those of
     # configs/deepspeed/*.json; a test compares them.
@@ -115,23 +115,23 @@ def start_bytes(
         largest_weight: With `zero3`, the numbers of the largest weight, which is whole for a while.
     """
     weight_bytes = _bytes_of_weight(precision)
-    part = num_parameters / num_shards
+    num_per_process = num_parameters / num_shards
     if engine == "fsdp":  # its part of the fp32 weights
-        return int(4 * part)
+        return int(4 * num_per_process)
     if engine == "zero1" and precision == "bf16":
         # DeepSpeed's BF16_Optimizer makes all gradients in fp32, and its part of the fp32 weights.
-        return int((weight_bytes + 4) * num_parameters + 4 * part)
+        return int((weight_bytes + 4) * num_parameters + 4 * num_per_process)
     if engine in ("zero1", "zero2"):
         # All weights are copied into one flat tensor. When the first copy is gone, this process's
         # part of the fp32 weights follows, and zeros of the same size.
         with_flat_copy = 2 * weight_bytes * num_parameters
-        with_fp32_part = weight_bytes * num_parameters + 8 * part
+        with_fp32_part = weight_bytes * num_parameters + 8 * num_per_process
         return int(max(with_flat_copy, with_fp32_part))
     if engine == "zero3":
         # A weight is made in fp32 and cast before its first shard is kept. Later, beside all shards
         # and places for their gradients, it is made again for DeepSpeed's fp32 copy.
-        when_cast = weight_bytes * part + (4 + weight_bytes) * largest_weight
-        when_made_again = (weight_bytes + 8) * part + 4 * largest_weight
+        when_cast = weight_bytes * num_per_process + (4 + weight_bytes) * largest_weight
+        when_made_again = (weight_bytes + 8) * num_per_process + 4 * largest_weight
         return int(max(when_cast, when_made_again))
     if engine == "ddp":  # makes its buckets, which become the gradients, when it is built
         return 8 * num_parameters
