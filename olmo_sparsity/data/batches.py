@@ -99,7 +99,7 @@ class Piece:
 
     epoch: int
     index: int
-    """The number of the piece in the text, if all of the text is cut into pieces of this length."""
+    """The index of the piece in the text, if all of the text is cut into pieces of this length."""
 
     tokens_L: np.ndarray
 
@@ -195,18 +195,19 @@ class TrainingBatches:
     def _read_pieces(self, batch_number: int, length: int) -> list[Piece]:
         """Return this process's sequences of a batch, cut into pieces of `length` tokens: the first
         piece of each sequence, then the second of each, and so on."""
-        first_number = batch_number * self.plan.batch_size
-        numbers = range(first_number, first_number + self.plan.batch_size)
-        in_text = [self.order.find(number) for number in numbers[self.rank :: self.world_size]]
-        sequences = [self.sequences[where.index_in_text] for where in in_text]
+        first_index = batch_number * self.plan.batch_size
+        indices_in_run = range(first_index, first_index + self.plan.batch_size)
+        own_indices = indices_in_run[self.rank :: self.world_size]
+        places = [self.order.find(index) for index in own_indices]
+        sequences = [self.sequences[place.index_in_text] for place in places]
 
         num_pieces = self.plan.length // length
         pieces = []
-        for piece_number in range(num_pieces):
-            start = piece_number * length
-            for where, tokens in zip(in_text, sequences, strict=True):
-                index = where.index_in_text * num_pieces + piece_number
-                pieces.append(Piece(where.epoch, index, tokens[start : start + length]))
+        for piece_index in range(num_pieces):
+            start = piece_index * length
+            for place, tokens in zip(places, sequences, strict=True):
+                index_in_text = place.index_in_text * num_pieces + piece_index
+                pieces.append(Piece(place.epoch, index_in_text, tokens[start : start + length]))
         return pieces
 
     def _collate(self, pieces: Sequence[Piece], length: int, positions: PositionsConfig) -> Batch:

@@ -1,8 +1,13 @@
 """Find the sequences that a run reads, in their order: from one corpus, or from several by weight.
 
-batches.py numbers the sequences that a run reads, from 0, and asks for each by `RunOrder.find`. The
-answer depends on the number, the seed and the sizes of the corpora alone. So it is the same on any
-number of processes, and a resumed run needs no state.
+    order = find_order(shards, length=1024, batch_size=512, seed=0, order="stored", weights=…)
+    order.find(0)            # SequencePlace(epoch=0, index_in_text=48_213): what the run reads
+    first order.count_reads(20)    # {"web": 0.01, "code": 0.002}: how often 20 batches read each
+    corpus
+
+batches.py asks for each sequence of a run by its index in the run, from 0. The answer depends on
+the index, the seed and the sizes of the corpora alone. So it is the same on any number of
+processes, and a resumed run needs no state.
 
 With several corpora, a *stretch* is a part of the run with the same weights. Let w be the first
 corpus's weight divided by the sum of all weights. Sequence n of the stretch is read from the first
@@ -56,8 +61,8 @@ class SequencePlace(NamedTuple):
 class RunOrder(Protocol):
     """The order of all sequences that a run reads."""
 
-    def find(self, number: int) -> SequencePlace:
-        """Return where the sequence with this number is read."""
+    def find(self, index_in_run: int) -> SequencePlace:
+        """Return where in the text the sequence is that the run reads at this index."""
 
     def count_reads(self, num_batches: int) -> dict[str, float]:
         """Return how often the first `num_batches` batches read each corpus, by its name. A single
@@ -108,12 +113,12 @@ class _Epochs:
         self._last_order: _OrderOfEpoch | None = None
         """The order that was used last, so that each epoch is shuffled once."""
 
-    def find(self, epoch: int, number: int) -> int:
-        """Return the index of the sequence that an epoch reads as its `number`-th, from 0 on."""
+    def find(self, epoch: int, index_in_epoch: int) -> int:
+        """Return the index in the corpus of the sequence that an epoch reads at this index."""
         if self._last_order is None or self._last_order.epoch != epoch:
             order = order_epoch(self.order, self.num_sequences, self.seed, epoch)
             self._last_order = _OrderOfEpoch(epoch, order)
-        return int(self._last_order.order[number])
+        return int(self._last_order.order[index_in_epoch])
 
 
 class _OrderOfEpoch(NamedTuple):
@@ -132,9 +137,9 @@ class OneCorpus:
         self.batch_size = batch_size
         self._epochs = _Epochs(num_sequences, seed, order)
 
-    def find(self, number: int) -> SequencePlace:
-        epoch, number_in_epoch = divmod(number, self.steps_per_epoch * self.batch_size)
-        return SequencePlace(epoch, self._epochs.find(epoch, number_in_epoch))
+    def find(self, index_in_run: int) -> SequencePlace:
+        epoch, index_in_epoch = divmod(index_in_run, self.steps_per_epoch * self.batch_size)
+        return SequencePlace(epoch, self._epochs.find(epoch, index_in_epoch))
 
     def count_reads(self, num_batches: int) -> dict[str, float]:
         return {"": num_batches / self.steps_per_epoch}
@@ -170,10 +175,10 @@ class SeveralCorpora:
             self._first_index.append(num_in_corpora_before)
             num_in_corpora_before += size
 
-    def find(self, number: int) -> SequencePlace:
-        corpus, num_before = self._corpus_of(number)
-        epoch, number_in_epoch = divmod(num_before, self._epochs[corpus].num_sequences)
-        index_in_corpus = self._epochs[corpus].find(epoch, number_in_epoch)
+    def find(self, index_in_run: int) -> SequencePlace:
+        corpus, num_before = self._corpus_of(index_in_run)
+        epoch, index_in_epoch = divmod(num_before, self._epochs[corpus].num_sequences)
+        index_in_corpus = self._epochs[corpus].find(epoch, index_in_epoch)
         return SequencePlace(epoch, self._first_index[corpus] + index_in_corpus)
 
     def count_reads(self, num_batches: int) -> dict[str, float]:
@@ -183,7 +188,7 @@ class SeveralCorpora:
             reads[name] = count / size if size else 0.0
         return reads
 
-    def _corpus_of(self, number: int) -> _NumberInCorpus:
+    def _corpus_of(self, index_in_run: int) -> _ReadFrom:
         """Return the corpus of a sequence of the run, and how many of its sequences were read
         before."""
         start_of_stretch = 0
@@ -191,30 +196,30 @@ class SeveralCorpora:
         # corpus would begin anew in each stretch.
         num_earlier = [0] * len(self.sizes)
         for stretch in self.stretches:
-            if stretch.end is None or number < stretch.end:
-                corpus, num_before = stretch.corpus_of(number - start_of_stretch)
-                return _NumberInCorpus(corpus, num_earlier[corpus] + num_before)
+            if stretch.end is None or index_in_run < stretch.end:
+                corpus, num_before = stretch.corpus_of(index_in_run - start_of_stretch)
+                return _ReadFrom(corpus, num_earlier[corpus] + num_before)
             counts = stretch.count(stretch.end - start_of_stretch)
-            num_earlier = [a + b for a, b in zip(num_earlier, counts, strict=True)]
+            num_earlier = _add(num_earlier, counts)
             start_of_stretch = stretch.end
         raise AssertionError("the last stretch has no end")
 
-    def _count(self, number: int) -> list[int]:
-        """Return how many of the first `number` sequences are from each corpus."""
+    def _count(self, num_sequences: int) -> list[int]:
+        """Return how many of the first `num_sequences` of the run are from each corpus."""
         start_of_stretch = 0
         totals = [0] * len(self.sizes)
         for stretch in self.stretches:
-            end = number if stretch.end is None else min(number, stretch.end)
+            end = num_sequences if stretch.end is None else min(num_sequences, stretch.end)
             if end <= start_of_stretch:
                 break
             counts = stretch.count(end - start_of_stretch)
-            totals = [a + b for a, b in zip(totals, counts, strict=True)]
+            totals = _add(totals, counts)
             start_of_stretch = end
         return totals
 
 
-class _NumberInCorpus(NamedTuple):
-    """The corpus of a sequence, and its number among the sequences that are read of it."""
+class _ReadFrom(NamedTuple):
+    """The corpus that a sequence is read from, and how often it was read before."""
 
     corpus: int
     """The index of the corpus, in the order of the weights."""
@@ -223,8 +228,13 @@ class _NumberInCorpus(NamedTuple):
     """How many earlier sequences, of the stretch or of the run, are from the same corpus."""
 
 
+def _add(counts: list[int], more_counts: list[int]) -> list[int]:
+    """Return the sums of the counts of each corpus."""
+    return [first + second for first, second in zip(counts, more_counts, strict=True)]
+
+
 class _Stretch:
-    """Sequences with the same weights, numbered from 0 (see the module)."""
+    """Sequences with the same weights, with indices from 0 (see the module)."""
 
     def __init__(self, sizes: Mapping[str, int], weights: Weights, batch_size: int) -> None:
         self.end = None if weights.until is None else weights.until * batch_size
@@ -241,28 +251,30 @@ class _Stretch:
             self.fractions.append(fraction)
             remaining_weight -= weight
 
-    def corpus_of(self, number: int) -> _NumberInCorpus:
+    def corpus_of(self, index_in_stretch: int) -> _ReadFrom:
         """Return the corpus of a sequence of the stretch, and how many sequences of the stretch
         before it are from the same corpus."""
+        index = index_in_stretch
         for corpus, fraction in enumerate(self.fractions):
-            num_before = _floor(fraction, number)
-            if _floor(fraction, number + 1) > num_before:
-                return _NumberInCorpus(corpus, num_before)
-            # It is none of this corpus. Among the sequences of the other corpora it has a smaller
-            # number, as those of this corpus before it do not count.
-            number -= num_before
+            num_before = _floor(fraction, index)
+            if _floor(fraction, index + 1) > num_before:
+                return _ReadFrom(corpus, num_before)
+            # It is not of this corpus. Among the sequences of the other corpora it has a smaller
+            # index, as those of this corpus before it do not count.
+            index -= num_before
         raise AssertionError("the last corpus of a weight takes all that is left")
 
-    def count(self, number: int) -> list[int]:
-        """Return how many of the first `number` sequences are from each corpus."""
+    def count(self, num_sequences: int) -> list[int]:
+        """Return how many of the first `num_sequences` of the stretch are from each corpus."""
+        num_left = num_sequences  # for this corpus and the ones after it
         counts = []
         for fraction in self.fractions:
-            num_of_corpus = _floor(fraction, number)
+            num_of_corpus = _floor(fraction, num_left)
             counts.append(num_of_corpus)
-            number -= num_of_corpus  # what is left for the other corpora
+            num_left -= num_of_corpus
         return counts
 
 
-def _floor(fraction: Fraction, number: int) -> int:
-    """Return floor(number · fraction), computed in whole numbers."""
-    return number * fraction.numerator // fraction.denominator
+def _floor(fraction: Fraction, factor: int) -> int:
+    """Return floor(factor · fraction), computed in whole numbers."""
+    return factor * fraction.numerator // fraction.denominator

@@ -33,10 +33,10 @@ _ROUNDS = 8
 
 
 class EpochOrder(Protocol):
-    """The order of an epoch, an array or a `ComputedOrder`. `order[place]` is the index of the
-    sequence that is read as the `place`-th, from 0 on."""
+    """The order of an epoch, an array or a `ComputedOrder`. `order[i]` is the index in the text of
+    the sequence that the epoch reads at index i, from 0."""
 
-    def __getitem__(self, place: int, /) -> int: ...
+    def __getitem__(self, index_in_epoch: int, /) -> int: ...
 
 
 def choose_order(order: Order, num_sequences: int) -> Order:
@@ -87,10 +87,10 @@ class ComputedOrder:
     def __len__(self) -> int:
         return self.num_sequences
 
-    def __getitem__(self, place: int) -> int:
-        if not 0 <= place < self.num_sequences:
-            raise IndexError(f"place {place} of {self.num_sequences}")
-        number = self._permute(place)
+    def __getitem__(self, index_in_epoch: int) -> int:
+        if not 0 <= index_in_epoch < self.num_sequences:
+            raise IndexError(f"place {index_in_epoch} of {self.num_sequences}")
+        number = self._permute(index_in_epoch)
         # Cycle walking: results that are too large are permuted until one is in range.
         while number >= self.num_sequences:
             number = self._permute(number)
@@ -101,8 +101,8 @@ class ComputedOrder:
         high = number >> self.low_bits
         low = number & self.low_mask
         # Even rounds change the high half, odd ones the low half.
-        for round_number, key in enumerate(self.keys):
-            if round_number % 2 == 0:
+        for round_index, key in enumerate(self.keys):
+            if round_index % 2 == 0:
                 high ^= _scramble(low ^ key) & self.high_mask
             else:
                 low ^= _scramble(high ^ key) & self.low_mask

@@ -110,10 +110,10 @@ def _folders_of_files(data: DataConfig) -> list[DataConfig]:
     return [
         replace(
             data,
-            folder=f"{Path(data.folder)}/parts/{number:05d}",
+            folder=f"{Path(data.folder)}/parts/{file_index:05d}",
             corpus=replace(data.corpus, path=str(file)),
         )
-        for number, file in enumerate(list_inputs(data.corpus))
+        for file_index, file in enumerate(list_inputs(data.corpus))
     ]
 
 
