@@ -18,9 +18,8 @@ T = TypeVar("T")
 
 
 def in_background(items: Generator[T, None, None], depth: int) -> Generator[T, None, None]:
-    """Yield the items of a generator, while a thread prepares the next ones. An error of the
-    generator is raised where its item would be yielded. `depth`: how many items to prepare
-    ahead."""
+    """Yield the items of a generator, while a thread prepares the next `depth` ones. An error of
+    the generator is raised where its item would be yielded."""
     end = object()  # not None, which may be an item
     with contextlib.closing(items), ThreadPoolExecutor(max_workers=1) as thread:
         waiting = deque(thread.submit(next, items, end) for _ in range(depth))

@@ -57,8 +57,8 @@ def _draw(config: PositionsConfig, length: int, generator: np.random.Generator) 
 
 
 def restart(documents_BL: np.ndarray) -> np.ndarray:
-    """Return positions_BL that count from 0 in each document: documents 0 0 0 1 1 get the position
-    IDs 0 1 2 0 1. `documents_BL`: the number of each token's document."""
+    """Return positions_BL that count from 0 in each document, by the number of each token's
+    document: documents 0 0 0 1 1 get the position IDs 0 1 2 0 1."""
     indices_BL = np.broadcast_to(np.arange(documents_BL.shape[1]), documents_BL.shape)
     begins_document_BL = np.diff(documents_BL, axis=1, prepend=-1) != 0
     # The index at which each token's document begins: the largest so far, as indices rise.

@@ -100,8 +100,7 @@ def _prepare_corpus(
     data: DataConfig, share: Share, common_tokenizer: Tokenizer | None = None
 ) -> Manifest | None:
     """Prepare one corpus, alone or with other processes. Return its manifest; None if other
-    processes have files left. `common_tokenizer`: that of several corpora, if this is one of
-    them."""
+    processes have files left. If it is one of several corpora, they have a common tokenizer."""
     if share == WHOLE:
         return fill_folder(data, common_tokenizer, needs_both_splits=True)
     return prepare_together(data, share, common_tokenizer)

@@ -119,8 +119,8 @@ class _Recorder(TorchDispatchMode):
     def record(
         self, function: Any, weight: Tensor, args: tuple, keywords: dict[str, Any], is_random: bool
     ) -> Tensor:
-        """Record an operation on a whole weight, and return the weight. `is_random`: whether it
-        draws random numbers."""
+        """Record an operation on a whole weight, and return the weight. If it `is_random`, draw
+        its random numbers."""
         if weight.numel() * weight.element_size() != weight.untyped_storage().nbytes():
             raise NotImplementedError(f"{function} of a part of a weight")
         random_state = torch.get_rng_state() if is_random else None

@@ -118,7 +118,7 @@ class SavedMoments:
     """The moments in the files of one checkpoint, which are opened when they are needed."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        """Find the files. `rank`: that of this process, whose own file is read first."""
+        """Find the files. That of the process with this rank is read first."""
         self.folder = folder
         paths = sorted(folder.glob("moments-*-of-*.safetensors"))
         counts = {int(path.stem.rsplit("-", 1)[1]) for path in paths}

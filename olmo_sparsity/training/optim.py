@@ -70,9 +70,12 @@ Optimizer = torch.optim.AdamW | MuonAndAdamW
 def build_optimizer(
     model: nn.Module, config: OptimizerConfig, muon_class: type[torch.optim.Muon] = torch.optim.Muon
 ) -> Optimizer:
-    """Return the optimizer of all parameters of a model. `muon_class`: the class for matrices if
-    the config names Muon. It differs by engine, as `fully_shard` divides matrices among
-    processes."""
+    """Return the optimizer of all parameters of a model.
+
+    Args:
+        muon_class: The class for matrices if the config names Muon. It differs by engine, as
+            `fully_shard` divides matrices among processes.
+    """
     if config.name == "adamw":
         return build_adamw(model.parameters(), model, config)
     matrices = matrices_of_layers(model)
@@ -116,8 +119,8 @@ def build_adamw(
     config: OptimizerConfig,
     adamw_class: type[torch.optim.AdamW] = AdamW,
 ) -> torch.optim.AdamW:
-    """Return AdamW of some parameters of a model. It decays matrices of layers, and embeddings,
-    norms and biases if the config says so, as in OLMo.
+    """Return AdamW of some parameters of a model. As in OLMo, it decays matrices of layers, and
+    embeddings, norms and biases only if the config says so.
 
     Args:
         parameters: The parameters that it updates.
@@ -125,20 +128,20 @@ def build_adamw(
         config: The section `optimizer`.
         adamw_class: AdamW itself, or a subclass of it.
     """
-    embeddings = {id(weight) for weight in embeddings_of(model)}
-    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    embedding_ids = {id(weight) for weight in embeddings_of(model)}
+    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}  # by whether it is decayed
     for parameter in parameters:
-        if id(parameter) in embeddings:
-            decayed = config.decay_embeddings
+        if id(parameter) in embedding_ids:
+            is_decayed = config.decay_embeddings
         else:
             # A parameter that DeepSpeed has sharded is empty.
             shape = getattr(parameter, "ds_shape", parameter.shape)
-            decayed = len(shape) > 1 or config.decay_norm_and_bias
-        groups[decayed].append(parameter)
+            is_decayed = len(shape) > 1 or config.decay_norm_and_bias
+        groups[is_decayed].append(parameter)
     return adamw_class(
         [
-            {"params": members, "weight_decay": config.weight_decay if decayed else 0.0}
-            for decayed, members in groups.items()
+            {"params": members, "weight_decay": config.weight_decay if is_decayed else 0.0}
+            for is_decayed, members in groups.items()
             if members
         ],
         lr=config.learning_rate,
@@ -153,7 +156,8 @@ def moments_of(optimizer: Any, parameter: Tensor) -> dict[str, Tensor]:
     optimizer itself does only in the first one."""
     keys: tuple[str, ...] = KEYS
     if isinstance(optimizer, MuonAndAdamW):
-        muon_ids = {id(p) for group in optimizer.muon.param_groups for p in group["params"]}
+        groups = optimizer.muon.param_groups
+        muon_ids = {id(matrix) for group in groups for matrix in group["params"]}
         is_of_muon = id(parameter) in muon_ids
         keys = MUON_KEYS if is_of_muon else KEYS
         optimizer = optimizer.muon if is_of_muon else optimizer.adamw

@@ -345,8 +345,7 @@ class NewModel(NamedTuple):
 
 def build_new_model(config: RunConfig, is_filled: bool) -> NewModel:
     """Return a new model. Engines that shard get one without memory, as it may not fit into a
-    process as a whole. `is_filled`: whether it is filled from a checkpoint, so that no random
-    weights are drawn."""
+    process as a whole. If it `is_filled` from a checkpoint, no random weights are drawn."""
     # A model of transformers is tried when it is built, for which it needs its weights.
     if config.model.architecture != "olmo":
         return NewModel(build_model(config.model), meta_weights=None)

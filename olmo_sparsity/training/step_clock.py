@@ -21,7 +21,7 @@ class Clock:
     training waits for these and for its data."""
 
     def __init__(self, step: int) -> None:
-        """Begin to measure. `step`: the last step that is done."""
+        """Begin to measure after a step that is done."""
         self.began_s = time.perf_counter()
         """When the steps that are measured began, later by the pauses since."""
 

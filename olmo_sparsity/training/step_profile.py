@@ -18,7 +18,7 @@ class Profile:
     """Traces some steps of the first process, and writes the trace into the run folder."""
 
     def __init__(self, steps: str | None, run: PreparedRun) -> None:
-        """Check the option. `steps`: FIRST:LAST, or None for no trace."""
+        """Check the option `steps`, which is FIRST:LAST, or None for no trace."""
         self.first_step = 0
         self.last_step = 0
         match = re.fullmatch(r"(\d+):(\d+)", steps or "")

@@ -98,8 +98,15 @@ class Hardware:
         price: float | None = None,
         disk_speed: float | None = None,
     ) -> Hardware:
-        """Return GPUs by their name, by default eight on a node. Raise ConfigError, which names the
-        option of `--dry-run`, for GPUs that cannot be. `disk_speed`: GB/s of the file system."""
+        """Return GPUs by their name. Raise ConfigError, which names the option of `--dry-run`, for
+        GPUs that cannot be.
+
+        Args:
+            nodes: The number of nodes. None: nodes of eight GPUs.
+            nics_per_node: The number of network cards of a node. None: the usual one for the GPU.
+            price: The price of a GPU-hour, in any currency.
+            disk_speed: GB/s of the file system. None: `DISK_BYTES_PER_S`.
+        """
         gpu = known_gpu(name, "--gpu")
         options = {"--gpus": num_gpus, "--nodes": nodes, "--nics-per-node": nics_per_node}
         for option, number in options.items():
