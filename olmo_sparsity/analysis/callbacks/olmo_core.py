@@ -23,10 +23,20 @@ except ImportError as error:
 
 class OLMoCoreLosses(Callback):
     """Record `loss_by_place/FIRST-END` every `interval` steps. Losses are computed with a copy of
-    the model for transformers."""
+    the model for transformers.
+
+        OLMoCoreLosses(interval=1000, tokenizer=tokenizer, text=texts, length=1024)
+    """
 
     def __init__(self, interval: int, tokenizer: Any, text: Any, **settings: Any) -> None:
-        """`text` and `settings`: as in `losses_by_place`."""
+        """Declare what is measured, and when.
+
+        Args:
+            interval: Steps between two measurements.
+            tokenizer: The tokenizer of the model.
+            text: Held-out text, as in `losses_by_place`.
+            settings: Settings of `losses_by_place`.
+        """
         self.interval = interval
         self.tokenizer = tokenizer
         self.text = text

@@ -28,8 +28,8 @@ from olmo_sparsity.text.units import Spans
 from olmo_sparsity.text.windows import Windows
 
 SpansByPart = dict[str, Spans]
-"""Kind of distant context (`document` or `placebo`) → the targets that were chosen with it, as
-spans of a block: from the first token to one past the last."""
+"""Distant part (`document` or `placebo`) → the targets that were chosen with it, as spans of a
+block: from the first token to one past the last."""
 
 
 class BlockBounds(NamedTuple):
@@ -50,10 +50,13 @@ def sort_into_blocks(
     windows: Windows, document: Document, targets: Mapping[str, np.ndarray]
 ) -> dict[BlockBounds, SpansByPart]:
     """Sort targets into the blocks that their first tokens are in, and return the blocks in order.
-    DataError if a target has no full long window.
+    Raise DataError if a target has no full long window.
 
-    `targets`: kind of distant context → places of the document, or an array of two columns with
-    spans of places.
+    Args:
+        windows: The windows, which determine where blocks begin.
+        document: The document.
+        targets: Distant part → places of the document, or an array of two columns with spans of
+            places.
     """
     blocks: dict[BlockBounds, SpansByPart] = {}
     length = len(document.tokens)
@@ -73,8 +76,8 @@ def sort_into_blocks(
 
 
 def _as_spans(places: np.ndarray) -> Spans:
-    """Return targets as spans of places, in order, each once. `places`: single tokens, or an array
-    of two columns that holds spans already."""
+    """Return targets as spans of places, in order, each once. They are given as places of single
+    tokens, or as an array of two columns that holds spans already: 18 becomes (18, 19)."""
     spans = np.asarray(places)
     if spans.ndim == 1:
         spans = np.stack([spans, spans + 1], axis=1)

@@ -66,11 +66,13 @@ def match_targets(results: Results, documents: Documents, windows: Windows) -> M
 
     Args:
         results: The other measurement.
+        documents: The documents here.
         windows: The windows here, in tokens of these documents.
     """
     targets = results.targets[results.targets.distant_part == DOCUMENT]
     located, num_in_other_text = _locate_targets(targets, _token_texts(results), documents)
 
+    # Tokens here do not begin or end at its characters.
     is_cut = (located.target == NO_BOUNDARY) | (located.end == NO_BOUNDARY)
     # A target needs a full window before it, and all its tokens in one block.
     is_early = located.target < windows.first_target
@@ -108,7 +110,9 @@ def _locate_targets(
     """Find the places here of targets there.
 
     Args:
+        targets: The targets there.
         token_texts: The texts of the tokens there, by the number of their document.
+        documents: The documents here.
     """
     # The list begins with an empty table: without targets, the result then has all columns, too.
     located = [targets[:0].assign(other_target=0)]
@@ -138,7 +142,12 @@ def match_choices(results: Results, documents: Documents, settings: Settings) ->
 
     Units that are distant there may lie in the local window here, and are left out. The others move
     up in rank. A target with fewer units than the largest k is left out. Units of unrelated texts
-    are not matched.
+    are not matched. For ks=(1, 2):
+
+        rank there   unit       here                 rank here
+                 1   "train"    in the local window
+                 2   "Anna"     distant                      1
+                 3   "opened"   distant                      2
     """
     kinds_of_tokens = [kind for kind in results.meta.units if span_width(kind) is not None]
     if kinds_of_tokens:
@@ -147,7 +156,7 @@ def match_choices(results: Results, documents: Documents, settings: Settings) ->
             "measure it again with --units words, sentences, paragraphs or your own"
         )
     matched = match_targets(results, documents, settings.windows)
-    assert matched.counts is not None
+    assert matched.counts is not None, "`match_targets` counts"
     units = _locate_units(results, documents, settings, matched.targets)
     is_unit = units.distant_first.notna()
     is_distant = _is_distant(units, settings.windows)
@@ -227,9 +236,10 @@ def _is_distant(units: pd.DataFrame, windows: Windows) -> pd.Series:
 def _with_new_ranks(units: pd.DataFrame) -> pd.DataFrame:
     """Return ranked units with ranks 1, 2, 3, … in their order. Units that were left out had left
     gaps in the ranks."""
-    units = units.astype({"distant_first": int, "distant_end": int})
-    units = units.sort_values([*RANKING_KEYS, "rank"])
-    return units.assign(rank=units.groupby(RANKING_KEYS).cumcount() + 1)
+    # These columns held NaN where a unit was not found, so they are of floats.
+    ranked = units.astype({"distant_first": int, "distant_end": int})
+    ranked = ranked.sort_values([*RANKING_KEYS, "rank"])
+    return ranked.assign(rank=ranked.groupby(RANKING_KEYS).cumcount() + 1)
 
 
 def _keys_with_full_rankings(units: pd.DataFrame, num_needed: int, num_rankings: int) -> pd.Index:

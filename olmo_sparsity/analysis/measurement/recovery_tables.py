@@ -130,4 +130,4 @@ def _joined(table: str, arrays: dict[str, list[np.ndarray]]) -> pd.DataFrame:
     has_rows = all(arrays.values())
     if not has_rows:
         return pd.DataFrame(columns=COLUMNS[table])
-    return pd.DataFrame({column: np.concatenate(parts) for column, parts in arrays.items()})
+    return pd.DataFrame({column: np.concatenate(added) for column, added in arrays.items()})

@@ -65,8 +65,8 @@ class FixedTargets:
     def of_measurement(
         other: Results, documents: Documents, settings: Settings, transfers: bool
     ) -> FixedTargets:
-        """Take the targets of another measurement, for these documents and settings. `transfers`:
-        take its ranked units, too."""
+        """Take the targets of another measurement, for these documents and settings; with
+        `transfers`, also the units that it ranked."""
         matched = locate_targets(other, documents, settings, transfers)
         return FixedTargets(
             targets=matched.targets[[*COLUMNS, "end"]].reset_index(drop=True),

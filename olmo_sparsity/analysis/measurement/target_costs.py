@@ -158,10 +158,11 @@ def _count_example(plan: Plan, number: int, chosen: np.ndarray, distant_part: st
 
 
 def _size_of_targets(plan: Plan, targets: np.ndarray) -> float:
-    """Return a number in proportion to the cost of targets: how many they are, or, where a whole
-    prompt is computed for each, how many tokens precede them. `targets`: their places."""
-    replaces = plan.settings.interpretation.replaces
-    return float(targets.sum()) if replaces else float(len(targets))
+    """Return a number in proportion to the cost of targets at these places: how many they are, or,
+    where a whole prompt is computed for each, how many tokens precede them."""
+    if plan.settings.interpretation.replaces:
+        return float(targets.sum())
+    return float(len(targets))
 
 
 def spent_forwards(plan: Plan, number: int, targets: dict[str, Any]) -> int:

@@ -1,8 +1,13 @@
 """Evaluate one distant text: rank its units for each target, and compute the losses with k of them.
 
-    EvaluatedText → selector → Choice → rows → losses → rows of the tables
+    EvaluatedText (a distant text, and the targets after it)
+      ↓ for each kind of units and each selector: rank the units             `influence`, `costs`
+    _Ranking      the units of each target, and the rows that L_k needs
+      ↓ the rows of all rankings together: losses                            `recovery`
+    RecoveryTables
 
-`TextEvaluation.evaluate` is the entry point; recovery.py calls it with each text of a document.
+The tables on the right get rows in these steps. `TextEvaluation.evaluate` is the entry point;
+recovery.py calls it with each text of a document.
 
 For each target and each k two rows are evaluated. Of a text with distant tokens d1 … d6, of which a
 selector ranked d4 first and d2 second, they hold for k=2:
@@ -52,8 +57,8 @@ from olmo_sparsity.text.units import Spans, Units
 class _Ranking:
     """The units that a selector chose for the targets of a text, and the rows to be evaluated.
 
-    Both lists of rows have one for each target and each k: first all k of the first target, then
-    those of the second."""
+    Both lists of rows have one for each target and each k: for two targets and ks=(1, 2) those of
+    the first target with 1 and with 2 units, then those of the second."""
 
     labels: RankingLabels
     units: Units
@@ -114,10 +119,10 @@ class TextEvaluation:
     ) -> list[_Ranking]:
         """Return a ranking by each selector, and by each draw of a random selector. Add rows to
         `lds` and `costs`."""
+        # Random halves are evaluated once, and compared with each selector's scores. A single unit
+        # cannot be halved.
         halves = None
-        # A single unit cannot be halved.
-        can_be_halved = text.is_document_context and len(units) > 1
-        if self.num_halves > 0 and can_be_halved:
+        if self.num_halves > 0 and text.is_document_context and len(units) > 1:
             halves = self._evaluate_halves(text, unit_kind, units)
 
         rankings = []
@@ -150,7 +155,7 @@ class TextEvaluation:
                 rows_with_units.append(text.context.set_row(indices, span))
                 num_tokens.append(len(indices))
                 if not text.is_control:
-                    # The long window without the units is a set like others: all but these tokens.
+                    # The long window without the units is a set like others: all other tokens.
                     other_indices = np.setdiff1d(all_distant, indices)
                     rows_without_units.append(text.context.set_row(other_indices, span))
         return _Ranking(
@@ -210,8 +215,10 @@ class TextEvaluation:
         """Add a row to `costs`.
 
         Args:
-            forwards_before: The token-forwards of the scorer before the computation that the row is
-                about.
+            unit_kind: The kind of units.
+            selector: The selector, or what else was computed, such as `halves`.
+            forwards_before: The token-forwards of the scorer before the computation.
+            num_targets: The number of targets that it was for.
         """
         num_forwards = self.scorer.token_forwards - forwards_before
         self.tables.add_cost(unit_kind, selector, num_forwards, num_targets)

@@ -60,7 +60,7 @@ class _BinRecovery:
 
 def split_by_distance(results: Results, row: Any) -> pd.DataFrame:
     """Return a line of a table for each power of two of the distance, from the nearest; an empty
-    table if no units were ranked. `row`: a row of the summary, by the names of its columns.
+    table if no units were ranked. `row` is a row of the summary. The columns are
 
         first, last                 the distances of the bin, in tokens from a unit's first token to
                                     the target
@@ -69,11 +69,10 @@ def split_by_distance(results: Results, row: Any) -> pd.DataFrame:
         excess, placebo, net, …     as in the summary, of this bin
     """
     units = _first_k_units(results, row, selector=row["selector"])
-    recovery = results.recovery
-    is_of_row = recovery.units == row["units"]
-    is_of_row &= recovery.selector == row["selector"]
-    is_of_row &= recovery.k == row["k"]
-    recovery = recovery[is_of_row]
+    is_of_row = results.recovery.units == row["units"]
+    is_of_row &= results.recovery.selector == row["selector"]
+    is_of_row &= results.recovery.k == row["k"]
+    recovery = results.recovery[is_of_row]
     if units.empty or recovery.empty:
         return pd.DataFrame()
     targets = results.targets[results.targets.target_set == row["target_set"]]
@@ -210,20 +209,29 @@ def _reductions_by_bin(
     documents: pd.Index,
 ) -> np.ndarray:
     """Return reduction_DB, the loss reduction by the units of each bin in each document, in nats.
-    All are NaN if it is not known for all targets. `control`: which units count."""
+    All are NaN if it is not known for all targets.
+
+    Args:
+        target_rows: Rows of `pair` with one distant part.
+        control: Which units count.
+        units: The units of `_first_k_units`.
+        powers: The bins.
+        documents: The documents of the rows of the result.
+    """
     reduction = f"{control}_reduction"
     keys = [*KEYS, "distant_part"]
-    units = units[units.control == control]
-    units = units.merge(target_rows[[*keys, "whole_document", reduction]], on=keys)
+    ranked = units[units.control == control]
+    ranked = ranked.merge(target_rows[[*keys, "whole_document", reduction]], on=keys)
 
     # A sum over the known targets alone would be smaller than that of all.
-    is_known = len(units) > 0 and target_rows[reduction].notna().all()
+    is_known = len(ranked) > 0 and target_rows[reduction].notna().all()
     if not is_known:
         return np.full((len(documents), len(powers)), np.nan)
     reduction_DB = np.zeros((len(documents), len(powers)))
-    document_N = documents.get_indexer(units.whole_document)
-    bin_N = units.power - powers.start
-    np.add.at(reduction_DB, (document_N, bin_N), units.weight * units[reduction])
+    document_N = documents.get_indexer(ranked.whole_document)
+    bin_N = ranked.power - powers.start
+    # Unlike `reduction_DB[…] += …`, this adds up all units of one document and bin.
+    np.add.at(reduction_DB, (document_N, bin_N), ranked.weight * ranked[reduction])
     return reduction_DB
 
 

@@ -314,8 +314,8 @@ def later_columns() -> list[str]:
 
 
 def terminal_columns(has_net: bool) -> list[ShownColumn]:
-    """Return the columns of a table in a terminal, in its order. `has_net`: whether net excess
-    means something for its targets."""
+    """Return the columns of a table in a terminal, in its order. They differ by whether net excess
+    means something for its targets (`has_net`)."""
     shown = [ShownColumn(column_named(name), display) for name, display in TERMINAL.items()]
     where = ("all", "with net excess" if has_net else "without net excess")
     return [entry for entry in shown if entry.display.where in where]

@@ -2,6 +2,11 @@
 
     two Results → `compare_with_remarks` → a table → `describe_comparison` → text
 
+    net excess: pose minus rope
+    targets selector         units     k                     net  …  documents
+    gap     add_one          tokens    1      +0.21 [+0.05, +0.37]  …      6 / 4  *
+      *: 6 documents are too few to trust the interval
+
 `compare` and `transfer` of compare.py compute the numbers; here each row gets a remark that says
 what makes its intervals doubtful. Never imports torch.
 """
@@ -28,9 +33,14 @@ _IN_NATS = {"net_nats", "excess_nats"}
 
 
 def compare_with_remarks(first: Results, second: Results, transfers: bool) -> pd.DataFrame:
-    """Return the table that compares two measurements, with the column `remark`. `transfers`:
-    compare them by `transfer`, where each model evaluated what the other chose, not by
-    `compare`."""
+    """Return the table that compares two measurements, with the column `remark`.
+
+    Args:
+        first: A measurement.
+        second: Another one.
+        transfers: Compare them by `transfer`, where each model evaluated what the other chose, not
+            by `compare`.
+    """
     if transfers:
         return with_remarks(transfer(first, second))
     return with_remarks(compare(first, second), has_net=True)

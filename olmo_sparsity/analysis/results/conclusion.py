@@ -7,7 +7,10 @@ chance?
 
 The sentence is about one row of the summary, the row to quote: the main target set, the first
 selector, the smallest k, and the units that the user named first. The verdict rests on the
-strictest column that the measurement has, in the order of `_HEADLINES`. Never imports torch.
+strictest column that the measurement has, in the order of `_HEADLINES`.
+
+`conclude` returns the sentence, and `quoted_row_of` the row; summary.py, report.py and
+number_tables.py call them. Never imports torch.
 """
 
 from __future__ import annotations
@@ -30,36 +33,22 @@ LARGEST_SHARE_ALL = 0.5
 """From this share of targets whose k units are all distant tokens, no verdict is given."""
 
 
-def summary_in_order_of_units(results: Results) -> pd.DataFrame:
-    """Return the summary with its units in the order in which the user named them."""
-    order = {units: number for number, units in enumerate(results.meta.units)}
-    rows = results.summary
-    return rows.sort_values("units", key=lambda units: units.map(order), kind="stable")
-
-
-def _rows_to_quote(results: Results) -> pd.DataFrame:
-    """Return the rows of the main target set and the first selector. The first of them is the row
-    to quote."""
-    summary = summary_in_order_of_units(results)
-    name = main_set(summary.target_set)
-    rows = summary[(summary.target_set == name) & (summary.selector == results.meta.selectors[0])]
-    return rows.sort_values("k", kind="stable")
-
-
-def quoted_row_of(results: Results) -> Any:
-    """Return the index, in `summary`, of the row to quote, which the conclusion is about."""
-    return _rows_to_quote(results).index[0]
+_HEADLINES = {
+    "net_equal": "net excess at equal gaps",
+    "net": "net excess",
+    "excess": "excess over unrelated text",
+}
+"""The columns that may decide the verdict, the strictest first."""
 
 
 def conclude(results: Results) -> str:
     """Return the conclusion as one sentence: how much the k units recover at the main targets, and
     whether that is more than chance, or why no verdict is possible."""
-    meta = results.meta
     if main_set(results.summary.target_set) is None:
         return "No target was evaluated."
+    meta = results.meta
     rows = _rows_to_quote(results)
     row = rows.iloc[0]
-
     # Recovery is a fraction of the gap, so without a gap there is nothing to say it of.
     if pd.isna(row.gap) or row.gap <= 0:
         return (
@@ -67,35 +56,7 @@ def conclude(results: Results) -> str:
             f"{row.num_targets:,} targets (mean gap {row.gap:+.2f} nats), so a few of them have "
             "nothing to recover."
         )
-    text = _describe_recovery(row, meta)
-    shows_net = has_net(rows)
-    if row.get("share_all", 0.0) >= LARGEST_SHARE_ALL:
-        return (
-            f"{text}; no verdict: at {row.share_all:.0%} of the targets these are all distant "
-            "tokens, so recovery is 1 by construction; pass smaller units or k."
-        )
-    # Without an interval, any difference may be chance.
-    too_few = describe_few(row, shows_net)
-    if too_few:
-        return f"{text}; no verdict: {too_few}."
-    # Without an unrelated text recovery has nothing to be compared with, so no verdict follows.
-    is_without_control = rows.excess.isna().all()
-    if is_without_control and pd.notna(row.low):
-        return f"{text} ({with_interval(row.recovery, row.low, row.high, sign='')})."
-
-    headline = _headline_column(row, shows_net)
-    if pd.isna(row[f"{headline}_low"]):
-        return f"{text}; no verdict: too small gaps for an interval."
-    effect = _describe_effect(row, headline)
-    doubts = _describe_doubts(row, meta)
-    # A few documents have an interval, but too narrow a one to rest a verdict on.
-    warnings = warnings_of_few(row, shows_net)
-    if warnings:
-        return f"{text}; {effect}. No verdict: {', and '.join([*warnings, *doubts])}."
-    sentence = f"{text}; {effect}: {_verdict(row, headline)}"
-    if doubts:
-        sentence += f"; but {' and '.join(doubts)}"
-    return f"{sentence}."
+    return f"{_describe_recovery(row, meta)}{_describe_verdict(rows, meta)}."
 
 
 def _describe_recovery(row: pd.Series, meta: Meta) -> str:
@@ -116,17 +77,48 @@ def _describe_recovery(row: pd.Series, meta: Meta) -> str:
     return text
 
 
-_HEADLINES = {
-    "net_equal": "net excess at equal gaps",
-    "net": "net excess",
-    "excess": "excess over unrelated text",
-}
-"""The columns that may decide the verdict, the strictest first."""
+def _describe_verdict(rows: pd.DataFrame, meta: Meta) -> str:
+    """Return the second part of the conclusion, from the mark that joins it to the first part on:
+    the effect and the verdict, or why there is none.
+
+    Args:
+        rows: The rows of `_rows_to_quote`, the first of which the verdict is about.
+        meta: What was measured.
+    """
+    row = rows.iloc[0]
+    shows_net = has_net(rows)
+    if row.get("share_all", 0.0) >= LARGEST_SHARE_ALL:
+        return (
+            f"; no verdict: at {row.share_all:.0%} of the targets these are all distant "
+            "tokens, so recovery is 1 by construction; pass smaller units or k"
+        )
+    # Without an interval, any difference may be chance.
+    too_few = describe_few(row, shows_net)
+    if too_few:
+        return f"; no verdict: {too_few}"
+    # Without an unrelated text recovery has nothing to be compared with, so no verdict follows.
+    is_without_control = rows.excess.isna().all()
+    if is_without_control and pd.notna(row.low):
+        return f" ({with_interval(row.recovery, row.low, row.high, sign='')})"
+
+    headline = _headline_column(row, shows_net)
+    if pd.isna(row[f"{headline}_low"]):
+        return "; no verdict: too small gaps for an interval"
+    effect = _describe_effect(row, headline)
+    doubts = _describe_doubts(row, meta)
+    # A few documents have an interval, but too narrow a one to rest a verdict on.
+    warnings = warnings_of_few(row, shows_net)
+    if warnings:
+        return f"; {effect}. No verdict: {', and '.join([*warnings, *doubts])}"
+    verdict = f"; {effect}: {_verdict(row, headline)}"
+    if doubts:
+        verdict += f"; but {' and '.join(doubts)}"
+    return verdict
 
 
 def _headline_column(row: pd.Series, shows_net: bool) -> str:
-    """Return the name of the column that decides the verdict: the strictest that has a value.
-    `shows_net`: whether net excess means something for these targets."""
+    """Return the name of the column that decides the verdict: the strictest that has a value. Net
+    excess decides only if it means something for these targets (`shows_net`)."""
     if not shows_net or pd.isna(row.net):
         return "excess"
     return "net" if pd.isna(row.net_equal) else "net_equal"
@@ -165,3 +157,27 @@ def _describe_doubts(row: pd.Series, meta: Meta) -> list[str]:
     if row.get("share_all", 0.0) > 0:
         doubts.append(f"at {row.share_all:.0%} of the targets these are all distant tokens")
     return doubts
+
+
+# --- the row to quote -----------------------------------------------------------------------------
+
+
+def summary_in_order_of_units(results: Results) -> pd.DataFrame:
+    """Return the summary with its units in the order in which the user named them."""
+    order = {units: number for number, units in enumerate(results.meta.units)}
+    rows = results.summary
+    return rows.sort_values("units", key=lambda units: units.map(order), kind="stable")
+
+
+def _rows_to_quote(results: Results) -> pd.DataFrame:
+    """Return the rows of the main target set and the first selector. The first of them is the row
+    to quote."""
+    summary = summary_in_order_of_units(results)
+    name = main_set(summary.target_set)
+    rows = summary[(summary.target_set == name) & (summary.selector == results.meta.selectors[0])]
+    return rows.sort_values("k", kind="stable")
+
+
+def quoted_row_of(results: Results) -> Any:
+    """Return the index, in `summary`, of the row to quote, which the conclusion is about."""
+    return _rows_to_quote(results).index[0]

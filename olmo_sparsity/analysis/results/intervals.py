@@ -125,7 +125,7 @@ def elementwise(
 
 
 def resample(counts: pd.DataFrame | np.ndarray) -> list[Bootstrapped]:
-    """Return the sum of each column over documents. `counts`: a row for each document."""
+    """Return the sum of each column over documents. `counts` has a row for each document."""
     # The memory layout decides in which order BLAS adds, and so the last digits of a sum.
     counts_DV = np.ascontiguousarray(counts, float)
     sum_V = counts_DV.sum(0)

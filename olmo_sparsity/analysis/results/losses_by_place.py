@@ -13,6 +13,7 @@ Never imports torch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -235,7 +236,7 @@ def _values_with_intervals(table: pd.DataFrame, name: str) -> list[str]:
     return [format_interval(value, low, high, digits=4, sign=sign) for value, low, high in values]
 
 
-def _text_table(columns: dict) -> str:
-    """Return a table as text. `columns`: heading → cells."""
-    frame = pd.DataFrame({name: list(values) for name, values in columns.items()})
+def _text_table(columns: Mapping[str, Iterable]) -> str:
+    """Return a table as text, from the cells of each column by its heading."""
+    frame = pd.DataFrame({heading: list(cells) for heading, cells in columns.items()})
     return frame.to_string(index=False)

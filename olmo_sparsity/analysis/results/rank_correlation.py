@@ -1,5 +1,7 @@
 """Compute Spearman's rank correlation of many pairs of rows at once.
 
+    rank_correlations([[1, 2, 3], [1, 2, 3]], [[10, 20, 90], [3, 2, 1]])    # [1.0, −1.0]
+
 SciPy's `spearmanr` takes one pair at a time, and SciPy is too large for it (docs/development.md).
 
 Dimension key: N pairs of rows, A values of a row.
@@ -14,16 +16,23 @@ import pandas as pd
 def rank_correlations(
     x_NA: np.ndarray, y_NA: np.ndarray, of_equal_values: float = np.nan
 ) -> np.ndarray:
-    """Return Spearman's correlation of each row of x with the same row of y. `of_equal_values`: the
-    correlation of rows in which all values are equal."""
+    """Return Spearman's correlation of each row of x with the same row of y.
+
+    Args:
+        x_NA: Rows of values.
+        y_NA: As many rows.
+        of_equal_values: The result where all values of a row are equal, so that there is no
+            correlation.
+    """
 
     def centred_ranks(rows_NA: np.ndarray) -> np.ndarray:
         ranks_NA = pd.DataFrame(rows_NA).rank(axis=1).to_numpy()
         return ranks_NA - ranks_NA.mean(1, keepdims=True)
 
-    x_NA = centred_ranks(x_NA)
-    y_NA = centred_ranks(y_NA)
-    scale_N = np.sqrt((x_NA**2).sum(1) * (y_NA**2).sum(1))
-    products_N = (x_NA * y_NA).sum(1)
+    x_ranks_NA = centred_ranks(x_NA)
+    y_ranks_NA = centred_ranks(y_NA)
+    scale_N = np.sqrt((x_ranks_NA**2).sum(1) * (y_ranks_NA**2).sum(1))
+    products_N = (x_ranks_NA * y_ranks_NA).sum(1)
+    # 0 / 0 is computed for rows of equal values, too, and replaced.
     with np.errstate(invalid="ignore"):
         return np.where(scale_N == 0, of_equal_values, products_N / scale_N)

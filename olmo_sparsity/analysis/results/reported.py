@@ -40,7 +40,7 @@ def with_t_intervals(summary: pd.DataFrame) -> pd.DataFrame:
     are stretched from those of a normal distribution to Student's t."""
     if "num_placebo_documents" not in summary:
         return summary.copy()
-    # A difference is as uncertain as the part of it that has fewer documents.
+    # A difference is as uncertain as the number in it that has fewer documents.
     num_documents = summary[["num_documents", "num_placebo_documents"]].min(axis=1)
     stretch = num_documents.map(width_ratio)
     ends = {}
@@ -79,11 +79,11 @@ def _has_few_targets_of(column: SummaryColumn, summary: pd.DataFrame) -> pd.Seri
 
 
 def has_few_targets(
-    summary: pd.DataFrame, part: Literal["document", "placebo"] = "document"
+    summary: pd.DataFrame, distant_part: Literal["document", "placebo"] = "document"
 ) -> pd.Series:
-    """Return for each row whether it has too few targets for an interval. `part`: the kind of
-    distant context whose targets are counted."""
-    prefix = "num_placebo_" if part == "placebo" else "num_"
+    """Return for each row whether it has too few targets for an interval. Targets of one distant
+    part are counted."""
+    prefix = "num_placebo_" if distant_part == "placebo" else "num_"
     has_few = pd.Series(False, summary.index)
     for counted, minimum in (("documents", MIN_DOCUMENTS), ("targets", MIN_TARGETS)):
         # A comparison of two measurements lacks some of these columns.

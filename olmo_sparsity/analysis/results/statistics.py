@@ -224,8 +224,10 @@ def placebo_and_net(target_rows: TargetRows, documents: pd.Index) -> dict[str, B
     """Compute excess and removal at placebo targets, and net excess, which subtracts this excess.
     Return name → value.
 
-    `documents`: the documents of both kinds of targets, as one resample must draw the same for
-    both."""
+    Args:
+        target_rows: The rows of document and of placebo targets.
+        documents: The documents of both, as one resample must draw the same for both.
+    """
     document_rows, placebo_rows = target_rows
     # Placebo targets have other gaps than document targets, and excess may depend on the gap. So
     # `net_equal` compares them with document targets of about their gaps.
@@ -295,7 +297,12 @@ def documents_of(*row_groups: pd.DataFrame) -> pd.Index:
 
 def bootstrap_sums(rows: pd.DataFrame, documents: pd.Index) -> TargetSums:
     """Sum the columns of `SUMMED` over the targets of all documents, and over those of each
-    resample. `documents`: the documents to resample, of which some may have no target in `rows`."""
+    resample.
+
+    Args:
+        rows: Rows of targets.
+        documents: The documents to resample. Some may have no target in `rows`.
+    """
     return TargetSums(*resample(_sums_by_document(rows, documents)))
 
 

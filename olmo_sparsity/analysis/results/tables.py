@@ -129,15 +129,20 @@ SCHEMAS = MADE_OF_PARTS | {
 
 
 def join_documents(rows_of_documents: Mapping[int, Columns]) -> pd.DataFrame:
-    """Join the rows of several documents into one frame with a column `document`.
-    `rows_of_documents`: the number of each document → its rows."""
+    """Join the rows of several documents, by the number of each, into one frame with a column
+    `document`."""
     tables = {number: pd.DataFrame(dict(rows)) for number, rows in rows_of_documents.items()}
     return pd.concat(tables, names=["document"]).reset_index("document")
 
 
 def to_table(name: str, columns: Columns, origin: str) -> pa.Table:
-    """Convert columns to a table of Arrow, with the schema of the table `name`. DataError if a
-    number is not finite that must be. `origin`: how an error names the rows."""
+    """Convert columns to a table of Arrow. Raise DataError if a number is not finite that must be.
+
+    Args:
+        name: The name of the table, which determines the schema.
+        columns: All columns of the table.
+        origin: How an error names the rows, such as "document 3, table losses".
+    """
     # Rows come from code of ours, so wrong columns are a bug, and not a user's error.
     schema = SCHEMAS[name]
     assert columns.keys() == set(schema.names), f"{origin}: {set(schema.names) ^ columns.keys()}"
@@ -191,12 +196,16 @@ def with_current_columns(table: pa.Table) -> pa.Table:
 def check_columns(
     path: Path, name: str, stored: pa.Schema | None = None, omit: Collection[str] = ()
 ) -> None:
-    """Raise DataError if a file lacks a column of the table `name`, or stores it as another type.
-    `stored`: the schema of the file, if it was read already; `omit`: columns that the file need not
-    have."""
-    if stored is None:
-        stored = pq.read_schema(path)
-    types = {current_name(field.name): field.type for field in stored}
+    """Raise DataError if a file lacks a column of a table, or stores it as another type.
+
+    Args:
+        path: The file.
+        name: The name of the table.
+        stored: The schema of the file, if it was read already.
+        omit: Columns that the file need not have.
+    """
+    stored_fields = pq.read_schema(path) if stored is None else stored
+    types = {current_name(field.name): field.type for field in stored_fields}
     for field in SCHEMAS[name]:
         if field.name in omit:
             continue

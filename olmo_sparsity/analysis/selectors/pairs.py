@@ -163,7 +163,7 @@ def _rank_by_score(
     scorer: Scorer, question: Question, candidates: list[int], score_U: np.ndarray
 ) -> list[int]:
     """Return units in the order of their scores. Both units of a pair have one score, so the one
-    that does more alone ranks first. `question`: a question about one target."""
+    that does more alone ranks first. The question must be about one target."""
     sets = [question.units.distant_indices(unit) for unit in candidates]
     (alone,) = loss_reductions(scorer, question, [sets])
     reduction_alone = dict(zip(candidates, alone.tolist(), strict=True))
