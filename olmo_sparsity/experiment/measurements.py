@@ -172,27 +172,14 @@ def measurements_of(
             _check_settings(path, model, keys.options, long)
 
     maker = _MeasurementMaker(Path(file.folder) / "measured", keys)
+    points = _points_of(section, long_windows)
     measurements: list[Measurement] = []
     for distant_states in section.distant_states:
-        # Long window → the first measurement with it, which chooses the targets of the later ones.
-        # Targets of another window would have less text before them than it needs, or more.
-        chooser_by_window: dict[Long, str] = {}
-        for model in measured:
-            for point in _points_of(section, long_windows):
-                chooser = None
-                if section.targets == "shared":
-                    chooser = chooser_by_window.get(point.long)
-                measurement = maker.make(model, point, distant_states, targets_of=chooser)
-                chooser_by_window.setdefault(point.long, measurement.name)
-                measurements.append(measurement)
+        measurements += maker.make_all(measured, points, distant_states)
         # Transfer at one point of each model, as it costs as much as a measurement.
         if section.transfer and "last" in section.steps:
             longest_at_end = _Point(None, long_windows[-1])
-            for model, other_seed in pairs_of_seeds(measured):
-                choices_of = maker.name_of(other_seed, longest_at_end, distant_states)
-                measurements.append(
-                    maker.make(model, longest_at_end, distant_states, choices_of=choices_of)
-                )
+            measurements += maker.make_transfers(measured, longest_at_end, distant_states)
     return measurements
 
 
@@ -235,6 +222,36 @@ class _MeasurementMaker:
     """The folder in which each measurement has its own."""
 
     keys: MeasureKeys
+
+    def make_all(
+        self,
+        models: Sequence[Model],
+        points: Sequence[_Point],
+        distant_states: InterpretationName,
+    ) -> list[Measurement]:
+        """Return the measurements of each model at each point. With `targets: shared`, the first
+        one with a long window chooses the targets of all later ones with it: targets of another
+        window would have less text before them than it needs, or more."""
+        are_shared = self.keys.section.targets == "shared"
+        chooser_by_window: dict[Long, str] = {}
+        measurements = []
+        for model in models:
+            for point in points:
+                chooser = chooser_by_window.get(point.long) if are_shared else None
+                measurement = self.make(model, point, distant_states, targets_of=chooser)
+                chooser_by_window.setdefault(point.long, measurement.name)
+                measurements.append(measurement)
+        return measurements
+
+    def make_transfers(
+        self, models: Sequence[Model], point: _Point, distant_states: InterpretationName
+    ) -> list[Measurement]:
+        """Return for each model a measurement that evaluates the tokens of another seed."""
+        measurements = []
+        for model, other_seed in pairs_of_seeds(models):
+            choices_of = self.name_of(other_seed, point, distant_states)
+            measurements.append(self.make(model, point, distant_states, choices_of=choices_of))
+        return measurements
 
     def name_of(self, model: Model, point: _Point, distant_states: InterpretationName) -> str:
         """Return the name of the measurement of a model at a point, without the end that marks
