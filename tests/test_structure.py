@@ -41,9 +41,14 @@ def name_of(path: Path) -> str:
 
 
 @cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports(path: Path) -> set[str]:
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -156,6 +161,25 @@ def test_analysis_reaches_neither_training_nor_sources() -> None:
         if start.startswith("olmo_sparsity.analysis."):
             for name in reached_from(start):
                 assert not name.startswith(("olmo_sparsity.training.", "olmo_sparsity.sources."))
+
+
+def modules_on_map(package: Path) -> set[str]:
+    """Return the modules that the docstring of a package names."""
+    docstring = ast.get_docstring(parsed(package / "__init__.py")) or ""
+    return set(re.findall(r"(\w+\.py)", docstring))
+
+
+def test_the_map_of_a_package_names_modules_that_exist() -> None:
+    existing = {module.name for module in MODULES}
+    for path in MODULES:
+        if path.stem == "__init__":
+            assert modules_on_map(path.parent) <= existing, path.parent
+
+
+@pytest.mark.parametrize("package", ["training", "training/estimate", "data", "experiment"])
+def test_the_map_of_a_package_names_all_of_its_modules(package: str) -> None:
+    existing = {path.name for path in (PACKAGE / package).glob("[!_]*.py")}
+    assert existing <= modules_on_map(PACKAGE / package)
 
 
 def test_the_package_never_imports_the_study() -> None:

@@ -7,7 +7,7 @@
     jobs.py           lists the jobs of both, and how each stands
       here.py         runs them on this machine
       slurm.py        submits them
-      price.py        estimates their cost
+      price.py        estimates their cost: price_training.py, price_measurement.py
       figure.py       draws what is finished
       comparisons.py  pairs what is compared
       agreement.py    says in which signs its seeds agree
