@@ -73,7 +73,9 @@ def find_gpu(device_name: str) -> Gpu | None:
     or "a100 40". Return None if it is not in the list, or a slice of a GPU (MIG), which has another
     speed."""
     words = set(re.split(r"\W+", device_name.upper()))
+    # Users write "a100 40", data sheets "A100 40GB".
     words |= {f"{word}GB" for word in words if word.isdigit()}
+    # The name of a slice has that of the whole GPU in it.
     if "MIG" in words:
         return None
     for gpu in GPUS:
@@ -89,6 +91,7 @@ def known_gpu(name: str, option: str, *, or_else: str = "") -> Gpu:
     if gpu is None:
         names = ", ".join(known.name for known in GPUS)
         raise ConfigError(f"{option}={name} must be {or_else}one of {names}")
+    # "h100 40" would otherwise be taken for an H100, which has twice as much.
     sizes = re.findall(r"\b(\d+)(?:GB)?\b", name.upper())
     if sizes and int(sizes[0]) != gpu.gigabytes:
         raise ConfigError(f"{option}={name}: {gpu.name} has {gpu.gigabytes:.0f} GB")

@@ -30,7 +30,7 @@ def parse_json(content: bytes, kind: type[T]) -> T:
     try:
         value = json.loads(content.decode("utf-8"))
         is_too_deep = _depth(value) > MAX_DEPTH
-    except RecursionError:
+    except RecursionError:  # of the parser itself, at a depth of about a thousand
         is_too_deep = True
     except ValueError as error:
         raise ValueError(f"not readable JSON ({error})") from None
@@ -65,7 +65,7 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def with_crc(value: dict[str, Any]) -> dict[str, Any]:
-    """Return an object with a CRC-32 of its content as the last key."""
+    """Return an object with a CRC-32 of its content as the last key: {"step": 3, "crc32": "…"}."""
     return {**value, "crc32": _crc(value)}
 
 

@@ -73,6 +73,7 @@ def write_manifest(
     """
     paths = folder.rglob("*") if names is None else (folder / name for name in names)
     entries = {}
+    # Sorted, so that equal folders have equal manifests.
     for path in sorted(paths):
         if path.is_file() and path.name != MANIFEST:
             name = path.relative_to(folder).as_posix()
@@ -98,7 +99,9 @@ def find_damage(
     if only is not None:
         names = sorted(only)
     else:
+        # An empty text is the beginning of every name.
         names = sorted(name for name in listed.files if not skip or not name.startswith(skip))
+
     for name in names:
         if name not in listed.files:
             return f"{MANIFEST} does not list {name}"
@@ -148,6 +151,7 @@ def find_damaged_file(
         try:
             if not path.is_file():
                 return f"{name} is missing"
+            # Compared first, as it needs no reading: most damage is a file that was cut off.
             size = path.stat().st_size
             if size != entry.bytes:
                 return (

@@ -1,8 +1,13 @@
-"""Keep standard output and standard error readable to the end of a command.
+r"""Keep standard output and standard error readable to the end of a command.
 
     standard output    ResultStream     escapes what a terminal would execute; errors of writing are
                                         UserErrors that name it
     standard error     MessageStream    stops the command when nobody reads it any more
+
+    print("red: \x1b[31m")      prints  red: \u001b[31m       colours of a user's text do nothing
+    print("naïve")              prints  na\u00efve            where the terminal has ASCII only
+    explain … > /dev/full       UserError: standard output cannot be written: …
+    explain … 2>&1 | head -1    the command stops, silently
 
 `prepare_streams` puts both in place of `sys.stdout` and `sys.stderr`; ending.py flushes them.
 """
@@ -102,6 +107,7 @@ def prepare_streams() -> None:
     codecs.register_error("as JSON", _escape_unencodable)
     _occupy_closed_streams()
     for number, name in ((1, "stdout"), (2, "stderr")):
+        # Python has None in place of a stream that the shell has closed.
         stream = getattr(sys, name) or open(number, "w", closefd=False)  # noqa: SIM115 # open until the end
         stream.reconfigure(errors="as JSON")
         setattr(sys, name, ResultStream(stream) if name == "stdout" else MessageStream(stream))
@@ -109,8 +115,9 @@ def prepare_streams() -> None:
 
 def _occupy_closed_streams() -> None:
     """Give the numbers of streams that the shell has closed to /dev/null: the next file that is
-    opened would get them, and with it what a library prints. Reading closed input and writing
-    closed output stay errors; messages are lost."""
+    opened would get them, and with it what a library prints."""
+    # Input is opened for writing and output for reading, so that using them stays an error. What is
+    # written to standard error is lost.
     for number, flags in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(number)
@@ -124,6 +131,7 @@ _ALLOWED_UNPRINTABLE = re.compile("(\x1b\\[[01]m|[\n\t])")
 
 def _escape_unprintable(text: str) -> str:
     """Return a text with escapes of JSON in place of characters that a terminal would execute."""
+    # Nearly all texts. The rest of this function looks at each character.
     if text.replace("\n", "").isprintable():
         return text
     parts = _ALLOWED_UNPRINTABLE.split(text)

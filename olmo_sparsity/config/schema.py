@@ -9,9 +9,10 @@
     schema_fields(PositionsConfig)["num_chunks"].properties.least    # 1
 
 From such a schema follow the keys of a YAML file, their checks (build.py), the options of the
-command line (command_line.py), and what is stored (`used`).
+command line (command_line.py), and what is stored:
 
-Place in the flow: below all settings.
+    used(PositionsConfig("contiguous"))     # {"scheme": "contiguous"}: num_chunks has no effect
+    used(PositionsConfig("pose", 3))        # {"scheme": "pose", "num_chunks": 3}
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ def option(
         sibling, *values = only_if
         condition = Condition(sibling, tuple(values))
     metadata = {"properties": Properties(help=help, only_if=condition, **properties)}
+    # A dataclass accepts no list as a default, which all of its instances would share.
     if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -147,6 +149,7 @@ def schema_fields(schema: type) -> dict[str, SchemaField]:
     return _read_fields(schema)
 
 
+# Kept, as each type hint is a text that must be evaluated.
 @cache
 def _read_fields(schema: type) -> dict[str, SchemaField]:
     kinds = get_type_hints(schema)

@@ -33,7 +33,8 @@ MAX_GROUPS = 20
 it."""
 
 _BEGINNINGS = {"words": r"(?<!\S)\S", "paragraphs": r"(?:^|\n\s*\n)\s*\S"}
-"""A word or paragraph begins with the last character of a match."""
+"""Kind of unit → an expression whose last character is the first of a unit: a letter after white
+space, or the first letter after a blank line."""
 
 
 @dataclass(eq=False)
@@ -164,6 +165,8 @@ class Documents(Sequence[Document]):
         stored with results, so that they are not mixed with those of another text."""
         digest = hashlib.sha256(self.grouped_by.encode())
         for document in self.items:
+            # In one format, whatever the dtype and the machine. With their number, as two documents
+            # would otherwise hash like one.
             tokens = document.tokens.astype("<u4")
             digest.update(len(tokens).to_bytes(8, "little") + tokens.tobytes())
             if not document.may_replace:

@@ -48,6 +48,7 @@ def split_long_documents(documents: Documents, max_tokens: int, reader: str) -> 
     numbers_of_parts: dict[str, list[int]] = {}
     num_split = 0
     for document in documents.items:
+        # The name by which results count the parts of a document together.
         name = document.name or f"document {document.number}"
         if name in numbers_of_parts:  # two records may have one title
             name = f"{name} ({document.number})"
