@@ -39,8 +39,8 @@ def conform(value: Any, kind: Any, key: str = "", fill: Fill | None = None) -> A
     Args:
         kind: A class, or a type hint such as `list[int] | None`.
         key: The dotted key of the value in its file, for the error. Empty: the file itself.
-        fill: Builds dataclasses from mappings, as config/build.py does by its own rules. None: each
-            key of the mapping is a field.
+        fill: Builds dataclasses from mappings, as config/build.py does by its own rules. With None
+            each key of the mapping is a field.
 
     Where a float is expected, an int is accepted, too; a bool is accepted as neither. The name of
     an enum's member becomes that member.

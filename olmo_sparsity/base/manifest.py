@@ -68,7 +68,7 @@ def write_manifest(
     """Write the manifest of a folder.
 
     Args:
-        names: The files that it lists. None: all files below the folder.
+        names: The files that it lists. None means all files below the folder.
         known: Entries of files that another process has hashed, which are not hashed again.
     """
     paths = folder.rglob("*") if names is None else (folder / name for name in names)
@@ -88,7 +88,7 @@ def find_damage(
     UnreadableNowError if that cannot be found out now.
 
     Args:
-        only: The names of the files that are checked. None: all that the manifest lists.
+        only: The names of the files that are checked. None means all that the manifest lists.
         skip: The beginning of the names of files that are not checked, such as the state of the
             optimizer, which is most of the bytes and which analysis does not need.
     """

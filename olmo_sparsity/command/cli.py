@@ -78,8 +78,8 @@ def entry(arguments: list[str] | None = None) -> NoReturn:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command, and return its exit code. `arguments`: words of the command line. None: the
-    command line of this process."""
+    """Run a command, and return its exit code. `arguments`: words of the command line. None means
+    the command line of this process."""
     if sys.flags.optimize > 1:  # the help of options, too, is made of docstrings
         return print_error(NO_DOCSTRINGS)
     parser = build_parser()

@@ -67,8 +67,8 @@ def exit_code_of(error: BaseException, *, again: str | None, code: int = EXIT_ST
 
     Args:
         error: What was raised.
-        again: What the same command would do after it was stopped, such as "goes on"; None: it
-            would start anew.
+        again: What the same command would do after it was stopped, such as "goes on"; None means
+            that it would start anew.
         code: The exit code of a stopped command that does not start anew.
     """
     if isinstance(error, ReportedElsewhere):

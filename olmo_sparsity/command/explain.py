@@ -83,7 +83,7 @@ def _text_of(path: str, field: str | None) -> str:
 
     Args:
         path: FILE; or FILE:N, the N-th record with text, from 1.
-        field: The field of the record that has the text. None: `text`.
+        field: The field of the record that has the text. None means the field `text`.
     """
     from olmo_sparsity.analysis.explain.text_file import read_text
     from olmo_sparsity.text.inputs import open_text

@@ -57,7 +57,8 @@ def _draw_measurements(folders: list[str], out: Path, labels: list[str] | None) 
     Args:
         folders: The folders of the measurements.
         out: The file of the figure.
-        labels: Names of the models, as the user has passed them. None: the names of the folders.
+        labels: Names of the models, as the user has passed them. None means the names of the
+            folders.
     """
     from olmo_sparsity.analysis.report.figure_style import Missing
     from olmo_sparsity.analysis.report.figures import draw_figure2

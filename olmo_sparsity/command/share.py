@@ -22,7 +22,8 @@ def parse_shard(text: str | None, by_launch: bool = True) -> Shard:
     """Return the shard of this process.
 
     Args:
-        text: The value of --shard. None: the task of a SLURM array decides, or all is one shard.
+        text: The value of --shard. None means that the task of a SLURM array decides, or all is one
+            shard.
         by_launch: Divide that shard among the processes of a launch.
     """
     launch = read_launch()

@@ -71,7 +71,7 @@ def attend(
         q: (B, H, L, width of a head).
         k, v: (B, heads of keys, K, width of a head). They may have fewer heads than q (grouped
             heads).
-        bias: Added to the scores, (B or 1, H or 1, L, K). None: causal attention.
+        bias: Added to the scores, (B or 1, H or 1, L, K). None means causal attention.
         dropout_p: The fraction of attention weights that are dropped.
 
     What each query sees:

@@ -52,9 +52,9 @@ def attend_to_distant(
         k, v: Local tokens, (B, G, K, C).
         distant_k, distant_v: (B, G, F, C).
         distant_bias: Added to the scores of distant tokens, (B, F), or (B, L, F) where queries
-            differ. None: all are visible.
-        scale: The factor of scores. None: C ** −0.5.
-        local_bias: Added to the scores of local tokens, (B, 1, L, K). None: causal attention.
+            differ. None means that all are visible.
+        scale: The factor of scores. None means C ** −0.5.
+        local_bias: Added to the scores of local tokens, (B, 1, L, K). None means causal attention.
     """
     _check_sizes(q, k, v, distant_k, distant_v, distant_bias)
     num_distant = distant_k.shape[2]

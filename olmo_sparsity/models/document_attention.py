@@ -84,7 +84,7 @@ def attend_within(
     Args:
         q: (B, H, L, K). k, v: (B, G, L, K).
         bias: (B or 1, H or 1, L, L), added to scores, for ALiBi or windows. It must hide later
-            tokens already. None: causal.
+            tokens already. None means causal attention.
     """
     # Under autocast, layers of transformers multiply queries and keys of 16 bits by cosines in
     # fp32, so they come in fp32. Kernels take one dtype.

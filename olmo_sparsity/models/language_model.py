@@ -34,8 +34,8 @@ class LanguageModel(Protocol):
 
     @property
     def reach(self) -> int | None:
-        """Return the largest distance of position IDs over which some layer sees a token. None: a
-        layer sees all earlier tokens."""
+        """Return the largest distance of position IDs over which some layer sees a token. None
+        means that a layer sees all earlier tokens."""
 
     @property
     def embedding(self) -> nn.Embedding: ...

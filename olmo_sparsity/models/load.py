@@ -103,8 +103,9 @@ def load_model(
             recurrent ones and hybrids.
         only_counts: Whether to send nothing to a server. The model then only counts what a call
             costs.
-        timeout: Seconds that a server may take for a request. None: 600.
-        patience: Seconds for which a request that a server did not answer is repeated. None: 300.
+        timeout: Seconds that a server may take for a request. None means 600.
+        patience: Seconds for which a request that a server did not answer is repeated. None means
+            300.
     """
     # What is wrong by itself is reported before a model is looked for.
     if dtype not in ("auto", *DTYPES):
@@ -196,7 +197,7 @@ def wrap_model(
             quantized, spread over devices by `accelerate`, or have PEFT adapters (applied, not
             merged).
         tokenizer: A tokenizer of transformers or of tokenizers.
-        name: The name in messages and results. None: the one in the model's config.
+        name: The name in messages and results. None means the one in the model's config.
         whole_prompts: As in `load_model`.
     """
     if isinstance(model, LoadedModel):
@@ -261,7 +262,7 @@ class _Placement:
     """Where the weights of a model of transformers are put, and in which dtype."""
 
     dtype: torch.dtype | None
-    """None: the dtype of the checkpoint."""
+    """None means the dtype of the checkpoint."""
 
     device: str
     device_map: str | None

@@ -165,7 +165,7 @@ class _Sequence(NamedTuple):
     """A sequence of tokens whose beginning may be shared."""
 
     prompt_index: int | None
-    """The index of the prompt. None: it is the text whose states are kept."""
+    """The index of the prompt. None means that it is the text whose states are kept."""
 
     tokens: np.ndarray
     max_shared: int

@@ -69,7 +69,7 @@ class LossSum:
     z_loss: float = 0.0
 
     compiled: ChunkFunction | None = None
-    """Computes a chunk; None: `eager_chunk_losses`."""
+    """Computes a chunk; None means `eager_chunk_losses`."""
 
 
 def mean_loss(

@@ -90,7 +90,7 @@ class Attribution:
     losses: StatementLosses
     token_forwards: int
     token_losses: StatementLosses | None = None
-    """Losses of each token of the answer. None: statements are judged as wholes."""
+    """Losses of each token of the answer. None means that statements are judged as wholes."""
 
     steps: dict[str, Attribution] = field(default_factory=dict, repr=False)
     """By name, the attribution of each sentence of the reasoning that the answer relies on, also

@@ -60,7 +60,7 @@ class Reply:
     """The log-probability of each of these tokens, a natural logarithm."""
 
     generated: Scored | None
-    """The generated token. None: the reply does not have it."""
+    """The generated token. None means that the reply does not have it."""
 
     request_name: Any = None
     """The `request_name` that the request had, if the reply repeats it."""

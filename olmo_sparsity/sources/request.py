@@ -43,7 +43,7 @@ class AttributeRequest(Request):
     sources: Sources | None = None
 
     question: str | None = None
-    """None: sources are messages, and the question is in the last one."""
+    """None means that sources are messages, and the question is in the last one."""
 
     messages: Messages | None = None
     """The log of an agent, which `checked` turns into sources and an answer."""
@@ -55,10 +55,10 @@ class AttributeRequest(Request):
     """A tag or a regular expression of the sources in the last message of the user."""
 
     answer: str | Sequence[str] | Answer | None = None
-    """None: the model generates it."""
+    """None means that the model generates it."""
 
     reasoning: str | None = None
-    """None: the answer up to `</think>`, if it has that."""
+    """None means the answer up to `</think>`, if it has that."""
 
     candidates: Sequence[str] | None = None
     decoys: Any = None

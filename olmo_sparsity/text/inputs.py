@@ -56,11 +56,12 @@ def open_documents(
     """Read text as documents.
 
     Args:
-        text: What `FORMS` names, a `datasets.Dataset`, a DataFrame, or strings. None: the held-out
-            documents of the run that the model comes from. Of a corpus that this run was trained
-            on, only held-out documents are read.
+        text: What `FORMS` names, a `datasets.Dataset`, a DataFrame, or strings. None means the
+            held-out documents of the run that the model comes from. Of a corpus that this run was
+            trained on, only held-out documents are read.
         model: What `load_model` returns; its tokenizer encodes the text.
-        limit: The largest number of documents of at least `min_tokens` to read. None: all.
+        limit: The largest number of documents of at least `min_tokens` to read. None means all of
+            them.
         field: The field of a record that holds the text.
         group_field: The field that groups records, such as an author: no document serves as
             unrelated text for another of its group.

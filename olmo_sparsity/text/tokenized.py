@@ -44,7 +44,7 @@ class Selection:
     """Which documents are wanted."""
 
     limit: int | None
-    """The largest number of documents. None: all."""
+    """The largest number of documents. None means all of them."""
 
     min_tokens: int
     """The smallest number of tokens of a document. Shorter ones are left out."""

@@ -53,7 +53,7 @@ class Windows:
 
     max_tokens: int | None = None
     """With `long="all"`: the largest number of tokens of the long window, the last before the
-    target. None: no limit."""
+    target. None means no limit."""
 
     min_distant: int = 1
     """With `long="all"`: the number of distant tokens of the first target. Later targets have

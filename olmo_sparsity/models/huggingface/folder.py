@@ -84,8 +84,8 @@ def read_hugging_face(
     others.
 
     Args:
-        dtype: The dtype of the weights. None: that of the checkpoint, or fp32 on a CPU that cannot
-            multiply in it.
+        dtype: The dtype of the weights. None means that of the checkpoint, or fp32 on a CPU that
+            cannot multiply in it.
         device_map: As in transformers, in place of `device`.
     """
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -342,7 +342,8 @@ class HuggingFaceLM(ModelParts):
         """Run one forward pass of transformers. Return hidden_BLD after the last norm.
 
         Args:
-            cache: States of earlier tokens, which `masks` cover, too; None: there are none.
+            cache: States of earlier tokens, which `masks` cover, too; None means that there are
+                none.
             num_last: Return the hidden states of this many tokens, the last ones. With None those
                 of all tokens are returned.
             arguments: Keywords that are passed on to all layers.
@@ -373,8 +374,8 @@ class HuggingFaceLM(ModelParts):
         """Return keys, values and hidden states of all tokens, each of which sees those before it.
 
         Args:
-            tokens_at_once: Largest number of tokens of a forward pass. None: limited by
-                `MAX_MASK_ENTRIES` alone.
+            tokens_at_once: Largest number of tokens of a forward pass. With None only
+                `MAX_MASK_ENTRIES` limits it.
             earlier: States of the text before these tokens, which become part of the result.
         """
         from olmo_sparsity.models.huggingface.caches import growing_cache, states_in

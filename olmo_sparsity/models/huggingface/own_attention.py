@@ -179,7 +179,7 @@ def _attend(
     Args:
         module: The attention module of a layer.
         query, key, value: (B, heads, L, K).
-        scaling: The factor of scores; None: K ** −0.5.
+        scaling: The factor of scores; None means K ** −0.5.
         options: What the layer passes besides, such as dropout.
     """
     if documents is not None:

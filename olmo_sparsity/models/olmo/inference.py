@@ -67,8 +67,8 @@ class InferringOLMo(OLMo):
     config: ModelConfig  # type: ignore[assignment] # OLMo: its own class, with the same fields
     transformer: Any  # a ModuleDict; its entries depend on the config
     reach: int | None = None
-    """The largest distance of position IDs over which some layer sees a token. None: all layers see
-    all earlier tokens, as OLMo has no sliding windows."""
+    """The largest distance of position IDs over which some layer sees a token. None means that all
+    layers see all earlier tokens, as OLMo has no sliding windows."""
 
     @property
     def blocks(self) -> list[PositionedBlock]:

@@ -47,7 +47,7 @@ class Effect(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredCell:
-    """Numbers of a statement and a source, in nats. None: not evaluated."""
+    """Numbers of a statement and a source, in nats. None if it was not evaluated."""
 
     gives: float | None
     """What the source gives when decoys replace all others."""
@@ -64,7 +64,7 @@ class StoredCell:
 
     @property
     def effects(self) -> list[Effect | None]:
-        """What the source gives, and what is lost without it. None: not evaluated."""
+        """What the source gives, and what is lost without it. None if it was not evaluated."""
         pairs = (self.gives, self.se_gives), (self.lost, self.se_lost)
         return [None if nats is None or se is None else Effect(nats, se) for nats, se in pairs]
 

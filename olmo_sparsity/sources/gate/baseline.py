@@ -40,8 +40,8 @@ from olmo_sparsity.sources.gate.statement_changes import StatementChange
 
 
 class StatementKey(NamedTuple):
-    """Which statement is meant: the numbers of its question and of itself, both from 1. None: a
-    check is about all of them."""
+    """Which statement is meant: the numbers of its question and of itself, both from 1. None means
+    that a check is about all of them."""
 
     question: int | None
     statement: int | None

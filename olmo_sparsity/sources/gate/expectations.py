@@ -47,8 +47,8 @@ class Expectation:
     """Nats that each of them must give, or that must be lost without it."""
 
     statement: int | None = None
-    """The index of the statement, from 0. None: one statement must rely on the sources; or,
-    without sources, none on any."""
+    """The index of the statement, from 0. None means that one statement must rely on the sources;
+    or, without sources, none on any."""
 
     is_either: bool = False
     """Whether one of the sources is enough."""
@@ -140,7 +140,8 @@ def _read_entry(entry: Any, statement: int | None, location: str) -> Expectation
     """Read one form of `expect`; raise DataError for any other.
 
     Args:
-        statement: The index of the statement, from 0. None: the entry is about all of them.
+        statement: The index of the statement, from 0. None means that the entry is about all of
+            them.
         location: File and number of the line, for messages.
     """
     names, key, nats = _elements_of(entry)

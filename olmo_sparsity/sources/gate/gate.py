@@ -58,7 +58,7 @@ def check_has_expectations(
         questions: The questions file.
         out: The folder of the results of this run.
         identity: What identity.json of this run will say.
-        baseline: The folder of the earlier run; None: `expect` alone is checked.
+        baseline: The folder of the earlier run; None means that `expect` alone is checked.
         allow_other_model: The earlier run may be of another model.
         must_pass: The fraction of the checks of `expect` that must pass.
     """
@@ -148,7 +148,7 @@ def check(
     Args:
         questions: The questions file that was answered.
         out: The folder of the results.
-        baseline: The folder of the earlier run; None: `expect` alone is checked.
+        baseline: The folder of the earlier run; None means that `expect` alone is checked.
         allow_other_model: The earlier run may be of another model.
         margin: Nats by which an effect may miss, or exceed, what a verdict requires.
         must_pass: The fraction of the checks of `expect` that must pass. All of a baseline must.

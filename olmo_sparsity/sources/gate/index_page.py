@@ -20,8 +20,8 @@ from olmo_sparsity.sources.gate.answers import StoredAnswer, read_answers
 HEAD = '<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>Questions</title>\n'
 
 WORDS_OF_CHECKS = {True: "passed", False: "failed", None: "none"}
-"""What the column of checks says, by whether all checks of a question passed. None: it has no
-checks."""
+"""What the column of checks says, by whether all checks of a question passed. None means that it
+has no checks."""
 
 
 def page_file(pages: Path, number: int) -> Path:
@@ -44,8 +44,8 @@ def write_index(
     Args:
         pages: The folder of the pages.
         out: The folder of the results.
-        passes: Whether all checks of a question passed, by its index from 0. None: no column of
-            checks.
+        passes: Whether all checks of a question passed, by its index from 0. None means no column
+            of checks.
     """
     titles = ["question", "statements", "rest on a source", "undecided"]
     if passes is not None:

@@ -39,10 +39,10 @@ class Check:
     """A verdict next to what was expected of it. Its fields are keys of gate.json."""
 
     question: int | None
-    """The number of the question, from 1. None: the check is of the whole baseline."""
+    """The number of the question, from 1. None means that the check is of the whole baseline."""
 
     statement: int | None
-    """The number of the statement, from 1. None: the check is of all of them."""
+    """The number of the statement, from 1. None means that the check is of all of them."""
 
     text: str
     """The text of the statement, or of several, or of the question."""

@@ -38,7 +38,8 @@ class AnswerIds:
     """The tokens of texts that together are the answer."""
 
     are_statements: list[bool] | None = None
-    """Which pieces are statements. None: there is one piece, which is split into sentences."""
+    """Which pieces are statements. None means that there is one piece, which is split into
+    sentences."""
 
     reasoning: list[int] = field(default_factory=list)
     """Tokens of the reasoning, between the question and the answer."""
@@ -70,10 +71,11 @@ def encode_answer(
 
     Args:
         prompt: What precedes the answer, also for generating it.
-        answer: A text, a list of statements, or an `Answer`. None: the model generates it.
+        answer: A text, a list of statements, or an `Answer`. None means that the model generates
+            it.
         max_new_tokens: Length limit of a generated answer.
         quiet: Show no progress.
-        reasoning: What precedes the answer. None: what a text has up to `</think>`.
+        reasoning: What precedes the answer. None means what a text has up to `</think>`.
     """
     # Encoded as what follows another text, so that no space is put before it.
     encode = partial(prompt.model.encode, follow=True)

@@ -42,7 +42,7 @@ class AnswerText(NamedTuple):
 
     text: str
     statement: int | None
-    """The index of the statement that the text is. None: it is part of no statement."""
+    """The index of the statement that the text is. None means that it is part of no statement."""
 
 
 @dataclass(frozen=True)

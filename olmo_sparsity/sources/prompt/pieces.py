@@ -37,8 +37,8 @@ class Piece:
     """Tokens of the separator, which stay in place when a decoy replaces the text."""
 
     source: int | None = None
-    """The index of the source, or of the section of one, that is judged here. None: the text stays
-    in view."""
+    """The index of the source, or of the section of one, that is judged here. None means that the
+    text stays in view."""
 
     whole_source: int | None = None
     """The index of the source that contains this section, which all sections of one source share.

@@ -59,7 +59,7 @@ class LogMessage:
 
     @property
     def reasoning(self) -> str | None:
-        """What the model wrote before its answer. None: the log has no reasoning."""
+        """What the model wrote before its answer. None means that the log has no reasoning."""
         for key in REASONING_KEYS:
             if self.keys.get(key):
                 return str(self.keys[key])

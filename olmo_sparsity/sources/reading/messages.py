@@ -50,7 +50,7 @@ class LoggedAnswer(NamedTuple):
 
     answer: str
     reasoning: str | None
-    """The reasoning of the message, in tags. None: it has none."""
+    """The reasoning of the message, in tags. None means that it has none."""
 
     doubts: list[str]
     """Warnings about passages that may hold more than they should."""
@@ -93,7 +93,8 @@ class _SplitContent(NamedTuple):
     """The content of a message of the assistant."""
 
     reasoning: str | None
-    """Without tags. None: there is none, or it is still part of the answer, in its tags."""
+    """Without tags. None means that there is none, or it is still part of the answer, in its
+    tags."""
 
     answer: str
 

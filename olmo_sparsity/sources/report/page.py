@@ -37,7 +37,7 @@ class PromptText(NamedTuple):
 
     text: str
     source: int | None
-    """The index of the source that the text is. None: it is not a source."""
+    """The index of the source that the text is. None means that it is not a source."""
 
 
 class ReasoningStep(NamedTuple):

@@ -47,7 +47,7 @@ class StatementRows:
     layout: Layout
     losses: StatementLosses
     token_losses: StatementLosses | None
-    """Losses of each token of the answer. None: `by_word` is empty."""
+    """Losses of each token of the answer. None means that `by_word` is empty."""
 
     judgement: Judgement
     matrix: pd.DataFrame

@@ -125,8 +125,8 @@ class WaitLimits(NamedTuple):
     """For how long a request that fails is sent again."""
 
     first_patience_s: float | None = None
-    """The same for a server that has never replied, which may still load its model. None: a few
-    seconds, as its URL may be wrong."""
+    """The same for a server that has never replied, which may still load its model. None means a
+    few seconds, as its URL may be wrong."""
 
 
 class Connection:
@@ -167,7 +167,7 @@ class Connection:
 
         Args:
             path: Of the URL, such as /v1/models.
-            body: What is sent as JSON. None: the request is a GET.
+            body: What is sent as JSON. None means that the request is a GET.
         """
         wait_s = FIRST_WAIT_S
         deadline = math.inf

@@ -52,7 +52,8 @@ class ScoredPrompt(NamedTuple):
     """log p of the tokens of the prompt, from the first that was asked for."""
 
     generated: Scored | None
-    """The token that the server generates after the prompt, unchecked. None: it returned none."""
+    """The token that the server generates after the prompt, unchecked. None means that it returned
+    none."""
 
 
 class Server:

@@ -64,8 +64,8 @@ class Trial:
 
     kind: TrialKind
     source: int | None = None
-    """The source that is shown among decoys, or that is replaced. None: all sources are treated
-    alike."""
+    """The source that is shown among decoys, or that is replaced. None means that all sources are
+    treated alike."""
 
     draw: int = 0
     """The index of the decoy that replaces each replaced source."""

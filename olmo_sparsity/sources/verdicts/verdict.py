@@ -95,7 +95,7 @@ def judge(
         losses: Losses of each statement.
         rate: The fraction of the named sources that is expected to be named by chance.
         has_exclusive_tokens_TS: Whether the statement has tokens that rely on this source alone, as
-            `find_exclusive_tokens` returns it. None: tokens are not looked at.
+            `find_exclusive_tokens` returns it. None means that tokens are not looked at.
     """
     evidence = collect_evidence(losses, rate)
     gap_T1 = losses.gap_T[:, None]
