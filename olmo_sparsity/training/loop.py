@@ -109,7 +109,7 @@ def train_from_checkpoint(
             return Outcome.BATCH_SKIPPED
 
         if outcome is Outcome.FINISHED:
-            run.watchdog.expect("the export", "work_timeout_s")
+            run.watchdog.expect("the export")
             finish(run, metrics, processes)
         return outcome
 

@@ -21,7 +21,7 @@ def evaluate_step(
     Every process must call it."""
     engine = run.engine
     evaluation = run.evaluation
-    run.watchdog.expect(f"the evaluation of step {step}", "work_timeout_s")
+    run.watchdog.expect(f"the evaluation of step {step}")
     other_results: dict[str, Any] = {}
 
     losses_by_corpus: dict[str, list[LossRow]] = {}

@@ -29,7 +29,7 @@ def save_checkpoint(
     when the copy is complete. Return how long it stood still. Every process must call it."""
     engine = run.engine
     processes = engine.processes
-    run.watchdog.expect(f"saving step {step}", "work_timeout_s")
+    run.watchdog.expect(f"saving step {step}")
     save_began_s = time.monotonic()
     writer.wait()  # main memory may have room for one copy
     waited_s = time.monotonic() - save_began_s

@@ -181,7 +181,7 @@ class Steps:
         # Kernels may be compiled in the first step of a stage, and in that of the run, which the
         # watchdog counts as part of the start.
         if step > self.first_step and step in self.config.training.first_steps:
-            self.run.watchdog.expect(f"step {step}", "work_timeout_s")
+            self.run.watchdog.expect(f"step {step}")
         elif step > self.first_step:
             self.run.watchdog.expect_step(step)
 

@@ -2,7 +2,7 @@
 
 Training says what it does now, and for how long it may:
 
-    watchdog.expect("the evaluation of step 100", "work_timeout_s")   # engine.work_timeout_s
+    watchdog.expect("the evaluation of step 100")                     # engine.work_timeout_s
     watchdog.expect_step(101)                                         # engine.step_timeout_s
     with watchdog.disk_work("reading the batch of step 102"): ...     # does not count for the step
 
@@ -110,7 +110,8 @@ class Watchdog:
         self.has_announced = False
         """Whether the others know that this process waits for its disk."""
 
-        self.expect("the start", "work_timeout_s")
+        self.expect("the start")
+        # For a process alone nobody waits, except on a cluster, where launchers set the variable.
         if processes.world_size == 1 and "WORLD_SIZE" not in os.environ:
             return
         starts = processes.gather(_Start(time.strftime("%Y%m%d-%H%M%S"), node_name()))
@@ -119,18 +120,18 @@ class Watchdog:
         self.stacks = Stacks(run_folder / "stacks" / starts[0].time, processes, self.nodes)
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def expect(self, task: str, setting: str) -> None:
-        """Expect this process to finish a task, whose limit is this setting of `engine`. The next
-        call, or `stop`, ends the task."""
-        limit_s = getattr(self.limits, setting)
-        self._begin(task, f"engine.{setting}={limit_s}", limit_s)
+    def expect(self, task: str) -> None:
+        """Expect this process to finish a task within `engine.work_timeout_s`. The next call, or
+        `stop`, ends the task."""
+        limit_s = self.limits.work_timeout_s
+        self._begin(task, f"engine.work_timeout_s={limit_s}", limit_s)
 
     def expect_step(self, step: int) -> None:
         """Expect this process to finish a step. A step of a large model may take longer than
         `engine.step_timeout_s`, so that it may take `TIMES_LONGEST_STEP` times as long as the
         longest one so far; but not longer than `engine.work_timeout_s`, at which connections give
         up."""
-        self._end_step()
+        self._end_step()  # now, as it may have been the longest
         timeout_s = self.limits.step_timeout_s
         longest_s = self.longest_step_s or self.first_step_s
         learnt_s = min(TIMES_LONGEST_STEP * longest_s, self.limits.work_timeout_s)
