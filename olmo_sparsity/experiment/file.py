@@ -71,7 +71,7 @@ class Experiment:
     def label_of(self, measurement: Measurement) -> str:
         """Return what the figure calls the curve of a measurement. All seeds of a scheme have the
         same label."""
-        # The label of the model: the longest key that fits says most of it.
+        # The label of the model: of c4 and c4_pose the longer key says most of c4_pose_seed1.
         model = measurement.model
         labels = self.file.figure.labels
         fitting_keys = [key for key in labels if is_named_by(key, model.name)]
@@ -105,6 +105,7 @@ def saved_experiment(folder: str | Path) -> Experiment | None:
     if not path.is_file():
         return None
     saved = read_given(path)
+    # A user may have put a file of this name into the folder, such as the original.
     if saved.keys() != {"file", "overrides"}:
         raise ConfigError(f"{path} was not written by `experiment`; delete it, and begin again")
     file = build(ExperimentFile, saved["file"], str(path))
@@ -152,6 +153,8 @@ def _expand(file: ExperimentFile, path: str, overrides: list[str]) -> Experiment
     check_no_tilde("folder", file.folder)
     if file.runs is not None:
         check_no_tilde("runs", file.runs)
+    # Before models are made: an override of the grid would make some of them equal, and the message
+    # would name folders.
     check_overrides(path, file.grid, overrides)
 
     keys = read_measure_section(file, path)

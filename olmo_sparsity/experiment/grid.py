@@ -55,7 +55,7 @@ def expand_grid(origin: str, grid: Mapping[str, Any]) -> Iterator[Combination]:
         origin: What messages call the grid, such as `c4_1b.yaml: grid`.
         grid: The section of the file.
     """
-    # Axes in the order of the file, so that names and numbers of models do not depend on keys.
+    # Axes in the order of the file: names of models, and their indices in a SLURM array, follow it.
     axes = [_choices_of(origin, axis, values) for axis, values in grid.items()]
     for choices in itertools.product(*axes):
         name_parts = {}
@@ -69,6 +69,7 @@ def expand_grid(origin: str, grid: Mapping[str, Any]) -> Iterator[Combination]:
 def _choices_of(origin: str, axis: str, values: Any) -> list[Choice]:
     """Return the choices of an axis."""
     has_names = isinstance(values, dict) and all(isinstance(v, dict) for v in values.values())
+    # An empty axis would leave no combination at all.
     if not values or not (has_names or isinstance(values, list)):
         raise ConfigError(f"{origin}.{axis} must be a list of values, or named sets of keys")
     if has_names:
@@ -101,6 +102,8 @@ def as_name(label: str) -> str:
 
 def _as_text(value: Any) -> str:
     """Return a value as it is written in an option of the command line."""
+    # Options are read as YAML, of which JSON is a part: true, null, [1, 2]. A string needs no
+    # quotes.
     return value if isinstance(value, str) else json.dumps(value)
 
 

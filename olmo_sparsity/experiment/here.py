@@ -55,6 +55,7 @@ def _num_processes(processes: int | str) -> int:
 
     if torch.cuda.is_available():
         return torch.cuda.device_count()
+    # Cores that this process may use, which on a shared machine are fewer than it has.
     return min(2, len(os.sched_getaffinity(0)))
 
 
@@ -206,6 +207,7 @@ def run_processes(commands: Sequence[Command], num_at_once: int) -> Ending:
 
     with handling(STOP_SIGNALS, pass_on):
         for words, variables in commands:
+            # Polled, as `wait` of one child would miss the end of another.
             while sum(child.poll() is None for child in children) >= num_at_once:
                 time.sleep(0.05)
             if signals:

@@ -118,10 +118,12 @@ class _ModelMaker:
 
         folder = self._find_own_folder(config, words)
         if folder is None:
+            # Each model of a grid in a folder of its own, by its name.
             runs = self.file.folder if self.file.runs is None else self.file.runs
             folder = Path(runs) / name
             words.append(f"--run_folder={folder}")
         settings = load_config(config, words)
+        # The number of steps, and which checkpoints are kept, are only known from the settings.
         if self.measured_steps:
             self._check_steps(name, settings)
             words.append(self._keep_measured(settings))
@@ -188,6 +190,7 @@ class SeedPair(NamedTuple):
 def pairs_of_seeds(models: Sequence[Model]) -> Iterator[SeedPair]:
     """Yield each model together with the next seed of its scheme, and the last seed with the first:
     (seed1, seed2), (seed2, seed3), (seed3, seed1). A scheme with one seed has no pairs."""
+    # In a circle, so that each seed chooses for one other, and is chosen for once.
     for model in models:
         seeds = [other for other in models if other.scheme == model.scheme]
         if len(seeds) > 1:
