@@ -271,8 +271,8 @@ def measure(
         distant_states, replacements: As in `explain`.
         control: What replaces the distant text of the control: unrelated, matched or shuffled.
         draws: Number of unrelated texts for each target. Default: 1 with long="all", else 3.
-        halves: Number of random halves of the units for LDS; 0: none. Default: 0 with long="all",
-            else 16.
+        halves: Number of random halves of the units for LDS; with 0 it is not computed. Default: 0
+            with long="all", else 16.
         seed: Seed of all random draws.
         field, group_field, prompt_field, target_field, split_at, max_documents, min_tokens,
             control_tokens: How to read the text; see `open_documents`.

@@ -31,11 +31,12 @@ class ChatIds(NamedTuple):
 
 def chat_ids(model: LoadedModel, prompt: str) -> ChatIds:
     """Encode a prompt in the chat template of the model's tokenizer."""
-    prompt = prompt.strip()
+    # Most templates strip a message, and those that do not would keep the white space of a file.
+    stripped = prompt.strip()
     before, after = split_template(
-        model, lambda texts: [{"role": "user", "content": text} for text in texts], [prompt]
+        model, lambda texts: [{"role": "user", "content": text} for text in texts], [stripped]
     )
-    prompt_ids, after_ids = model.encode([prompt, after], follow=True)
+    prompt_ids, after_ids = model.encode([stripped, after], follow=True)
     return ChatIds(model.encode([before])[0], prompt_ids, after_ids)
 
 

@@ -122,7 +122,7 @@ class Check:
         # the placebo's. Named targets have none.
         excess_by_chance = 0.0 if self.placebo is None else self.placebo
         is_good = self.num_beyond > 0 and self.excess.low > excess_by_chance
-        return note(is_good, sentence(self.verdict), reasons)
+        return note(sentence(self.verdict), reasons, is_good=is_good)
 
     @property
     def html(self) -> str:

@@ -81,6 +81,6 @@ def _notes(explained: ExplainedText) -> str:
     """Return HTML of the check's verdict, or of a note that nothing was checked, and of
     warnings."""
     check = explained.checked
-    notes = [note(False, NOT_CHECKED, WHY_CHECK) if check is None else check.note]
-    notes += [note(False, sentence(warning)) for warning in explained.warnings]
+    notes = [note(NOT_CHECKED, WHY_CHECK, is_good=False) if check is None else check.note]
+    notes += [note(sentence(warning), is_good=False) for warning in explained.warnings]
     return "".join(notes)

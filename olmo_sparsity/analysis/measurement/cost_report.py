@@ -61,7 +61,7 @@ def describe_estimate(
     """Return the lines that a dry run prints.
 
     Args:
-        machine: Another machine, for which GPU-hours are given. None: no other.
+        machine: Another machine, for which GPU-hours are given. None if no other is asked for.
     """
     lines = [
         _describe_induction_of_trial(plan, estimate.trial.induction),

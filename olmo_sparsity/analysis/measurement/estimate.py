@@ -73,7 +73,7 @@ def estimate_untrained(plan: Plan, speed: str | None = None) -> Untrained:
     many targets as `share` and `max_targets` allow, and half as many of the placebo.
 
     Args:
-        speed: A GPU, or token-forwards a second. None: no GPU-hours are computed.
+        speed: A GPU, or token-forwards a second. With None, no GPU-hours are computed.
     """
     machine = machine_of_speed(plan.model.num_parameters, speed)
     targets = expect_targets(plan, plan.measured_numbers, losses=None)

@@ -48,7 +48,7 @@ def fit_to_limit(settings: Settings, limit: int | None) -> Settings:
     window is at most a quarter of them.
 
     Args:
-        limit: The number of positions; None: no limit.
+        limit: The number of positions that the model takes; None if it has no limit.
     """
     has_default_windows = settings.windows.has_all and "short" not in settings.changed_options
     if not has_default_windows or limit is None or limit >= 4 * settings.short:
@@ -64,7 +64,7 @@ def with_quick_blocks(settings: Settings, limit: int | None, num_prefix: int) ->
 
     Args:
         settings: The settings so far.
-        limit: The number of positions that the model takes; None: no limit.
+        limit: The number of positions that the model takes; None if it has no limit.
         num_prefix: Tokens of the prefix, which take positions, too.
     """
     if "sample" in settings.changed_options:

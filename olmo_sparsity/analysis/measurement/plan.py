@@ -101,7 +101,7 @@ class Plan:
 
         Args:
             selection: Another measurement, whose targets are evaluated, or names of targets.
-            batch_tokens: Tokens of one forward. None: as many as suit the device.
+            batch_tokens: Tokens of one forward. Default: as many as suit the device.
             transfers: Whether the units that the other measurement ranked are evaluated, too.
         """
         # Before anything is computed: a model that takes fewer positions fails at once.

@@ -67,10 +67,10 @@ def recover(
     """Return tables `recovery`, `influence`, `lds` and `costs` of one document (docs/measure.md).
 
     Args:
-        targets: Places in the document, or a mapping from kind of distant context to places. An
-            array of two columns holds spans, from the first place to one past the last; each is
-            evaluated as one target. Default: every target with a full long window, in the
-            document's own context.
+        targets: Places in the document, or a mapping from distant part (`document` or `placebo`)
+            to places. An array of two columns holds spans, from the first place to one past the
+            last; each is evaluated as one target. Default: every target with a full long window,
+            after the document's own distant text.
         controls: Where unrelated texts and the placebo come from. Without them, neither is
             evaluated, and recovery should not be reported.
         num_halves: Number of random halves of the distant units that `lds` is computed from.
@@ -80,8 +80,7 @@ def recover(
     """
     if targets is None:
         targets = np.arange(windows.first_target, len(document.tokens))
-    if not isinstance(targets, Mapping):
-        targets = {DOCUMENT: np.asarray(targets)}
+    targets_by_part = targets if isinstance(targets, Mapping) else {DOCUMENT: np.asarray(targets)}
     tables = RecoveryTables(unfinished)
     text_evaluation = TextEvaluation(
         scorer=scorer,
@@ -103,7 +102,7 @@ def recover(
         tables=tables,
     )
 
-    blocks = sort_into_blocks(windows, document, targets)
+    blocks = sort_into_blocks(windows, document, targets_by_part)
     if windows.has_all:
         # The distant texts of all blocks are beginnings of the same texts, whose states they share.
         if blocks:
@@ -213,7 +212,7 @@ class _DocumentEvaluation:
 
     def _context(self, block: Block, distant: DistantText) -> Context:
         """Put a distant text before the targets of a block, and compute its states."""
-        block = block.with_distant(distant.tokens_F)
+        block_with_text = block.with_distant(distant.tokens_F)
         states = None
         keeps_states = self.scorer.interpretation.keeps_states
         if self.windows.has_all and distant.is_run and keeps_states:
@@ -224,4 +223,4 @@ class _DocumentEvaluation:
             distant_tokens = distant.document.tokens[first : first + num_seen]
             prefix = block.tokens[: block.num_prefix]
             states = self.scorer.states(np.concatenate([prefix, distant_tokens]))
-        return self.scorer.context(block, states)
+        return self.scorer.context(block_with_text, states)

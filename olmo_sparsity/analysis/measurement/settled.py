@@ -38,7 +38,7 @@ class FixedTargets:
     out for which reason."""
 
     choices: Choices | None = None
-    """Units that the other measurement has ranked. None: units are ranked here."""
+    """Units that the other measurement has ranked. None if units are ranked here."""
 
     @staticmethod
     def find(

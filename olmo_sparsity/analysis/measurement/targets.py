@@ -78,7 +78,7 @@ def choose_targets(
     most the `share` of all tokens of the document, as `gap` has on average.
 
     Args:
-        threshold: The smallest gap of a target; None: any.
+        threshold: The smallest gap of a target, in nats. None if targets may have any gap.
     """
     reported = losses[losses.document.map(half_of) == "report"]
     candidates = distant_part_losses(reported)

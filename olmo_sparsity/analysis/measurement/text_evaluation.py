@@ -89,7 +89,8 @@ class TextEvaluation:
     selectors: tuple[str, ...]
     ks: tuple[int, ...]
     num_halves: int
-    """Number of random halves of the units that `lds` is computed from; 0: none."""
+    """Number of random halves of the units that `lds` is computed from; with 0 it is not
+    computed."""
 
     seed: int
     choices: Choices | None

@@ -1,6 +1,9 @@
 """Define what all panels of Figure 2 share: inks, axes, and points without a result.
 
-Never imports torch.
+    Missing(label="RoPE", reason="not trained yet", length=4032)   a cross, and a legend's line
+    draw_axis(axes, "length", [960, 1984, 4032])                   log 2, with three ticks
+
+figures.py, gap_panel.py and share_panels.py use it. Never imports torch.
 """
 
 from __future__ import annotations
@@ -40,10 +43,11 @@ class Missing:
     """The reason why there is no result, which the legend shows."""
 
     length: float | None = None
-    """Length of the long window. None: unknown; infinite: all earlier text."""
+    """Length of the long window in tokens, infinite for all earlier text. None if it is not
+    known."""
 
     step: int | None = None
-    """Step of the checkpoint. None: the last one."""
+    """Step of the checkpoint. None for the last one."""
 
     positions: str | None = None
     """The model's position scheme, which determines the colour."""

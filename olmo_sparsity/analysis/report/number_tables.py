@@ -153,6 +153,6 @@ def _distance_table(results: Results) -> str:
 
 def _bars(values: pd.Series) -> list[str]:
     """Return a bar for each value, of a length in proportion to it; none for values below 0."""
-    values = values.clip(lower=0).fillna(0)
-    largest = max(values.max(), 1e-9)
-    return ["█" * round(LENGTH_OF_BAR * value / largest) for value in values]
+    lengths = values.clip(lower=0).fillna(0)
+    largest = max(lengths.max(), 1e-9)  # not 0, as it divides
+    return ["█" * round(LENGTH_OF_BAR * length / largest) for length in lengths]

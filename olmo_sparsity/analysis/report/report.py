@@ -85,12 +85,12 @@ def _notes_on_model(results: Results) -> str:
     """Return HTML of notes on whether the model copies, and whether it needs a prefix."""
     check = results.meta.induction
     if not check:
-        return note(False, "Whether this model can copy from its context was not measured.")
+        return note("Whether this model can copy from its context was not measured.", is_good=False)
     interpretation = interpretation_of(results.meta.windows["distant_states"])
     first, *others = describe_induction(check, interpretation).splitlines()
     why = " ".join(line.strip() for line in others)
-    notes = note(bool(check["has_induction"]), sentence(first), why)
+    notes = note(sentence(first), why, is_good=bool(check["has_induction"]))
     warning = describe_sink(results.meta.sink)
     if warning:
-        notes += note(False, sentence(warning))
+        notes += note(sentence(warning), is_good=False)
     return notes

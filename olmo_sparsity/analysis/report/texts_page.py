@@ -35,15 +35,15 @@ def write_page(
         slots: HTML for slots of the template: its head and its tables.
         sections: Names of the optional sections of the template to keep.
     """
-    results = _without_placebo(results)  # the page shows the document's own distant text only
-    menus = Menus.of(results)
+    shown_results = _without_placebo(results)
+    menus = Menus.of(shown_results)
     titles = dict(zip(results.documents.document, results.documents.name, strict=True))
     # The data of each document is in a script element of its own, so that the page parses only the
     # documents that a reader opens.
     scripts = []
     entries = []
     for document in documents:
-        data = document_data(results, document, menus)
+        data = document_data(shown_results, document, menus)
         scripts.append(
             f'<script type="application/json" id="document-{document}">{json_for_html(data)}'
             "</script>"
@@ -57,13 +57,19 @@ def write_page(
     }
     # A number of 0 says something; an empty list, text or object does not.
     meta = {name: value for name, value in asdict(results.meta).items() if value or value == 0}
-    slots = slots | {
+    common_slots = {
         "title": f"{escape(results.meta.model['name'])} · distant units",
         "meta": escape(json.dumps(meta, indent=2, ensure_ascii=False)),
         "page_data": json_for_html(page_data),
         "document_data": "\n".join(scripts),
     }
-    write_html(out, "report_page.html", slots, sections=sections, script="report_page.js")
+    write_html(
+        out,
+        "report_page.html",
+        {**slots, **common_slots},
+        sections=sections,
+        script="report_page.js",
+    )
 
 
 def _without_placebo(results: Results) -> Results:
@@ -110,7 +116,7 @@ def subtitle(results: Results, counted: str) -> str:
     return " · ".join(fact for fact in facts if fact)
 
 
-def note(is_good: bool, verdict: str, why: str = "") -> str:
+def note(verdict: str, why: str = "", *, is_good: bool) -> str:
     """Return an HTML paragraph with a verdict, marked as good or bad, and its reason. Both are
     escaped here."""
     state = "verdict" if is_good else "verdict bad"

@@ -83,6 +83,21 @@ def split_by_distance(results: Results, row: Any) -> pd.DataFrame:
     power_N = pd.concat([units.power, random_units.power])
     powers = range(int(power_N.min()), int(power_N.max()) + 1)
 
+    lines = _lines_of_bins(target_rows, units, random_units, powers)
+    return _with_intervals_as_reported(pd.DataFrame(lines), row)
+
+
+def _lines_of_bins(
+    target_rows: pd.DataFrame, units: pd.DataFrame, random_units: pd.DataFrame, powers: range
+) -> list[dict[str, float]]:
+    """Return the lines of the table, with bootstrap intervals of net excess.
+
+    Args:
+        target_rows: Rows of `pair`.
+        units: The units of `_first_k_units` that the selector chose.
+        random_units: Those that were drawn at random.
+        powers: The bins.
+    """
     # Document and placebo targets are resampled together, as their difference is computed.
     documents = pd.Index(np.unique(target_rows.whole_document))
     document_rows = target_rows[target_rows.distant_part == DOCUMENT]
@@ -113,7 +128,7 @@ def split_by_distance(results: Results, row: Any) -> pd.DataFrame:
                 "net_high": net_interval.high,
             }
         )
-    return _with_intervals_as_reported(pd.DataFrame(lines), row)
+    return lines
 
 
 def _with_intervals_as_reported(bins: pd.DataFrame, row: Any) -> pd.DataFrame:
@@ -121,10 +136,10 @@ def _with_intervals_as_reported(bins: pd.DataFrame, row: Any) -> pd.DataFrame:
     its documents are few, and none if its targets are few."""
     # All bins have the documents of the row, by whose number intervals are stretched.
     counts = {name: row[name] for name in ("num_documents", "num_placebo_documents")}
-    bins = with_t_intervals(bins.assign(**counts)).drop(columns=list(counts))
+    stretched = with_t_intervals(bins.assign(**counts)).drop(columns=list(counts))
     if pd.isna(row.get("net_low")):
-        bins[["net_low", "net_high"]] = np.nan
-    return bins
+        return stretched.assign(net_low=np.nan, net_high=np.nan)
+    return stretched
 
 
 def _first_k_units(results: Results, row: Any, selector: str) -> pd.DataFrame:

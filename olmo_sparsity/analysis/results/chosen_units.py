@@ -1,7 +1,15 @@
-"""Compute where the chosen units are, and at how many targets they are all that there is.
+"""Compute where the chosen units are, and at how many targets they are all distant tokens.
 
-These are columns of the summary besides recovery: `distance`, how far back the units of the
-document's own context are, and `share_all`. Never imports torch.
+These are the columns `distance` and `share_all` of the summary. Two targets, whose first unit was
+ranked among 40 and among 1 distant tokens:
+
+    target  distant_first  distance     num_tokens of k=1 units   distant tokens
+        61             12        49                           1               40
+        18             17         1                           1                1    all of them
+
+    distance = 25, the median of 49 and 1        share_all = 0.5
+
+stored_results.py adds them to a summary. Never imports torch.
 """
 
 from __future__ import annotations
@@ -31,12 +39,13 @@ def median_distances(
     """Return the median `distance` of the first k units of all targets, for each k and the other
     columns of `GROUPS`."""
     ranked = distances(targets, influence)
-    parts = []
+    groups_without_k = [name for name in GROUPS if name != "k"]
+    medians_by_k = []
     for k in ks:
         first_k = ranked[ranked["rank"] <= k]
-        medians = first_k.groupby(GROUPS[:3]).distance.median().reset_index()
-        parts.append(medians.assign(k=k)[[*GROUPS, "distance"]])
-    return pd.concat(parts, ignore_index=True)
+        medians = first_k.groupby(groups_without_k).distance.median().reset_index()
+        medians_by_k.append(medians.assign(k=k)[[*GROUPS, "distance"]])
+    return pd.concat(medians_by_k, ignore_index=True)
 
 
 def shares_of_all(
@@ -46,6 +55,8 @@ def shares_of_all(
     `share_all`, by the columns of `GROUPS`. At such targets recovery is 1 whatever the units are.
 
     Args:
+        targets: The table of targets.
+        recovery: The table of losses with chosen units.
         windows: The section of meta.json.
     """
     columns = [*KEYS, "units", "selector", "k", "num_tokens"]

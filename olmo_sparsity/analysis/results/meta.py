@@ -1,5 +1,9 @@
 """Declare the content of meta.json, which says what was measured, and the names of target sets.
 
+    {"model": {"name": "runs/pose", "num_parameters": 962560, …},
+     "windows": {"long": "all", "short": 128, "stride": 64, …},
+     "units": ["tokens"], "selectors": ["add_one_screened", "random"], "ks": [1, 2, 4], …}
+
 summing_up.py of measurement writes meta.json; statistics, figures and `Results` read it. Never
 imports torch.
 """

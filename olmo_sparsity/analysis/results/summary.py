@@ -150,7 +150,7 @@ def _format_distances(results: Results) -> list[str]:
 
 
 def _format_other_sets(results: Results, summary: pd.DataFrame, main: str) -> list[str]:
-    """Return a short table for each target set but the main one: the rows of the first selector
+    """Return a short table for each target set except the main one: the rows of the first selector
     with the smallest k."""
     is_brief = (summary.selector == results.meta.selectors[0]) & (summary.k == summary.k.min())
     has_placebo = has_net(summary[summary.target_set == main])

@@ -80,7 +80,7 @@ def html_table(
         columns: Heading → cells. The first column names the group of a row, such as its selector;
             the style shows it once for each group.
         is_open: Whether the table is unfolded at first.
-        quoted_row: The number of the row to quote, which is marked; None: no row is.
+        quoted_row: The index of the row to quote, which is marked. Default: no row is marked.
     """
     headings = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
     lines = []

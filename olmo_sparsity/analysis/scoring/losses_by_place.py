@@ -68,7 +68,8 @@ class LossesRequest(Request):
     """The tokenizer of a model in memory."""
 
     text: Any = None
-    """Held-out text in any form that `open_documents` reads; None: that of the first run."""
+    """Held-out text in any form that `open_documents` reads. With None it is that of the first
+    run."""
 
     field: str = "text"
     out: str | Path | None = None

@@ -53,7 +53,7 @@ class _Shape(NamedTuple):
     num_inputs: int
     num_targets: int
     num_evaluated: int | None
-    """The number of targets that are evaluated; None: all."""
+    """The number of targets that are evaluated. None if all are."""
 
     context: Context | None
     """The context whose distant states the row attends to; None without distant states."""

@@ -74,16 +74,15 @@ def gate_gradients(
 
     Args:
         spans: The targets. A target may be there several times, with other open gates.
-        gate: How far all gates are open, but those that are opened.
+        gate: How far all gates are open, except those that are opened.
         opened: The distant indices whose gates are open, for each target. Default: none.
     """
     states = context.states
     if states is None:
         states = _isolated_states(scorer, context)
-    if opened is None:
-        opened = [NO_INDICES] * len(spans)
+    opened_of_spans = [NO_INDICES] * len(spans) if opened is None else opened
     gated_targets = [
-        _GatedTarget(span, indices) for span, indices in zip(spans, opened, strict=True)
+        _GatedTarget(span, indices) for span, indices in zip(spans, opened_of_spans, strict=True)
     ]
 
     # `in_batches` limits a batch by its tokens. Here attention scores take nearly all memory, so

@@ -124,7 +124,7 @@ def find_selector(name: str, interpretation: Interpretation | None = None) -> Se
     ConfigError if there is none, or if it needs states that the model does not have.
 
     Args:
-        interpretation: The interpretation of distant states. None: any.
+        interpretation: The interpretation of distant states. Default: any.
     """
     replaces = interpretation is not None and interpretation.replaces
     if replaces and find_selector(name).reads_states:
