@@ -41,7 +41,7 @@ def as_tokenizer(tokenizer: Any) -> Tokenizer:
 def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
     """Return the texts of special tokens, by their IDs."""
     added = tokenizer.get_added_tokens_decoder().items()
-    return {number: token.content for number, token in added if token.special}
+    return {token_id: token.content for token_id, token in added if token.special}
 
 
 def spelled_in(text: str, ids: list[int], special: dict[int, str]) -> list[str]:
@@ -51,7 +51,7 @@ def spelled_in(text: str, ids: list[int], special: dict[int, str]) -> list[str]:
         ids: The token IDs of the text.
         special: The texts of special tokens, by their IDs.
     """
-    names = [special[number] for number in special.keys() & set(ids)]
+    names = [special[token_id] for token_id in special.keys() & set(ids)]
     return sorted(name for name in names if name in text)
 
 
