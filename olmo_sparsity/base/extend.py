@@ -3,8 +3,9 @@
     find_added("mine.py:my_selector", "olmo_sparsity.selectors", "selectors")   # in a file
     find_added("theirs", "olmo_sparsity.selectors", "selectors")                # in a package
 
-Place in the flow: below the registries of selectors, units and tasks. `file.py:name` names an
-object in a file; any other name is an entry point of an installed package.
+`file.py:name` names an object in a file; any other name is an entry point of an installed package.
+The registry of selectors, the kinds of units and the transforms of training text ask here for names
+that are not their own.
 """
 
 from __future__ import annotations

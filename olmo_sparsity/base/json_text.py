@@ -7,7 +7,7 @@
 Files and lines that no manifest lists have a CRC-32 as their last key, by which a damaged one is
 noticed.
 
-Place in the flow: above conform.py, below everything that reads JSON.
+JSON files of ours are read by `parse_json`, for which conform.py compares values with a type.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     --questions            a file of many: tables and pages         _attribute_questions
     --questions --gate     the same, with the exit code of a test   _run_gate
 
-Place in the flow: below cli.py, on top of the package `sources`. attribute_arguments.py declares
-the options, and source_files.py reads the files of --source.
+cli.py calls `run_attribute`, and the package `sources` does the work. attribute_arguments.py
+declares the options, and source_files.py reads the files of --source.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ For an experiment it prints, in this order:
     pose_seed0 minus rope_seed0, …       `_print_pair`, for each pair of one seed
     …                                    what the seeds agree on
 
-Place in the flow: below cli.py, on top of `analysis/results` and `experiment/comparisons.py`, which
-compute what is printed here.
+cli.py calls `run_compare`. `analysis/results` and `experiment/comparisons.py` compute what is
+printed here.
 """
 
 from __future__ import annotations

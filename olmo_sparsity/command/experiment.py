@@ -7,7 +7,7 @@
     experiment FILE --cancel      cancel what was submitted
     experiment FILE --dry-run     what each job costs
 
-Place in the flow: below cli.py, on top of the package `experiment`.
+cli.py calls `run_experiment`, and the package `experiment` does the work.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     … --check                                 compare with unrelated texts, too
     … --dry-run                               only count what it costs
 
-Place in the flow: below cli.py, on top of the package `analysis`.
+cli.py calls `run_explain`, and the package `analysis` does the work.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
     losses RUN --text=…      all of its checkpoints are evaluated on a text
     losses MODEL MODEL …     several models are evaluated on one text
 
-Place in the flow: below cli.py, on top of the packages `training` and `analysis`.
+cli.py calls `run_losses`. What a run has logged is read by the package `training`, and models are
+evaluated by `analysis`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     measure RUN --out=FOLDER --partial     results of the documents that are finished so far
     measure CONFIG.yaml … --dry-run        the cost for a model that is not trained yet
 
-Place in the flow: below cli.py, on top of the package `analysis`.
+cli.py calls `run_measure`, and the package `analysis` does the work.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Hold what the options of all commands have in common: the parser, and texts of --help.
 
-Place in the flow: below arguments.py and attribute_arguments.py, which declare the options.
+arguments.py and attribute_arguments.py declare the options with it.
 """
 
 from __future__ import annotations

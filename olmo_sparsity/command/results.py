@@ -6,8 +6,7 @@
     report RESULTS --out=page.html        a page of a measurement           `write_report`
     report EXPERIMENT --out=page.html     a page for each of its models: page_NAME.html
 
-Place in the flow: below cli.py, on top of `analysis/results` and `analysis/report`. The command
-`compare` is in compare.py.
+cli.py calls `run_figure` and `run_report`; the command `compare` is in compare.py.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """Run the commands that make a model: `configs`, `prepare`, `train` and `export`.
 
-Place in the flow: below cli.py, on top of the packages `data`, `training` and `models`, which are
-imported inside the commands. What a user runs, in this order:
+What a user runs, in this order:
 
     configs   a config that is installed   → a file of the user's
     prepare   the config's text            → shards of tokens
     train     shards                       → a run folder with checkpoints
     export    a checkpoint                 → a folder that transformers loads
+
+cli.py calls the functions `run_…`. The packages `data`, `training` and `models` are imported inside
+them, as they take seconds.
 """
 
 from __future__ import annotations

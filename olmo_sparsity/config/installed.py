@@ -1,7 +1,12 @@
 """Find the configs that are installed with the package, and list them.
 
-A config is named by its path below `configs/`, such as figure2.yaml or experiments/c4_1b.yaml. A
-user's file of the same name comes first.
+    find_config("mine.yaml")                   mine.yaml, if there is such a file here
+    find_config("figure2.yaml")                the installed one, if there is no such file
+    find_config("configs/figure2.yaml")        the same, as in a clone
+    find_config("c4.yaml", Path("a/b.yaml"))   a/c4.yaml, the base that a/b.yaml names
+
+A config is named by its path below `configs/`, such as experiments/c4_1b.yaml. A user's file of the
+same name comes first.
 """
 
 from __future__ import annotations

@@ -1,6 +1,13 @@
-"""Declare the sections of text and of position IDs. Imports nothing of OLMo.
+"""Declare the sections of text and of position IDs.
 
-Place in the flow: below the sections of a run; reading text needs these without training.
+    data:                                    in a YAML file, DataConfig
+      folder: data/mine
+      corpus: {source: files, path: my_texts}       CorpusConfig
+      tokenizer: {train_vocab: 8192}                TokenizerConfig
+    positions: {scheme: pose, target_length: 2048}  PositionsConfig
+
+sections.py makes them parts of a run's config. They are apart from the other sections because
+reading a text, as `measure` does, needs a `CorpusConfig` and no training.
 """
 
 from __future__ import annotations

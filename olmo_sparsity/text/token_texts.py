@@ -12,8 +12,8 @@ tokens, and a decoder may drop the first space. `token_texts` has three ways, th
    few tokens before it, and the texts of a group's bytes are kept if they fit.
 3. If they do not fit, the last token of the group gets the text of the whole group.
 
-Place in the flow: below documents, which it gives words, sentences and what a page shows. Never
-imports torch.
+`Document.texts` (documents.py) calls it. Words, sentences and what a page shows are made of the
+result. Never imports torch.
 """
 
 from __future__ import annotations

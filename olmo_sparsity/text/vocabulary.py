@@ -1,6 +1,5 @@
-"""Identify a tokenizer, and count its vocabulary.
-
-Place in the flow: below documents and token shards. Never imports torch.
+"""Identify a tokenizer, count its vocabulary, and name constants of tokens that reading text and
+training share. Never imports torch.
 """
 
 from __future__ import annotations
