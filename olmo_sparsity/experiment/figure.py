@@ -29,14 +29,19 @@ def draw(experiment: Experiment) -> None:
     jobs = {job.name: job for job in jobs_of(experiment)}
     for measurement in experiment.measurements:
         label = experiment.label_of(measurement)
+        job = jobs[measurement.name]
+        state = job.state()
         try:
-            results.append(read_results(measurement.folder))
-            labels.append(label)
-            continue
+            found = read_results(measurement.folder)
+            has_other_options = state.name == "failed"
+            if not has_other_options:
+                results.append(found)
+                labels.append(label)
+                continue
+            reason = state.detail
         except DataError as error:
             # What its job knows says more than that results are missing.
-            job = jobs[measurement.name]
-            reason = job.state().detail or job.reason_to_skip(jobs) or str(error)
+            reason = state.detail or job.reason_to_skip(jobs) or str(error)
         say(f"{measurement.name} is not drawn: {reason}")
         # A transfer has no point of its own in the figure that could be empty.
         if measurement.choices_of is None:

@@ -7,9 +7,11 @@
 Place in the flow: file.py → **`jobs_of`** → here.py or slurm.py, which run the jobs. States are
 read from the folders on disk alone, so that any machine that sees them knows the same:
 
-    done      the last checkpoint, the manifest of a measurement, or the figure is there
+    done      the last checkpoint, the manifest of a measurement, or the figure is there, with
+              the settings that the file asks for
     running   a lock in the folder has been touched lately
-    failed    there is a note with an error message, or a lock that was not touched for long
+    failed    there is a note with an error message, a lock that was not touched for long, or what
+              is there has other settings
     waiting   none of these
 """
 
@@ -21,10 +23,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
+from olmo_sparsity.base.differences import differences
 from olmo_sparsity.base.errors import ReportedElsewhere
-from olmo_sparsity.base.files import read_bounded, write_atomically
+from olmo_sparsity.base.files import (
+    read_bounded,
+    read_json,
+    sha256_of,
+    write_atomically,
+    write_json,
+)
 from olmo_sparsity.base.locks import Owner, find_holder, locked
 from olmo_sparsity.base.manifest import MANIFEST
 from olmo_sparsity.config.run import flatten
@@ -39,6 +48,9 @@ StateName = Literal["done", "running", "failed", "waiting"]
 STATES: tuple[StateName, ...] = get_args(StateName)
 
 JobKind = Literal["train", "measure", "figure"]
+
+_WITHOUT_EFFECT = ("batch_tokens", "device", "device_map")
+"""Options of `measure` that do not determine its results."""
 
 
 @dataclass(frozen=True)
@@ -154,10 +166,16 @@ class MeasurementJob(Job):
         """Return the folder in which each process of a measurement holds a lock while it runs."""
         return self.results.with_name(f"{self.results.name}.running")
 
+    @property
+    def record(self) -> Path:
+        """Return the file next to the results that says with which options they were measured."""
+        return self.results.with_name(f"{self.results.name}.options.json")
+
     @contextlib.contextmanager
     def recording_process(self, process: str) -> Iterator[None]:
-        """Hold a lock as one process of the measurement, and write the note if what runs inside
-        fails. A training needs no such lock, as it locks its own folder.
+        """Hold a lock as one process of the measurement. Write the note if what runs inside fails,
+        or else the record of its options. A training needs no such lock, as it locks its own
+        folder.
 
         Args:
             process: A name that no other process of the measurement has.
@@ -167,12 +185,48 @@ class MeasurementJob(Job):
             folder.mkdir(parents=True, exist_ok=True)
             with locked(folder):
                 yield
+        # Not before: `measure` refuses a folder with the results of other options.
+        write_json(self.record, self._options())
+
+    def _options(self) -> dict[str, Any]:
+        """Return what determines the results: options, who chooses targets, and the SHA-256 of the
+        checkpoint's list of files, or None if the checkpoint is gone."""
+        measurement = self.measurement
+        checkpoint: Path | None = measurement.checkpoint
+        if measurement.step is None:
+            checkpoint = next(iter(list_checkpoints(measurement.model.folder)), None)
+        has_checkpoint = checkpoint is not None and (checkpoint / MANIFEST).is_file()
+        options = {
+            key: value for key, value in measurement.options.items() if key not in _WITHOUT_EFFECT
+        }
+        return options | {
+            "long": measurement.long,
+            "distant_states": measurement.distant_states,
+            "text": measurement.text,
+            "targets": measurement.targets_of,
+            "choices": measurement.choices_of,
+            "checkpoint": sha256_of(checkpoint / MANIFEST) if has_checkpoint else None,
+        }
+
+    def _changes(self) -> list[str]:
+        """Return what was otherwise when the results were measured, such as "seed=0 (now 5)"."""
+        if not self.record.is_file():  # an earlier version kept no record
+            return []
+        recorded = read_json(self.record, dict, "delete it, and measure again")
+        options = self._options()
+        if options["checkpoint"] is None:  # it need not stay
+            options["checkpoint"] = recorded["checkpoint"]
+        return differences(recorded, options)
 
     def state(self) -> State:
         """Return how the measurement stands: its manifest says whether it is done, the locks of its
         processes whether it runs, and the note why it failed."""
         if (self.results / MANIFEST).is_file():
-            return State("done")
+            changes = self._changes()
+            if not changes:
+                return State("done")
+            was_measured = f"{self.results} was measured with {', '.join(changes)}"
+            return State("failed", detail=f"{was_measured}; name a new folder, or delete it")
         death = ""
         for folder in sorted(self.locks.glob("*")):
             holder = find_holder(folder)

@@ -226,6 +226,50 @@ def test_a_measurement_is_running_while_one_of_its_processes_lives(make_grid: Ma
     assert job.state().name == "waiting"
 
 
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, "done"),
+        ({"batch_tokens": 512}, "done"),
+        ({"seed": 5}, "seed=None (now 5)"),
+        ({"ks": [1]}, "ks=[1, 2] (now [1])"),
+        ({"max_documents": 6}, "max_documents=8 (now 6)"),
+        ({"text": "builtin:python"}, "text=None (now builtin:python)"),
+    ],
+    ids=str,
+)
+def test_a_measurement_with_other_options_is_not_done(
+    make_grid: MakeGrid, changed: dict, expected: str
+) -> None:
+    def job_of(path: str) -> MeasurementJob:
+        (job,) = (job for job in jobs_of(read_experiment(path)) if job.name == "tiny-last-24")
+        assert isinstance(job, MeasurementJob)
+        return job
+
+    with job_of(make_grid(measure=MEASURE)).recording_process("0-0"):
+        folder = job_of(make_grid(measure=MEASURE)).results
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("{}")
+    state = job_of(make_grid(measure=MEASURE | changed)).state()
+    assert expected in (state.name, state.detail.partition(" with ")[2].partition(";")[0])
+
+
+def test_a_measurement_of_another_checkpoint_is_not_done(make_grid: MakeGrid) -> None:
+    jobs = jobs_of(read_experiment(make_grid(measure=MEASURE)))
+    (job,) = (job for job in jobs if job.name == "tiny-last-24")
+    assert isinstance(job, MeasurementJob)
+    checkpoint = job.measurement.model.folder / "checkpoints/step000006"
+    for folder in (checkpoint, job.results):
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("{}")
+    with job.recording_process("0-0"):
+        assert job.state().name == "done"
+    (checkpoint / "manifest.json").write_text('{"files": {}}')  # trained again
+    assert "was measured with checkpoint=" in job.state().detail
+    shutil.rmtree(checkpoint)
+    assert job.state().name == "done"
+
+
 def test_the_longest_name_decides_the_time_limit() -> None:
     flags = Flags("", "", times=["tiny=1:00", "tiny_seed1=2:00"])
     assert [flags.time_of(name) for name in ("tiny_seed1", "tiny_seed2", "tinier")] == [
