@@ -39,6 +39,9 @@ _COLORS = (
     drawing.SKY,
     drawing.BLACK,
 )
+_LINE_CHARACTERS = 120
+"""Characters that a line below or above the panels may have; a longer one would be cut off."""
+
 _COLOR_OF_SCHEME = {"pose": drawing.BLUE, "contiguous": drawing.RED, "randomized": drawing.GREEN}
 """Colour of each position scheme. It does not depend on which other models are drawn."""
 
@@ -131,6 +134,15 @@ def draw_headline(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> F
     handles += _handles_of_missing(missing, colors, names)
     longest_label = max(len(str(handle.get_label())) for handle in handles)
     entries_per_row = 1 if longest_label > 55 else 3
+    num_lines = 0
+    for handle in handles:
+        lines = textwrap.wrap(str(handle.get_label()), _LINE_CHARACTERS)
+        handle.set_label("\n".join(lines))
+        num_lines += len(lines)
+    # Room for 5 lines below each other is part of the height; more would flatten the panels.
+    if entries_per_row == 1:
+        figure.set_figheight(height + 0.17 * max(0, num_lines - len(missing) - 5))
+    figure.suptitle(textwrap.fill(figure.get_suptitle(), _LINE_CHARACTERS), fontsize=7.5)
     figure.legend(handles=handles, loc="outside lower center", ncols=entries_per_row, frameon=False)
     return figure
 
@@ -168,8 +180,7 @@ def _handles_of_missing(
         if shown:
             name += f" ({shown})"
         text = textwrap.shorten(f"{name}: {' '.join(reason.split())}", 240, placeholder=" …")
-        entry = "\n".join(textwrap.wrap(text, 120))
         handles.append(
-            Line2D([], [], marker="x", linestyle="none", color=colors[label], label=entry)
+            Line2D([], [], marker="x", linestyle="none", color=colors[label], label=text)
         )
     return handles

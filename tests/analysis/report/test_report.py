@@ -433,6 +433,34 @@ def test_a_figure_warns_of_few_documents_and_of_a_missing_placebo(results: Resul
     assert "no placebo targets" in title_of(**enough | {"num_placebo_targets": 0})
 
 
+@pytest.mark.parametrize("num_results", [1, 2, 14])
+@pytest.mark.parametrize("label", ["a model", "a model of 44 characters in its name, number"])
+def test_all_words_of_a_figure_are_inside_it_and_its_panels_stay_high(
+    results: Results, num_results: int, label: str
+) -> None:
+    import matplotlib
+
+    from olmo_sparsity.analysis.report.curves import curves_of
+    from olmo_sparsity.analysis.report.figure_style import SETTINGS
+    from olmo_sparsity.analysis.report.figures import draw_headline
+    from olmo_sparsity.base import drawing
+
+    drawn = [
+        replace(results, summary=results.summary.assign(num_documents=number + 1, num_targets=9))
+        for number in range(num_results)
+    ]
+    labels = [f"{label} {n}" for n in range(num_results)]
+    with matplotlib.rc_context(drawing.PRINT | SETTINGS):
+        figure = draw_headline(curves_of(drawn, labels))
+        figure.draw_without_rendering()
+    (legend,) = figure.legends
+    for text in [*legend.get_texts(), *figure.texts]:
+        box = text.get_window_extent()
+        assert figure.bbox.x0 <= box.x0 <= box.x1 <= figure.bbox.x1, text.get_text()
+    height = figure.axes[0].get_position().height * figure.get_figheight()
+    assert height > 1.2, "inches of the first panel"
+
+
 def test_a_run_is_drawn_by_length_and_by_step_too(results: Results, tmp_path: Path) -> None:
     """By k: the longest windows at the last step. Equal places are curves of their own."""
     from olmo_sparsity.analysis.report.curves import curves_of
