@@ -29,7 +29,7 @@ from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.records import TextRecord
 from olmo_sparsity.text.runs import PreparedText, Reader, spread_evenly
 from olmo_sparsity.text.tally import Tally
-from olmo_sparsity.text.vocabulary import BATCH_CHARACTERS, tokenizer_fingerprint
+from olmo_sparsity.text.vocabulary import BATCH_CHARACTERS, encode_alike
 
 MAX_TOKENS = 2**28
 """The largest number of tokens of all documents, which are kept in memory: 8 bytes each, 2 GiB."""
@@ -217,11 +217,13 @@ def read_prepared(
 ) -> list[Document]:
     """Return held-out documents of a prepared folder: those that are long enough, or as many of
     them as wanted, evenly spread."""
-    if model.tokenizer is not None and not _encode_alike(prepared, model.tokenizer):
-        raise DataError(
-            f"{name} were made with another tokenizer than the model's; pass the text itself "
-            "(text:PATH), or what was prepared with the model's tokenizer"
-        )
+    if model.tokenizer is not None:
+        text = prepared.tokenizer.decode(prepared.document(0).tolist())
+        if not encode_alike(prepared.tokenizer, model.tokenizer, text):
+            raise DataError(
+                f"{name} were made with another tokenizer than the model's; pass the text itself "
+                "(text:PATH), or what was prepared with the model's tokenizer"
+            )
     if selection.limit is None and not selection.min_tokens:
         check_fits_in_memory(prepared.num_tokens, name)
     is_first_process = read_launch().rank == 0
@@ -265,19 +267,6 @@ def _check_vocabulary(documents: Sequence[Document], model: Reader, name: str) -
             f"{name} hold token {largest}, and the model's vocabulary has {vocabulary}; pass text "
             "prepared with the model's tokenizer"
         )
-
-
-def _encode_alike(prepared: PreparedText, tokenizer: Tokenizer) -> bool:
-    """Return whether a tokenizer gives the tokens that a prepared text has."""
-    if tokenizer_fingerprint(prepared.tokenizer) == tokenizer_fingerprint(tokenizer):
-        return True
-    # A tokenizer that another library has saved again has another fingerprint, although it gives
-    # the same tokens.
-    text = prepared.tokenizer.decode(prepared.document(0).tolist())
-    prepared_ids = prepared.tokenizer.encode(text, add_special_tokens=False).ids
-    if prepared_ids != tokenizer.encode(text, add_special_tokens=False).ids:
-        return False
-    return prepared.tokenizer.get_vocab() == tokenizer.get_vocab()
 
 
 def check_fits_in_memory(num_tokens: int, name: str) -> None:

@@ -21,6 +21,17 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
 
 
+def encode_alike(first: Tokenizer, second: Tokenizer, text: str) -> bool:
+    """Return whether two tokenizers have the same tokens. A tokenizer that another library has
+    saved again has another fingerprint, so that their tokens of `text` are compared, too."""
+    if tokenizer_fingerprint(first) == tokenizer_fingerprint(second):
+        return True
+    if first.get_vocab() != second.get_vocab():
+        return False
+    ids = first.encode(text, add_special_tokens=False).ids
+    return ids == second.encode(text, add_special_tokens=False).ids
+
+
 def count_vocabulary(tokenizer: Tokenizer) -> int:
     """Return one more than the largest ID. Some vocabularies have gaps, so this may be more than
     the number of tokens."""

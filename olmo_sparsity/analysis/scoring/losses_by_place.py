@@ -28,6 +28,7 @@ from typing import Any, Self
 
 import numpy as np
 import pandas as pd
+from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.measurement.reading import load
 from olmo_sparsity.analysis.options import LossSettings, ModelOptions, Request
@@ -45,7 +46,7 @@ from olmo_sparsity.models.losses import place_edges
 from olmo_sparsity.models.prompts import Prompt
 from olmo_sparsity.text.documents import Documents
 from olmo_sparsity.text.inputs import open_documents
-from olmo_sparsity.text.vocabulary import tokenizer_fingerprint
+from olmo_sparsity.text.vocabulary import encode_alike, tokenizer_fingerprint
 
 MIN_DOCUMENTS = 8
 """With fewer documents an error is raised, as intervals over fewer mean nothing."""
@@ -172,8 +173,8 @@ class _EncodedText:
     prefix: tuple[int, ...]
     """Token IDs before each document; empty without a prefix."""
 
-    tokenizer: str
-    """The fingerprint of the tokenizer. Models with another one would read other tokens."""
+    tokenizer: Tokenizer
+    """The tokenizer of the first model. Models with another one would read other tokens."""
 
     model_name: str
     """The name of the first model, for messages."""
@@ -202,15 +203,15 @@ def _open_text(request: LossesRequest, first_model: LoadedModel) -> _EncodedText
             f"{MIN_DOCUMENTS} are needed; lower length, or pass more text"
         )
     prefix = tuple(first_model.prefix_ids(request.loading.prefix, items[0].texts[0]))
-    tokenizer = _fingerprint_of_tokenizer(first_model)
+    tokenizer = _tokenizer_of(first_model)
     return _EncodedText(replace(documents, items=items), prefix, tokenizer, first_model.name)
 
 
-def _fingerprint_of_tokenizer(model: LoadedModel) -> str:
-    """Return the fingerprint of a model's tokenizer; DataError if it has none."""
+def _tokenizer_of(model: LoadedModel) -> Tokenizer:
+    """Return a model's tokenizer; DataError if it has none."""
     if model.tokenizer is None:
         raise DataError(f"'{model.name}' has no tokenizer")
-    return tokenizer_fingerprint(model.tokenizer)
+    return model.tokenizer
 
 
 # --- stored losses --------------------------------------------------------------------------------
@@ -255,7 +256,7 @@ def _identity_of(
     """Return what all checkpoints of a folder share, as identity.json stores it."""
     return {
         "text": text.documents.fingerprint,
-        "tokenizer": text.tokenizer,
+        "tokenizer": tokenizer_fingerprint(text.tokenizer),
         "prefix": list(text.prefix),
         "settings": asdict(request.settings),
         # A loss in bf16 is another number; checkpoints of one call are loaded alike.
@@ -270,7 +271,8 @@ def _measure(
     checkpoint: CheckpointToRead, model: LoadedModel, text: _EncodedText, request: LossesRequest
 ) -> pd.DataFrame:
     """Compute the losses of a checkpoint. Return the rows of `LossesByPlace`."""
-    if _fingerprint_of_tokenizer(model) != text.tokenizer:
+    characters = "\n".join("".join(document.texts) for document in text.documents)
+    if not encode_alike(text.tokenizer, _tokenizer_of(model), characters):
         raise DataError(
             f"{model.name} has another tokenizer than {text.model_name}, so its losses are of "
             "other tokens; pass models of one tokenizer"

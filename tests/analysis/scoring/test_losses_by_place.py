@@ -135,6 +135,19 @@ def test_models_of_different_tokenizers_are_not_compared(trained: Path, tmp_path
         losses_by_place([trained, other], length=16, documents=8)
 
 
+def test_a_run_and_its_export_have_one_tokenizer(trained: Path, tmp_path: Path) -> None:
+    # transformers adds to the tokenizer's file what has no effect on tokens.
+    assert main(["export", str(trained), str(tmp_path / "exported")]) == 0
+    checkpoint = max(trained.glob("checkpoints/*"))
+    losses = losses_by_place(
+        [checkpoint, tmp_path / "exported"], text=make_texts(), length=16, documents=8
+    ).table
+    exported = losses[losses.model == str(tmp_path / "exported")]
+    assert exported.loss.to_numpy() == pytest.approx(
+        losses[losses.model == str(checkpoint)].loss.to_numpy(), abs=1e-5
+    )
+
+
 @pytest.fixture
 def two_runs(trained: Path, tmp_path: Path) -> list[str]:
     """The words of a command that reads a run and its copy."""
