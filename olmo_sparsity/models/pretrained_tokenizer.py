@@ -99,9 +99,12 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def _set_plain(tokenizer: Tokenizer) -> Tokenizer:
-    """Switch off truncation and padding, which a tokenizer.json may enable."""
+    """Switch off what a tokenizer.json may enable: truncation, padding, and the dropout of a BPE,
+    with which a text would have other tokens each time."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    if getattr(tokenizer.model, "dropout", None):
+        tokenizer.model.dropout = None
     return tokenizer
 
 

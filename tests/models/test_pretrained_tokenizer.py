@@ -16,7 +16,7 @@ from olmo_sparsity import measure
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.models.load import load_model, wrap_model
 from olmo_sparsity.models.loaded import identity_of
-from olmo_sparsity.models.pretrained_tokenizer import tokens_before
+from olmo_sparsity.models.pretrained_tokenizer import find_tokenizer, tokens_before
 from tests.support.models import llama
 
 BOS, EOS = ("<s>", 0), ("</s>", 1)
@@ -74,6 +74,17 @@ def test_a_prefix_that_cannot_be_found_is_an_error() -> None:
     changing = SimpleNamespace(encode=lambda _, add_special_tokens: [7 - add_special_tokens])
     with pytest.raises(DataError, match="prefix=auto"):
         tokens_before(changing, "x y")
+
+
+def test_the_dropout_of_a_bpe_is_left_out(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer()
+    tokenizer.model.dropout = 0.5
+    text = " a" * 100
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    for given in (tokenizer, transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)):
+        assert wrap_model(llama(), given).encode([text]) == [[3] * 100]
+    assert find_tokenizer(tmp_path).encode(text).ids[1:-1] == [3] * 100
+    assert tokenizer.model.dropout == 0.5, "the tokenizer that was passed is left as it was"
 
 
 def test_truncation_and_padding_of_the_original_are_left_out(tmp_path: Path) -> None:
