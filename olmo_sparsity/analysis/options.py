@@ -109,22 +109,22 @@ def is_whole_number(value: Any) -> bool:
 
 
 def parse_share(text: str) -> float:
-    """Return the fraction of tokens that the option `share` names: 1.0 for `all`, 0.1 for
-    `top10%`."""
+    """Return the fraction of tokens that the option `share` names: 1.0 for `all`, 0.1 for `top10%`
+    and for `0.1`, which is how help prints the default."""
     if text == "all":
         return 1.0
     percent = re.fullmatch(r"top(.+)%", text)
-    # A text that is no percentage becomes 0, which the range below refuses with the same message.
-    share = 0.0 if percent is None else _fraction(percent[1])
+    # A text that is no number becomes 0, which the range below refuses with the same message.
+    share = _number_or_0(text) if percent is None else _number_or_0(percent[1]) / 100
     if not 0 < share <= 1:
-        raise ConfigError(f"share={text} must be all, or a share such as top10%")
+        raise ConfigError(f"share={text} must be all, or a share such as top10% or 0.1")
     return share
 
 
-def _fraction(percent: str) -> float:
-    """Return a percentage as a fraction: 0.1 for "10". Return 0 if the text is not a number."""
+def _number_or_0(text: str) -> float:
+    """Return the number that a text spells; 0 if it spells none."""
     try:
-        return float(percent) / 100
+        return float(text)
     except ValueError:
         return 0.0
 

@@ -131,7 +131,7 @@ def test_one_value_stands_for_a_list_and_unknown_names_are_refused() -> None:
         build(Settings, {"control": "some"})
     with pytest.raises(ConfigError, match="chat must be true or false, not 'yes'"):
         build(ExplainSettings, {"chat": "yes"})
-    assert (parse_share("all"), parse_share("top10%")) == (1.0, 0.1)
+    assert [parse_share(text) for text in ("all", "top10%", "0.1", "1")] == [1.0, 0.1, 0.1, 1.0]
 
 
 @pytest.mark.parametrize(
