@@ -195,7 +195,9 @@ class MeasurementJob(Job):
         checkpoint: Path | None = measurement.checkpoint
         if measurement.step is None:
             checkpoint = next(iter(list_checkpoints(measurement.model.folder)), None)
-        has_checkpoint = checkpoint is not None and (checkpoint / MANIFEST).is_file()
+        checkpoint_sha256 = None
+        if checkpoint is not None and (checkpoint / MANIFEST).is_file():
+            checkpoint_sha256 = sha256_of(checkpoint / MANIFEST)
         options = {
             key: value for key, value in measurement.options.items() if key not in _WITHOUT_EFFECT
         }
@@ -205,7 +207,7 @@ class MeasurementJob(Job):
             "text": measurement.text,
             "targets": measurement.targets_of,
             "choices": measurement.choices_of,
-            "checkpoint": sha256_of(checkpoint / MANIFEST) if has_checkpoint else None,
+            "checkpoint": checkpoint_sha256,
         }
 
     def _changes(self) -> list[str]:
