@@ -1,7 +1,8 @@
 """Measure which distant tokens the predictions of a language model depend on.
 
     api.py           the functions `explain` and `measure`, with their documentation
-    options.py       their options; interpretation.py: what "only k distant tokens" can mean
+    options.py       their options; request.py: one call; shard.py: the documents of one process;
+                     interpretation.py: what "only k distant tokens" can mean
     measurement/     many documents: targets → units → selectors → recovery, in parts that resume
     explain/         one text: the units of a few targets, checked against unrelated texts
     selectors/       rules that rank distant units

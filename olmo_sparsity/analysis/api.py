@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 from olmo_sparsity.analysis.interpretation import InterpretationName
-from olmo_sparsity.analysis.options import KS, MIN_GAP, Dtype, Request
+from olmo_sparsity.analysis.options import KS, MIN_GAP, Dtype
+from olmo_sparsity.analysis.request import Request
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.renamed import current_keys
 from olmo_sparsity.config.text import Control, SplitAt

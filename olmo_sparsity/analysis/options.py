@@ -1,31 +1,27 @@
 """Declare the options of `explain`, `measure` and `losses`: their types, defaults and ranges.
 
-Options form groups, each a frozen dataclass. A `Request` is one call: its own fields, and the
-groups that it takes.
+Options form groups, each a frozen dataclass:
 
-    MeasureRequest   model, text, …  +  Settings          +  TextOptions  +  ModelOptions
-    ExplainRequest   model, text, …  +  ExplainSettings   +                  ModelOptions
-    LossesRequest    models, text …  +  LossSettings      +                  ModelOptions
+    ModelOptions      how a model is loaded and run    all three
+    TextOptions       how text is read                 `measure`
+    Settings          what is measured                 `measure`
+    ExplainSettings   what is explained                `explain`
+    LossSettings      what is read                     `losses`
 
-A call passes flat keywords, and `Request.of` sorts them:
+    Settings(long=64).short       # 16: a default that depends on another option
+    Settings(long=0).check()      # ConfigError: long=0 must be at least 1
 
-    measure("runs/mine", "text.txt", long=64, field="body", dtype="fp32")
-        MeasureRequest(model="runs/mine", documents="text.txt",
-                       settings=Settings(long=64), reading=TextOptions(field="body"),
-                       loading=ModelOptions(dtype="fp32"))
-
-The command line is derived from these classes. Its help is the text of `option`, or, where there is
-none, the docstring of the function in api.py. This module imports nothing large, as `--help` reads
-it.
+A call passes flat keywords, which request.py sorts into these groups. The command line is derived
+from these classes. Its help is the text of `option`, or, where there is none, the docstring of the
+function in api.py. This module imports nothing large, as `--help` reads it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from olmo_sparsity.analysis.interpretation import (
     Interpretation,
@@ -33,9 +29,8 @@ from olmo_sparsity.analysis.interpretation import (
     interpretation_of,
 )
 from olmo_sparsity.base.errors import ConfigError, check_unset
-from olmo_sparsity.config.build import Schema, validate
-from olmo_sparsity.config.build import build as fill
-from olmo_sparsity.config.schema import option, schema_fields
+from olmo_sparsity.config.build import validate
+from olmo_sparsity.config.schema import option
 from olmo_sparsity.config.text import Control, SplitAt
 from olmo_sparsity.config.windows import LOCAL_OF_DOCUMENTS, Long, default_local, long_window
 
@@ -70,37 +65,6 @@ SELECTORS_OF_STATES = ("add_one_screened", "random")
 """Default selectors, for any window, where distant tokens keep states: a rule and a control. With
 `add_one` in place of the rule a target costs a row for each of its distant units, which may be
 thousands."""
-
-
-class Shard(NamedTuple):
-    """The part of the documents that one of several processes measures, as `--shard` says it. A
-    tuple, as `shard=(0, 4)` may be passed for it.
-
-        Shard(0, 2).of([0, 1, 2, 3, 4, 5, 6])  # [0, 1, 4, 5]
-        Shard(1, 2).of([0, 1, 2, 3, 4, 5, 6])  # [2, 3, 6]
-    """
-
-    shard_index: int = 0
-    """Which of the shards this is, from 0."""
-
-    num_shards: int = 1
-
-    def of(self, numbers: Sequence[int]) -> list[int]:
-        """Return the numbers of those documents that belong to this shard."""
-        # Thresholds are fitted on documents with an even number and used on those with an odd one,
-        # so documents are dealt in pairs, and each shard has some of both.
-        return [number for number in numbers if number // 2 % self.num_shards == self.shard_index]
-
-    def part(self, part_index: int, num_parts: int) -> Shard:
-        """Return one of `num_parts` parts of this shard, for one of the processes that share it."""
-        # The pairs 1, 4, 7, 10, … of shard 1/3 are the pairs 1, 7, … and 4, 10, … of its two parts,
-        # which are the shards 1/6 and 4/6 of all documents.
-        index = self.shard_index + self.num_shards * part_index
-        return Shard(index, self.num_shards * num_parts)
-
-
-ALL_DOCUMENTS = Shard()
-"""The shard of a process that measures alone."""
 
 
 def is_whole_number(value: Any) -> bool:
@@ -403,61 +367,3 @@ class ExplainSettings:
 
         validate(self)
         span_width(self.units)  # raises ConfigError for an unknown kind
-
-
-# --- requests -------------------------------------------------------------------------------------
-
-
-def build(schema: type[Schema], options: Mapping[str, Any]) -> Schema:
-    """Build an options class from keywords. Keywords that it does not have are ignored, as they
-    belong to other groups."""
-    # mypy does not know that `Schema` is a dataclass.
-    names = set[str](schema_fields(schema))
-    return fill(schema, {name: value for name, value in options.items() if name in names})
-
-
-class Request:
-    """One call of a function or command: built and checked once, then handed on unchanged.
-
-    A subclass is a frozen dataclass. It has fields of its own, and groups of options, which are
-    fields with an options class as `default_factory`:
-
-        class LossesRequest(Request):
-            models: tuple[Any, ...]
-            loading: ModelOptions = field(default_factory=ModelOptions)
-
-        LossesRequest.of(models=("runs/mine",), dtype="fp32").loading.dtype  # "fp32"
-    """
-
-    @classmethod
-    def groups(cls) -> dict[str, type]:
-        """Return the options class of each group, by the group's name."""
-        # A subclass of this class is a dataclass, and a factory that is one is a class.
-        factories = {item.name: item.default_factory for item in fields(cls)}  # type: ignore[arg-type]
-        return {name: kind for name, kind in factories.items() if is_dataclass(kind)}  # type: ignore[misc]
-
-    @classmethod
-    def names(cls) -> set[str]:
-        """Return the keywords that `of` accepts: its own fields, and all options of its groups."""
-        groups = cls.groups()
-        names = {item.name for item in fields(cls)} - groups.keys()  # type: ignore[arg-type]
-        return names.union(*map(schema_fields, groups.values()))
-
-    @classmethod
-    def of(cls, **options: Any) -> Self:
-        """Build a request from flat keywords: sort them into fields and groups, and check them."""
-        unknown = options.keys() - cls.names()
-        if unknown:
-            raise TypeError(f"{cls.__name__} has no option {', '.join(sorted(unknown))}")
-        groups: dict[str, Any] = {}
-        grouped: set[str] = set()
-        for name, kind in cls.groups().items():
-            groups[name] = build(kind, options)
-            grouped.update(schema_fields(kind))
-        ungrouped = {name: value for name, value in options.items() if name not in grouped}
-        return cls(**ungrouped, **groups).checked()
-
-    def checked(self) -> Self:
-        """Return the request, complete and checked; ConfigError if options are wrong or exclude
-        each other."""
-        return self

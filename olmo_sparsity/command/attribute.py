@@ -17,7 +17,8 @@ from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from olmo_sparsity.analysis.options import ModelOptions, build
+from olmo_sparsity.analysis.options import ModelOptions
+from olmo_sparsity.analysis.request import build
 from olmo_sparsity.base.errors import ConfigError, naming, printable
 from olmo_sparsity.base.path_options import check_read_often, check_suffix
 from olmo_sparsity.base.progress import say

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 
-from olmo_sparsity.analysis.options import ALL_DOCUMENTS, Shard
+from olmo_sparsity.analysis.shard import ALL_DOCUMENTS, Shard
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.launch import read_launch
 

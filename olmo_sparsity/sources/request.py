@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from olmo_sparsity.analysis.options import ModelOptions, Request
+from olmo_sparsity.analysis.options import ModelOptions
+from olmo_sparsity.analysis.request import Request
 from olmo_sparsity.base.errors import ConfigError, check_unset
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.sources.options import ServerOptions, SourceSettings

@@ -20,9 +20,9 @@ from olmo_sparsity.analysis.options import (
     ModelOptions,
     Settings,
     TextOptions,
-    build,
     parse_share,
 )
+from olmo_sparsity.analysis.request import build
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.command.arguments import build_parser
 from olmo_sparsity.command.cli import main

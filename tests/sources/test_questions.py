@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 from olmo_sparsity import Answer, attribute, check
-from olmo_sparsity.analysis.options import ModelOptions, build
+from olmo_sparsity.analysis.options import ModelOptions
+from olmo_sparsity.analysis.request import build
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.command.cli import main

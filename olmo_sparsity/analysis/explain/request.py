@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from olmo_sparsity.analysis.measurement.at import At
-from olmo_sparsity.analysis.options import ExplainSettings, ModelOptions, Request
+from olmo_sparsity.analysis.options import ExplainSettings, ModelOptions
+from olmo_sparsity.analysis.request import Request
 from olmo_sparsity.analysis.selectors.influence import find_selector
 from olmo_sparsity.base.errors import ConfigError, check_encodable
 

@@ -19,11 +19,11 @@ from olmo_sparsity.analysis.measurement.expected_targets import ExpectedTargets
 from olmo_sparsity.analysis.measurement.machine import Machine
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.trial import Trial
-from olmo_sparsity.analysis.options import Shard
 from olmo_sparsity.analysis.results.meta import InductionCheck
 from olmo_sparsity.analysis.results.notes import describe_induction
 from olmo_sparsity.analysis.results.view import num_of
 from olmo_sparsity.analysis.scoring.induction import passages_of
+from olmo_sparsity.analysis.shard import Shard
 from olmo_sparsity.base.devices import peak_memory_gib
 from olmo_sparsity.base.progress import format_duration
 from olmo_sparsity.text.documents import Documents

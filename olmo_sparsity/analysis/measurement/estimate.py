@@ -25,8 +25,8 @@ from olmo_sparsity.analysis.measurement.expected_targets import expect_targets
 from olmo_sparsity.analysis.measurement.machine import machine_of_speed
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.trial import Trial, speed_of_targets
-from olmo_sparsity.analysis.options import ALL_DOCUMENTS, Shard
 from olmo_sparsity.analysis.scoring.cost import Cost
+from olmo_sparsity.analysis.shard import ALL_DOCUMENTS, Shard
 from olmo_sparsity.models.loaded import using
 
 

@@ -33,11 +33,11 @@ from olmo_sparsity.analysis.measurement.planning import make_plan
 from olmo_sparsity.analysis.measurement.request import MeasureRequest
 from olmo_sparsity.analysis.measurement.sharing import wait_for_documents, work_on_documents
 from olmo_sparsity.analysis.measurement.summing_up import check_any_target, sum_up
-from olmo_sparsity.analysis.options import ALL_DOCUMENTS, Shard
 from olmo_sparsity.analysis.results.notes import describe_induction, describe_sink
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.stored_results import FILES, read_results
 from olmo_sparsity.analysis.results.target_rows import half_of
+from olmo_sparsity.analysis.shard import ALL_DOCUMENTS, Shard
 from olmo_sparsity.base.devices import device_name
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.launch import Launch, read_launch

@@ -20,17 +20,16 @@ from typing import Any, Self
 
 from olmo_sparsity.analysis.measurement.at import At
 from olmo_sparsity.analysis.options import (
-    ALL_DOCUMENTS,
     QUICK,
     SELECTION_SETTINGS,
     ModelOptions,
-    Request,
     Settings,
-    Shard,
     TextOptions,
 )
+from olmo_sparsity.analysis.request import Request
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.selectors.influence import find_selector
+from olmo_sparsity.analysis.shard import ALL_DOCUMENTS, Shard
 from olmo_sparsity.base.errors import ConfigError, check_type
 from olmo_sparsity.base.path_options import path_of
 from olmo_sparsity.text.documents import Documents

@@ -31,7 +31,8 @@ import pandas as pd
 from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.measurement.reading import load
-from olmo_sparsity.analysis.options import LossSettings, ModelOptions, Request
+from olmo_sparsity.analysis.options import LossSettings, ModelOptions
+from olmo_sparsity.analysis.request import Request
 from olmo_sparsity.analysis.results.losses_by_place import COLUMNS, LossesByPlace
 from olmo_sparsity.analysis.scoring.checkpoints import CheckpointToRead, list_checkpoints
 from olmo_sparsity.analysis.scoring.logprobs import logprobs_of

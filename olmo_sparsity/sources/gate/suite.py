@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from olmo_sparsity.analysis.measurement.reading import load
-from olmo_sparsity.analysis.options import ModelOptions, build
+from olmo_sparsity.analysis.options import ModelOptions
+from olmo_sparsity.analysis.request import build
 from olmo_sparsity.base.errors import ConfigError, check_type
 from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.base.path_options import path_of

@@ -1,0 +1,82 @@
+"""Hold one call of a function or command, built from flat keywords and checked once.
+
+    measure("runs/mine", "text.txt", long=64, field="body", dtype="fp32")
+        → MeasureRequest.of(model="runs/mine", documents="text.txt", long=64, field="body", …)
+        → MeasureRequest(model="runs/mine", documents="text.txt",
+                         settings=Settings(long=64), reading=TextOptions(field="body"),
+                         loading=ModelOptions(dtype="fp32"))
+
+A request has fields of its own, and groups of options (options.py), which several requests share:
+
+    MeasureRequest     model, text, …  +  Settings         +  TextOptions  +  ModelOptions
+    ExplainRequest     model, text, …  +  ExplainSettings  +                  ModelOptions
+    LossesRequest      models, text …  +  LossSettings     +                  ModelOptions
+    AttributeRequest   is in sources/request.py
+
+This module imports nothing large, as `--help` reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Self
+
+from olmo_sparsity.config.build import Schema
+from olmo_sparsity.config.build import build as fill
+from olmo_sparsity.config.schema import schema_fields
+
+
+class Request:
+    """One call of a function or command: built and checked once, then handed on unchanged.
+
+    A subclass is a frozen dataclass. It has fields of its own, and groups of options, which are
+    fields with an options class as `default_factory`:
+
+        class LossesRequest(Request):
+            models: tuple[Any, ...]
+            loading: ModelOptions = field(default_factory=ModelOptions)
+
+        LossesRequest.of(models=("runs/mine",), dtype="fp32").loading.dtype  # "fp32"
+    """
+
+    @classmethod
+    def groups(cls) -> dict[str, type]:
+        """Return the options class of each group, by the group's name."""
+        # A subclass of this class is a dataclass, and a factory that is one is a class.
+        factories = {item.name: item.default_factory for item in fields(cls)}  # type: ignore[arg-type]
+        return {name: kind for name, kind in factories.items() if is_dataclass(kind)}  # type: ignore[misc]
+
+    @classmethod
+    def names(cls) -> set[str]:
+        """Return the keywords that `of` accepts: its own fields, and all options of its groups."""
+        groups = cls.groups()
+        names = {item.name for item in fields(cls)} - groups.keys()  # type: ignore[arg-type]
+        return names.union(*map(schema_fields, groups.values()))
+
+    @classmethod
+    def of(cls, **options: Any) -> Self:
+        """Build a request from flat keywords: sort them into fields and groups, and check them."""
+        unknown = options.keys() - cls.names()
+        if unknown:
+            raise TypeError(f"{cls.__name__} has no option {', '.join(sorted(unknown))}")
+        groups: dict[str, Any] = {}
+        grouped: set[str] = set()
+        for name, kind in cls.groups().items():
+            groups[name] = build(kind, options)
+            grouped.update(schema_fields(kind))
+        ungrouped = {name: value for name, value in options.items() if name not in grouped}
+        return cls(**ungrouped, **groups).checked()
+
+    def checked(self) -> Self:
+        """Return the request, complete and checked; ConfigError if options are wrong or exclude
+        each other."""
+        return self
+
+
+def build(schema: type[Schema], options: Mapping[str, Any]) -> Schema:
+    """Build an options class from keywords. Keywords that it does not have are ignored, as they
+    belong to other groups."""
+    # mypy does not know that `Schema` is a dataclass.
+    names = set[str](schema_fields(schema))
+    return fill(schema, {name: value for name, value in options.items() if name in names})
