@@ -30,9 +30,18 @@ from olmo_sparsity.base.launch import EXIT_STOPPED
 from olmo_sparsity.command.streams import ReaderHasLeft
 
 EXIT_DEFECT = 1
+"""The exit code after an error of ours, as Python has it after an exception."""
+
 EXIT_BAD_INPUT = 2
+"""The exit code after an error that the user can fix, as argparse has it after a wrong option."""
+
 EXIT_INTERRUPTED = 130
+"""The exit code of a stopped command that keeps nothing: 128 + 2, the number of SIGINT, as shells
+have it."""
+
 EXIT_BROKEN_PIPE = 141
+"""The exit code where nobody reads the output any more: 128 + 13, the number of SIGPIPE, as shells
+have it."""
 
 
 def print_error(message: str, code: int = EXIT_BAD_INPUT) -> int:

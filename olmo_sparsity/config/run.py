@@ -4,9 +4,8 @@
     save_config(config, "runs/mine/config.yaml")
     config = load_saved_config("runs/mine/config.yaml")
 
-Types and ranges are checked by the schema, and rules between settings by rules.py.
-
-Place in the flow: YAML → **a checked config** → everything else. Nothing is read or built before.
+Types and ranges are checked by the schema, and rules between settings by rules.py. So whoever gets
+a `RunConfig` from here can rely on it; no text is read and no model is built before.
 """
 
 from __future__ import annotations

@@ -79,19 +79,20 @@ def open_documents(
         # A record of a corpus has the target as its text.
         field = pair.target
         prompt_field = pair.prompt
+    # Fields of `CorpusConfig`; which input it is follows from the text.
     corpus_options: dict[str, Any] = {
         "field": field,
         "split_at": split_at,
         "group_field": group_field,
         "prompt_field": prompt_field,
     }
-
-    # The text is either tokenized already, in a prepared folder, or it is read and tokenized.
     run = _run_of(model)
     if isinstance(text, os.PathLike):
         text = os.fspath(text)
     selection = Selection(limit, min_tokens or 0)
     tally = Tally()
+
+    # The text is either tokenized already, in a prepared folder, or it is read and tokenized.
     heldout = _find_heldout(text, run, model.name)
     if heldout is not None:
         name = f"held-out documents of {heldout.folder}"
@@ -106,9 +107,7 @@ def open_documents(
         )
 
     if not documents:
-        of_length = f" of {min_tokens:,} tokens or more" if min_tokens else ""
-        left_out = f": left out {tally.describe()}" if tally.left_out else ""
-        raise DataError(f"{name} holds no documents{of_length}{left_out}")
+        raise _no_documents(name, min_tokens, tally)
     num_training = tally.left_out.get(TRAINED_ON, 0)
     return Documents(name, documents, num_training, grouped_by=group_field or "")
 
@@ -146,6 +145,13 @@ def _fields_of_pairs(
             f"and {field=} must be left out"
         )
     return _FieldsOfPair(prompt=prompt_field, target=target_field)
+
+
+def _no_documents(name: str, min_tokens: int | None, tally: Tally) -> DataError:
+    """Return the error for an input without documents, with what was left out of it."""
+    of_length = f" of {min_tokens:,} tokens or more" if min_tokens else ""
+    left_out = f": left out {tally.describe()}" if tally.left_out else ""
+    return DataError(f"{name} holds no documents{of_length}{left_out}")
 
 
 def open_text(text: str, field: str = "text") -> Iterator[TextRecord]:
