@@ -74,17 +74,15 @@ def open_documents(
     _check_limit(limit)
     if split_at not in get_args(SplitAt):
         raise ConfigError(f"{split_at=} is none of {', '.join(get_args(SplitAt))}")
+    fields = _RecordFields(text=field, prompt=None)
     if prompt_field is not None or target_field is not None:
-        pair = _fields_of_pairs(field, prompt_field, target_field)
-        # A record of a corpus has the target as its text.
-        field = pair.target
-        prompt_field = pair.prompt
+        fields = _fields_of_pairs(field, prompt_field, target_field)
     # Fields of `CorpusConfig`; which input it is follows from the text.
     corpus_options: dict[str, Any] = {
-        "field": field,
+        "field": fields.text,
         "split_at": split_at,
         "group_field": group_field,
-        "prompt_field": prompt_field,
+        "prompt_field": fields.prompt,
     }
     run = _run_of(model)
     if isinstance(text, os.PathLike):
@@ -125,16 +123,19 @@ def _check_limit(limit: int | None) -> None:
 
 
 @dataclass(frozen=True)
-class _FieldsOfPair:
-    """The fields of a record with a prompt and a target."""
+class _RecordFields:
+    """The fields of a record that are read, besides that of its group."""
 
-    prompt: str
-    target: str
+    text: str
+    """The field with the text; of a prompt and a target, that of the target."""
+
+    prompt: str | None
+    """The field with the prompt; None if records have none."""
 
 
 def _fields_of_pairs(
     field: str, prompt_field: str | None, target_field: str | None
-) -> _FieldsOfPair:
+) -> _RecordFields:
     """Return the fields of the prompt and of the target, "prompt" and "target" by default. Raise
     ConfigError if they are the same, or if `field` names a third one."""
     prompt_field = prompt_field or "prompt"
@@ -144,7 +145,7 @@ def _fields_of_pairs(
             f"{prompt_field=} and {target_field=} must name two different fields of a record, "
             f"and {field=} must be left out"
         )
-    return _FieldsOfPair(prompt=prompt_field, target=target_field)
+    return _RecordFields(text=target_field, prompt=prompt_field)
 
 
 def _no_documents(name: str, min_tokens: int | None, tally: Tally) -> DataError:
