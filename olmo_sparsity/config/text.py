@@ -170,16 +170,16 @@ class DataConfig:
     """SHA-256 of the transform's file. A run sets it at its start, and does not resume if the file
     has changed."""
 
-    def parts(self) -> dict[str, DataConfig]:
+    def configs_by_corpus(self) -> dict[str, DataConfig]:
         """Return the config of each of several corpora by itself, by name. Each has a folder of its
         own, below the common one. The result is empty for a single corpus."""
-        parts = {}
+        configs = {}
         for corpus in self.corpora:
             folder = f"{self.folder}/{corpus.name}"
-            parts[str(corpus.name)] = replace(
+            configs[str(corpus.name)] = replace(
                 self, folder=folder, corpus=corpus.alone(), corpora=[]
             )
-        return parts
+        return configs
 
     @property
     def weights(self) -> dict[str, float]:

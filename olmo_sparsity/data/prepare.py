@@ -62,7 +62,7 @@ def prepare(data: DataConfig, shard: tuple[int, int] = (0, 1)) -> Manifest | Non
 def _prepare_corpora(data: DataConfig, share: Share) -> Manifest | None:
     """Prepare each of several corpora in a folder of its own, with one tokenizer. Return the last
     manifest; None if other processes have files left."""
-    corpora = data.parts()
+    corpora = data.configs_by_corpus()
     if share != WHOLE:
         for corpus in corpora.values():
             # Otherwise the last corpus would be rejected after hours, when its turn comes.
@@ -109,7 +109,7 @@ def _prepare_corpus(
 def is_prepared(data: DataConfig) -> bool:
     """Return whether every corpus has a complete manifest. Its settings are not compared here;
     `train` does that."""
-    corpora = list(data.parts().values()) or [data]
+    corpora = list(data.configs_by_corpus().values()) or [data]
     return all(is_finished(corpus) for corpus in corpora)
 
 
@@ -117,7 +117,7 @@ def check_same_settings(data: DataConfig) -> None:
     """Raise if a config names another text than the shards in its folder hold, such as another
     tokenizer."""
     if data.corpora:
-        for corpus in data.parts().values():
+        for corpus in data.configs_by_corpus().values():
             check_same_settings(corpus)
         return
     manifest = Manifest.load(Path(data.folder))

@@ -186,7 +186,7 @@ def open_shards(
     own_share = None if share is None else Share(*share)
     if not data.corpora:
         return _open_corpus(data, split, own_share)
-    corpora = data.parts()
+    corpora = data.configs_by_corpus()
     return _join_corpora(
         {name: _open_corpus(corpus, split, own_share) for name, corpus in corpora.items()}
     )
