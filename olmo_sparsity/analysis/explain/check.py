@@ -70,6 +70,7 @@ class Check:
     def num_beyond(self) -> int:
         """Return how many targets depend on their own units: distant tokens reduce their losses,
         and these units by more than those of any unrelated text."""
+        # Own units that raise the loss may still be better than those of unrelated texts.
         is_reduced = (self.table.gap > 0) & (self.table.own > 0)
         return int((is_reduced & (self.table.better == 0)).sum())
 

@@ -117,6 +117,7 @@ class ExplainedText:
         first_draw = recovery[recovery.draw == 0]
         num_chosen = first_draw.groupby("target").num_tokens.max()
         num_distant = np.array([self._num_distant(target) for target in num_chosen.index])
+        # With all distant tokens, the loss is that of the long window whatever the ranking.
         num_with_all = int((num_chosen.to_numpy() >= num_distant).sum())
         if not num_with_all:
             return ""

@@ -55,6 +55,8 @@ class EncodedPrompt:
             settings: `chat` and `max_new_tokens` are read.
         """
         closing_ids: list[int] = []
+        # What a chat template writes before the prompt is the prefix of all windows, so that also
+        # the local window alone begins as a conversation does.
         if settings.chat:
             ids = chat_ids(model, prompt)
             prefix_ids = ids.before
@@ -69,6 +71,7 @@ class EncodedPrompt:
             max_tokens = settings.max_new_tokens or NEW_TOKENS
             answer_ids = generate(model, [*prefix_ids, *prompt_ids], max_tokens)
         else:
+            # As a continuation: some tokenizers put a space before a text of its own.
             answer_ids = model.encode([target], follow=True)[0]
         if not answer_ids:
             raise DataError("the target is empty, or the model generated nothing; pass target=")

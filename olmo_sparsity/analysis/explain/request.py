@@ -42,9 +42,12 @@ class ExplainRequest(Request):
         """Return the request. Raise ConfigError if options are wrong or exclude each other."""
         settings = self.settings
         settings.check()
+        # An unknown selector, and one that needs states where there are none, are errors before the
+        # model is read.
         find_selector(settings.selector, settings.interpretation)
         self._check_text_or_prompt()
         self._check_strings()
+        # A chat template writes its own prefix.
         if settings.chat and self.loading.prefix != "auto":
             raise ConfigError(f"prefix={self.loading.prefix} cannot be combined with chat=True")
         return self
@@ -79,5 +82,6 @@ class ExplainRequest(Request):
         for name, words in (("text", text), ("prompt", self.prompt), ("target", self.target)):
             if isinstance(words, str):
                 check_encodable(words, name)
+        # Otherwise the name itself would be explained.
         if isinstance(text, str) and os.path.isfile(text):
             raise ConfigError(f"text={text} is a file name; pass Path('{text}') or its text")

@@ -88,6 +88,7 @@ def _notes_on_model(results: Results) -> str:
         return note("Whether this model can copy from its context was not measured.", is_good=False)
     interpretation = interpretation_of(results.meta.windows["distant_states"])
     first, *others = describe_induction(check, interpretation).splitlines()
+    # A terminal has it in indented lines, the page in one paragraph.
     why = " ".join(line.strip() for line in others)
     notes = note(sentence(first), why, is_good=bool(check["has_induction"]))
     warning = describe_sink(results.meta.sink)

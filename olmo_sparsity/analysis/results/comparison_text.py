@@ -90,6 +90,7 @@ def _describe_gap_difference(table: pd.DataFrame) -> str:
     """Return a line with the difference of the mean gap, which is the same in each row."""
     row = table.iloc[0]
     ends = (row.mean_gap_low, row.mean_gap_high)
+    # Over all tokens, most of which need no distant text, so that it is small.
     difference = with_interval(row.mean_gap, *ends, digits=3)
     return f"L_short - L_long, mean of all measured tokens: {difference} nats a token"
 
@@ -97,6 +98,7 @@ def _describe_gap_difference(table: pd.DataFrame) -> str:
 def _describe_intervals_of_comparison(table: pd.DataFrame, transfers: bool) -> list[str]:
     """Return lines below the table: why the intervals of marked rows are doubtful or missing, and
     how intervals are computed."""
+    # Each remark once, although it may be of several rows.
     remarks = dict.fromkeys(remark for remark in table.remark if remark)
     lines = [f"  *: {remark}" for remark in remarks]
     has_few = has_few_targets(table) | has_few_targets(table, "placebo")
@@ -106,6 +108,7 @@ def _describe_intervals_of_comparison(table: pd.DataFrame, transfers: bool) -> l
         return lines
     intervals = f"intervals: {BOOTSTRAP}"
     has_students_t = False
+    # Only intervals of net excess are stretched, and a table of `transfer` has none.
     if not transfers:
         with_net = table.net_nats.notna()
         fewest_documents = table.loc[with_net, _counts_of_documents(table)].min(axis=None)

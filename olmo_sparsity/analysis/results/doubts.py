@@ -51,6 +51,7 @@ def describe_few(row: Any, has_net: bool) -> str:
         row: A row of the summary, or of a comparison.
         has_net: Whether net excess is shown, so that placebo targets must be enough, too.
     """
+    # `has_few_targets` takes a table, and a row may be a dict or a Series.
     frame = pd.DataFrame([row])
     if has_few_targets(frame).any():
         documents = num_of(row["num_documents"], "document")
@@ -86,6 +87,7 @@ def describe_missing_placebo(row: Any, is_transfer: bool) -> str:
         row: A row of the summary.
         is_transfer: Whether another model ranked the units, so that no placebo is needed.
     """
+    # Luck with the loss of one model is no luck with that of another.
     needs_placebo = row["target_set"] in SETS_BY_OUTCOME and not is_transfer
     if needs_placebo and row.get("num_placebo_targets") == 0:
         return "no placebo targets, so no net excess"

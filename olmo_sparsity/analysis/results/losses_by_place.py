@@ -83,6 +83,7 @@ class LossesByPlace:
     @cached_property
     def checkpoints(self) -> list[Checkpoint]:
         """Return all checkpoints, in the order in which they were measured."""
+        # `drop_duplicates` keeps the order of the rows.
         pairs = self.rows[["model", "step"]].drop_duplicates()
         return [Checkpoint(*pair) for pair in pairs.itertuples(index=False, name=None)]
 

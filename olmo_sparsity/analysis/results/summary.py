@@ -117,8 +117,8 @@ def _format_groups(results: Results, first: pd.Series) -> list[str]:
         )
         # A row of one document is about this document: its parts are then the sample.
         is_one_document = set(documents) <= set(results.parts.get(name, ()))
-        parts = None if is_one_document else results.parts
-        rows = summarize(losses, targets, recovery, parts)
+        split_documents = None if is_one_document else results.parts
+        rows = summarize(losses, targets, recovery, split_documents)
         if len(rows):
             rows = rows[(rows[GROUPS] == first[GROUPS]).all(axis=1)]
         if not len(rows) or describe_few(rows.iloc[0], has_net=False):

@@ -232,6 +232,7 @@ def to_json_value(value: Any) -> Any:
         return to_json_value(value.tolist())
     if isinstance(value, list | tuple):
         return [to_json_value(item) for item in value]
+    # `json` would write NaN, which other readers of JSON refuse.
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, Path) else value

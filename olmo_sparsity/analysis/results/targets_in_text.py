@@ -108,6 +108,7 @@ def word_around(texts: Sequence[str], first: int, end: int) -> str:
         return quoted(text)
     text_before = "".join(texts[max(0, first - REACH) : first])
     text_after = "".join(texts[end : end + REACH])
+    # A token that begins with a space begins a word.
     if not text[0].isspace():
         beginning_of_word = re.sub(r".*[^\w'’]", "", text_before, flags=re.DOTALL)
         text = beginning_of_word + text
@@ -159,6 +160,7 @@ def _brightness_of_tokens(num_tokens: int, distant: pd.DataFrame) -> np.ndarray:
     brightness = np.zeros(num_tokens)
     strongest = distant.groupby("target").nats.max()
     for unit in distant.itertuples():
+        # Units that raise the loss are not highlighted. Where all do, nothing is divided by 0.
         fraction = max(0.0, unit.nats) / max(strongest[unit.target], 1e-9)
         # A token may be in units of several targets.
         brightness[unit.first : unit.end] = np.maximum(brightness[unit.first : unit.end], fraction)

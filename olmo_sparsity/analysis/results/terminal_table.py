@@ -61,6 +61,8 @@ def _format_rows(rows: pd.DataFrame, has_placebo: bool, header: bool) -> list[st
     """Return a line for each row of the table.
 
     Args:
+        rows: Rows of the summary, of one target set.
+        has_placebo: Whether net excess is shown.
         header: Whether a line of headings precedes them.
     """
     shown_columns = terminal_columns(has_placebo)
@@ -72,10 +74,11 @@ def _format_rows(rows: pd.DataFrame, has_placebo: bool, header: bool) -> list[st
         lines.append(f"{'selector':<16} {'units':<8}{'k':>3}{headings}")
 
     cells_by_column = [_format_cells(rows, shown) for shown in shown_columns]
-    for row_number, row in enumerate(rows.itertuples()):
+    for row_index, row in enumerate(rows.itertuples()):
         values = ""
         for (_, display), cells in zip(shown_columns, cells_by_column, strict=True):
-            values += f"  {cells[row_number]:>{display.width}}"
+            values += f"  {cells[row_index]:>{display.width}}"
+        # Explained by a line of `format_summary`.
         mark = "*" if getattr(row, "share_all", 0.0) > 0 else ""
         lines.append(f"{row.selector:<16} {row.units:<8}{f'{mark}{row.k}':>3}{values}")
     return lines

@@ -53,6 +53,8 @@ def list_checkpoints(model: Any) -> list[CheckpointToRead]:
         return [CheckpointToRead("model", NO_STEP, model)]
     path = Path(model)
     name = str(model)
+    # Runs of this project's training package are recognized by its loader, which this package finds
+    # by an entry point, as it must not import training.
     folders: list[Path] = []
     for loader in run_loaders():
         folders += loader.checkpoints(path)

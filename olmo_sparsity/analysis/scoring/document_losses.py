@@ -50,6 +50,7 @@ def context_losses(
     blocks = list(windows.blocks(document.tokens) if blocks is None else blocks)
     if not blocks:
         return pd.DataFrame(columns=["target", "token_id", "loss_short", "loss_long"], dtype=float)
+    # The same blocks, with another document's text as distant text.
     placebo_blocks = None
     if controls is not None:
         placebo_blocks = [

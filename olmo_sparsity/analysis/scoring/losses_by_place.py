@@ -89,6 +89,7 @@ class LossesRequest(Request):
         if self.out is not None:
             path_of("out", self.out)
         has_model_in_memory = any(not isinstance(model, str | Path) for model in self.models)
+        # It has no name that tells it from another, and no files that tell whether it has changed.
         if has_model_in_memory and (self.out is not None or len(self.models) > 1):
             raise ConfigError("a model in memory is read alone, without out; save it to compare it")
         names = [str(model) for model in self.models]
@@ -193,6 +194,7 @@ def _open_text(request: LossesRequest, first_model: LoadedModel) -> _EncodedText
         documents = open_documents(
             text, first_model, max_documents, field=request.field, min_tokens=length
         )
+    # Documents that a user opened may be shorter, and more than `documents` says.
     long_enough = (document for document in documents if len(document.tokens) >= length)
     items = [
         replace(document, tokens=document.tokens[:length], number=number)
@@ -307,6 +309,7 @@ def _prompt_of(tokens: np.ndarray, prefix: tuple[int, ...]) -> Prompt:
     ids = np.asarray(tokens, np.int64)
     if prefix:
         return Prompt(np.array(prefix, np.int64), ids)
+    # A prompt needs a token before its continuation, so the first token is not scored.
     return Prompt(ids[:1], ids[1:])
 
 
@@ -322,6 +325,7 @@ def _sum_by_place(nll_DT: np.ndarray, length: int) -> list[dict[str, Any]]:
     rows = []
     for number, nll_T in enumerate(nll_DT):
         for first, end in pairwise(place_edges(length)):
+            # The loss of place p is at index p − num_skipped.
             losses = nll_T[max(first - num_skipped, 0) : end - num_skipped]
             rows.append(
                 {
