@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from olmo_sparsity.base.errors import ConfigError, DataError, check_type
+from olmo_sparsity.base.launch import read_launch
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.text import CorpusConfig, SplitAt
 from olmo_sparsity.text.corpus import good_documents, is_heldout, list_inputs, read_records
 from olmo_sparsity.text.documents import Document, Documents
@@ -106,8 +108,25 @@ def open_documents(
 
     if not documents:
         raise _no_documents(name, min_tokens, tally)
+    if group_field is not None:
+        _check_groups(name, group_field, {document.group for document in documents})
     num_training = tally.left_out.get(TRAINED_ON, 0)
     return Documents(name, documents, num_training, grouped_by=group_field or "")
+
+
+def _check_groups(name: str, group_field: str, groups: set[str]) -> None:
+    """Print a line if the group field has no effect. Raise DataError if it makes two groups of one
+    number: the unrelated text of a document could then be of its own group."""
+    is_first_process = read_launch().rank == 0
+    if groups == {""} and is_first_process:
+        say(f"{name}: {group_field} is empty in all documents, so that each is a group of its own")
+    for group in sorted(groups):
+        whole_number = group.removesuffix(".0")
+        if whole_number != group and whole_number in groups:
+            raise DataError(
+                f"{name}: group_field={group_field} is {whole_number} in some documents and "
+                f"{group} in others, which would be two groups; write the numbers alike"
+            )
 
 
 def _check_limit(limit: int | None) -> None:

@@ -482,3 +482,19 @@ def test_a_mistyped_path_is_not_looked_up_on_the_hub(model: LoadedModel, text: s
     Path("texts").mkdir()
     with pytest.raises(ConfigError, match=rf"text={text} does not exist.* pass hub:{text} for"):
         open_documents(text, model)
+
+
+def test_a_group_field_that_is_empty_in_all_documents_is_said(
+    model: Any, capfd: pytest.CaptureFixture
+) -> None:
+    rows = [{"text": f"ab cd {number}", "by": by} for number, by in enumerate([None, "", " "])]
+    open_documents(rows, model, group_field="by")
+    assert "list: by is empty in all documents" in capfd.readouterr().err
+    open_documents([*rows, {"text": "ef", "by": "Ada"}], model, group_field="by")
+    assert "is empty" not in capfd.readouterr().err
+
+
+def test_one_number_written_in_two_ways_makes_no_two_groups(model: Any) -> None:
+    rows = [{"text": f"ab cd {number}", "by": by} for number, by in enumerate([1, 2, 1.0])]
+    with pytest.raises(DataError, match=r"by is 1 in some documents and 1\.0 in others"):
+        open_documents(rows, model, group_field="by")
