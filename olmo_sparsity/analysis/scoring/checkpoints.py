@@ -34,11 +34,17 @@ class CheckpointToRead:
 
     @property
     def files(self) -> str:
-        """Return names and times of the checkpoint's files, as a text that differs when they do. A
-        checkpoint may be one file."""
+        """Return names, sizes and times of the checkpoint's files, as a text that differs when they
+        do. A checkpoint may be one file."""
         path = Path(self.model)
         files = [path] if path.is_file() else sorted(path.glob("*"))
-        return repr([(file.name, file.stat().st_mtime_ns) for file in files])
+        signs = []
+        for file in files:
+            status = file.stat()
+            # A copy may keep the time of modification of its original (`cp -p`), but not that of
+            # the last change of its entry.
+            signs.append((file.name, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+        return repr(signs)
 
 
 def list_checkpoints(model: Any) -> list[CheckpointToRead]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,24 @@ def test_models_of_different_tokenizers_are_not_compared(trained: Path, tmp_path
     make_tokenizer().save_pretrained(other)
     with pytest.raises(DataError, match="another tokenizer"):
         losses_by_place([trained, other], length=16, documents=8)
+
+
+def test_losses_are_not_those_of_a_model_that_another_one_has_replaced(tmp_path: Path) -> None:
+    """Also if its file has the same size, and the time of modification of the first."""
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    tables = []
+    for seed in (0, 1):
+        model = make_model()
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.normal_(std=0.3)
+        model.save_pretrained(tmp_path / "model")
+        for file in (tmp_path / "model").iterdir():
+            os.utime(file, (1000, 1000))
+        options = {"text": make_texts(), "length": LENGTH, "documents": 8}
+        tables.append(losses_by_place(tmp_path / "model", **options, out=tmp_path / "out").table)
+    assert (tables[0].loss - tables[1].loss).abs().max() > 1e-2
 
 
 def test_a_run_and_its_export_have_one_tokenizer(trained: Path, tmp_path: Path) -> None:
