@@ -8,7 +8,7 @@ restore ─> find_origin             the state, weights and moments to begin wit
         ─> fill_model              or `source_of_weights`, for an engine that takes them one by one
         ─> build_engine
         ─> load_moments            of the optimizer
-        ─> describe_start          the log, environment.json
+        ─> report_start            the log, environment.json
 """
 
 from __future__ import annotations
@@ -53,6 +53,13 @@ class Restored(NamedTuple):
     """The engine, whose model and optimizer are filled."""
 
 
+class NamedWeights(NamedTuple):
+    """Weights, and what messages call them."""
+
+    tensors: Mapping[str, Tensor]
+    name: str
+
+
 @dataclass(frozen=True)
 class Origin:
     """The checkpoint that a run goes on from, or the weights of another model with which it begins
@@ -63,11 +70,8 @@ class Origin:
     checkpoint: Path | None = None
     """A checkpoint of the run or of its trunk, which also holds the state of the optimizer."""
 
-    weights: Mapping[str, Tensor] | None = None
+    weights: NamedWeights | None = None
     """The weights to begin with. None: those of a new model."""
-
-    name_of_weights: str = ""
-    """Names the weights in messages."""
 
     log_line: str = ""
     """Says in the log where the run goes on."""
@@ -116,15 +120,72 @@ def restore(
     )
     with processes.raising_together():
         load_moments(engine, origin)
-    describe_start(config, engine, origin, num_parameters, report)
+    report_start(config, engine, origin, num_parameters, report)
     return Restored(origin.state, engine)
+
+
+def find_origin(
+    config: RunConfig, settings: Flat, latest: Path | None, data_fingerprint: str
+) -> Origin:
+    """Return what a run goes on from: its checkpoint if there is one, else `init_from`. Raise
+    ConfigError if it cannot."""
+    if latest is not None:
+        state = TrainerState.read(latest)
+        check_checkpoint(latest, state, config, settings, data_fingerprint)
+        saved_model = load_checkpoint_config(latest).model
+        # RoPE may differ from the checkpoint's, in a branch or where a stage begins.
+        changes = describe_changes(saved_model, config.at(state.step + 1).model)
+        return Origin(
+            state,
+            checkpoint=latest,
+            weights=NamedWeights(StoredWeights(latest / WEIGHTS), name=str(latest / WEIGHTS)),
+            log_line=f"resuming from {latest}{changes}",
+        )
+    state = TrainerState(step=0, tokens=0, data_fingerprint=data_fingerprint)
+    if config.init_from is None:
+        return Origin(state)
+    model = config.at(1).model
+    weights = NamedWeights(import_weights(config.init_from, model), name=config.init_from)
+    changes = describe_changes(ModelConfig(**config_of(config.init_from)), model)
+    return Origin(
+        state,
+        weights=weights,
+        log_line=f"starting from the weights of {config.init_from}{changes}",
+    )
+
+
+def check_checkpoint(
+    latest: Path, state: TrainerState, config: RunConfig, settings: Flat, data_fingerprint: str
+) -> None:
+    """Raise ConfigError or DataError if a run with these settings cannot go on from a checkpoint.
+
+    Args:
+        state: The state in the checkpoint.
+        settings: The config as flat keys.
+        data_fingerprint: The hash of the text of the run.
+    """
+    # RUN_FOLDER/checkpoints/step000100; that of `branch_from` is in the folder of its trunk.
+    is_own = latest.parent.parent == Path(settings["run_folder"])
+    if is_own:  # it may still be of another run, put there by hand
+        check_same_run(latest, settings)
+    else:
+        check_same_branch(latest, settings)
+        next_model = config.at(state.step + 1).model
+        check_angles(load_checkpoint_config(latest).model, next_model, f"branch_from={latest}")
+    if state.data_fingerprint != data_fingerprint:
+        raise DataError(f"{latest} was trained on other tokens than {settings['data.folder']} has")
+    num_steps = settings["training.num_steps"]
+    if not is_own and state.step >= num_steps:
+        raise ConfigError(
+            f"branch_from={latest} has {state.step} steps; raise training.{num_steps=}"
+        )
 
 
 def fill_model(model: nn.Module, origin: Origin) -> None:
     """Give a model that has memory the weights that the run begins with. Those of a new run are
     there since it was built."""
     if origin.weights is not None:
-        fill(model, origin.weights, origin.name_of_weights)
+        fill(model, origin.weights.tensors, origin.weights.name)
 
 
 def source_of_weights(
@@ -134,8 +195,9 @@ def source_of_weights(
     them is read before, but their names and shapes."""
     if origin.weights is None:
         return meta_weights
-    check_fit(model.state_dict(keep_vars=True), origin.weights, origin.name_of_weights)
-    return origin.weights
+    weights = origin.weights
+    check_fit(model.state_dict(keep_vars=True), weights.tensors, weights.name)
+    return weights.tensors
 
 
 def load_moments(engine: Engine, origin: Origin) -> None:
@@ -146,7 +208,7 @@ def load_moments(engine: Engine, origin: Origin) -> None:
         engine.load_moments(origin.checkpoint / ENGINE_FOLDER, num_updates)
 
 
-def describe_start(
+def report_start(
     config: RunConfig,
     engine: Engine,
     origin: Origin,
@@ -167,57 +229,3 @@ def describe_start(
             changed_code = add_start(run_folder, described, engine.device, resumed_at=step)
             if changed_code:
                 report(changed_code)
-
-
-def find_origin(
-    config: RunConfig, settings: Flat, latest: Path | None, data_fingerprint: str
-) -> Origin:
-    """Return what a run goes on from: its checkpoint if there is one, else `init_from`. Raise
-    ConfigError if it cannot."""
-    if latest is not None:
-        state = check_checkpoint(latest, config, settings, data_fingerprint)
-        saved_model = load_checkpoint_config(latest).model
-        # RoPE may differ from the checkpoint's, in a branch or where a stage begins.
-        changes = describe_changes(saved_model, config.at(state.step + 1).model)
-        return Origin(
-            state,
-            checkpoint=latest,
-            weights=StoredWeights(latest / WEIGHTS),
-            name_of_weights=str(latest / WEIGHTS),
-            log_line=f"resuming from {latest}{changes}",
-        )
-    state = TrainerState(step=0, tokens=0, data_fingerprint=data_fingerprint)
-    if config.init_from is None:
-        return Origin(state)
-    model = config.at(1).model
-    weights = import_weights(config.init_from, model)
-    changes = describe_changes(ModelConfig(**config_of(config.init_from)), model)
-    return Origin(
-        state,
-        weights=weights,
-        name_of_weights=config.init_from,
-        log_line=f"starting from the weights of {config.init_from}{changes}",
-    )
-
-
-def check_checkpoint(
-    latest: Path, config: RunConfig, settings: Flat, data_fingerprint: str
-) -> TrainerState:
-    """Check that a run with these settings can go on from a checkpoint; return its state."""
-    # RUN_FOLDER/checkpoints/step000100; that of `branch_from` is in the folder of its trunk.
-    is_own = latest.parent.parent == Path(settings["run_folder"])
-    state = TrainerState.read(latest)
-    if is_own:  # it may still be of another run, put there by hand
-        check_same_run(latest, settings)
-    else:
-        check_same_branch(latest, settings)
-        next_model = config.at(state.step + 1).model
-        check_angles(load_checkpoint_config(latest).model, next_model, f"branch_from={latest}")
-    if state.data_fingerprint != data_fingerprint:
-        raise DataError(f"{latest} was trained on other tokens than {settings['data.folder']} has")
-    num_steps = settings["training.num_steps"]
-    if not is_own and state.step >= num_steps:
-        raise ConfigError(
-            f"branch_from={latest} has {state.step} steps; raise training.{num_steps=}"
-        )
-    return state
