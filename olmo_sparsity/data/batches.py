@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -139,12 +140,21 @@ class BatchPlan:
     weights: Sequence[Weights] = ()
     """The weights of several corpora in each stretch of batches; empty for a single corpus."""
 
-    def stage_of(self, step: int) -> tuple[int, PositionsConfig]:
-        """Return the number of tokens of a sequence in a step (1 is the first), and how its
-        position IDs are drawn."""
+    def stage_of(self, step: int) -> Stage:
+        """Return the stage of a step (1 is the first)."""
         length = self.length if self.length_at is None else self.length_at(step)
         positions = self.positions if self.positions_at is None else self.positions_at(step)
-        return length, positions
+        return Stage(length, positions)
+
+
+class Stage(NamedTuple):
+    """What sequences are like in some steps of a run."""
+
+    length: int
+    """The number of tokens of a sequence."""
+
+    positions: PositionsConfig
+    """How position IDs are drawn."""
 
 
 class TrainingBatches:
@@ -188,9 +198,9 @@ class TrainingBatches:
 
     def of_step(self, step: int) -> Batch:
         """Return this process's sequences of the batch of a step."""
-        length, positions = self.plan.stage_of(step)
-        batch_number = batch_of_step(step, self.skipped)
-        return self._collate(self._read_pieces(batch_number, length), length, positions)
+        stage = self.plan.stage_of(step)
+        pieces = self._read_pieces(batch_of_step(step, self.skipped), stage.length)
+        return self._collate(pieces, stage)
 
     def _read_pieces(self, batch_number: int, length: int) -> list[Piece]:
         """Return this process's sequences of a batch, cut into pieces of `length` tokens: the first
@@ -210,8 +220,9 @@ class TrainingBatches:
                 pieces.append(Piece(place.epoch, index_in_text, tokens[start : start + length]))
         return pieces
 
-    def _collate(self, pieces: Sequence[Piece], length: int, positions: PositionsConfig) -> Batch:
-        """Return the batch whose rows are these pieces of `length` tokens."""
+    def _collate(self, pieces: Sequence[Piece], stage: Stage) -> Batch:
+        """Return the batch whose rows are these pieces of text."""
+        length = stage.length
         # Tokens: those of the text, or what the user's function makes of them.
         changed_rows = self._transform(pieces)
         tokens_BL = np.empty((len(pieces), length), np.int64)
@@ -232,12 +243,12 @@ class TrainingBatches:
         positions_BL = np.empty_like(tokens_BL)
         for row, piece in enumerate(pieces):
             positions_BL[row] = draw_positions(
-                positions,
+                stage.positions,
                 length,
                 seed=self.plan.seed,
                 epoch=piece.epoch,
                 index=piece.index,
-                documents_L=documents_BL[row] if positions.per_document else None,
+                documents_L=documents_BL[row] if stage.positions.per_document else None,
             )
 
         # Without a transform every row has as many labels, so that processes need not add them up.

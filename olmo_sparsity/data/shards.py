@@ -208,7 +208,7 @@ def _open_corpus(data: DataConfig, split: str, share: Share | None) -> TokenShar
     states = states_of(folder, (file.tokens for file in files))
     verified_now: list[ShardFile] = []
     if share is not None:
-        verified_now = _verify_once(folder, manifest, files, share)
+        verified_now = _hash_unverified(folder, manifest, files, share)
     if not files:
         remedy = "raise data.heldout_share above 0"
         if split == "train":
@@ -242,7 +242,7 @@ def _load_complete_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def _verify_once(
+def _hash_unverified(
     folder: Path, manifest: Manifest, files: Sequence[ShardFile], share: Share
 ) -> list[ShardFile]:
     """Compare this process's share of the files with the SHA-256 of the manifest, and return those

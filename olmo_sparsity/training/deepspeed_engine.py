@@ -77,6 +77,8 @@ class ZeroEngine(Engine):
     # --- building -------------------------------------------------------------------------------
 
     def place(self, model: Any) -> Any:
+        """Move the weights to the device in the engine's precision, one at a time; with stage 3
+        only this process's shard of each."""
         # DeepSpeed reads this process's device from the variable, not from our model.
         device_index = (
             self.device.index if self.device.type == "cuda" else self.processes.local_rank
@@ -109,6 +111,7 @@ class ZeroEngine(Engine):
         return parameter
 
     def prepare(self, optimizer: OptimizerConfig) -> None:
+        """Have DeepSpeed wrap the model and our AdamW."""
         # DeepSpeed accepts PyTorch's AdamW itself, and no subclass such as ours.
         adamw = build_adamw(self.model.parameters(), self.model, optimizer, torch.optim.AdamW)
         self.deepspeed_engine, self.zero_optimizer, *_ = self.deepspeed.initialize(
@@ -153,6 +156,7 @@ class ZeroEngine(Engine):
             safe_set_full_fp32_param(parameter, self.source[name].to(self.device))
 
     def describe(self) -> dict[str, Any]:
+        """Describe DeepSpeed's own engine, optimizer and settings."""
         engine_class = type(self.deepspeed_engine)
         return super().describe() | {
             "class": f"{engine_class.__module__}.{engine_class.__name__}",
@@ -164,9 +168,11 @@ class ZeroEngine(Engine):
     # --- a step ---------------------------------------------------------------------------------
 
     def autocast(self) -> contextlib.AbstractContextManager:
-        return contextlib.nullcontext()  # the weights themselves are bf16
+        """Return no context: the weights themselves are in the run's precision."""
+        return contextlib.nullcontext()
 
     def backward(self, micro_batch: Batch, num_labels: int, is_last: bool) -> Tensor:
+        """Do as `Engine.backward`, by DeepSpeed, which also sums gradients over processes."""
         loss = self.deepspeed_engine(micro_batch, num_labels)
         # DeepSpeed takes the mean over processes, where we need the sum; it sums micro-batches.
         scaled_loss = loss * self.processes.world_size
@@ -176,6 +182,7 @@ class ZeroEngine(Engine):
         return loss
 
     def update(self, learning_rate: float, is_skipped: Callable[[Tensor], bool]) -> Tensor:
+        """Do as `Engine.update`, by DeepSpeed, which also clips gradients."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         # DeepSpeed clips gradients and then calls the optimizer, once or for each of its shards.
@@ -196,6 +203,7 @@ class ZeroEngine(Engine):
     # --- state for checkpoints ------------------------------------------------------------------
 
     def full(self, weight: Tensor) -> Tensor:
+        """Gather DeepSpeed's fp32 copy of a weight from all processes."""
         from deepspeed.utils import safe_get_full_fp32_param
 
         # DeepSpeed knows only parameters. Buffers are whole on each process.
@@ -205,14 +213,16 @@ class ZeroEngine(Engine):
         return full.detach()
 
     def replicated_weights(self) -> dict[str, Tensor]:
+        """Return all weights in the precision of a step; with stage 3 none."""
         # With stage 3 each process holds a part of its own, of which there is no copy.
         return {} if self.stage == 3 else super().replicated_weights()
 
     def copy_moments(self) -> Callable[[Path], Path]:
-        # Each process has moments of its own, so it saves all that it has.
+        """Copy all moments that this process has: no other one has them."""
         return copy_moments(self.moments(), self.processes.rank, self.processes.world_size)
 
     def moments(self) -> Iterator[MomentSlice]:
+        """Yield the moments in this process's flat shard, parameter by parameter."""
         for name, parameter in self.model.named_parameters():
             if self.stage == 3:
                 part = self._part_of_stage_3(parameter)

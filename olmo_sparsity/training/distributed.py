@@ -175,21 +175,21 @@ def _init_process_group(launch: Launch, meeting_limit_s: int, collective_limit: 
         meeting_limit_s: Seconds in which all processes must come.
         collective_limit: How long a collective may take.
     """
-    address, port = _meeting_point()
+    meeting_point = _read_meeting_point()
     # DeepSpeed reads these itself, and some launchers set only some of them.
     os.environ |= {
         "RANK": str(launch.rank),
         "WORLD_SIZE": str(launch.world_size),
         "LOCAL_RANK": str(launch.local_rank),
         "LOCAL_WORLD_SIZE": str(launch.local_world_size),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": port,
+        "MASTER_ADDR": meeting_point.address,
+        "MASTER_PORT": meeting_point.port,
     }
     # NCCL's last 2000 collectives, which watchdog.py writes after a time-out.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
 
     try:
-        store = _open_store(launch, address, int(port), timedelta(seconds=meeting_limit_s))
+        store = _open_store(launch, meeting_point, timedelta(seconds=meeting_limit_s))
         dist.init_process_group(
             _backend(),
             timeout=collective_limit,
@@ -201,8 +201,8 @@ def _init_process_group(launch: Launch, meeting_limit_s: int, collective_limit: 
         reason = str(error).strip().splitlines()[0][:200]
         unreached = UserError(
             f"process {launch.rank} of {launch.world_size} did not reach the others at "
-            f"MASTER_ADDR={address} (of the first process), MASTER_PORT={port} (a free one): "
-            f"{reason}"
+            f"MASTER_ADDR={meeting_point.address} (of the first process), "
+            f"MASTER_PORT={meeting_point.port} (a free one): {reason}"
         )
         # The address may be right: the first process may be late or dead, the network away, or
         # the port taken. So a job tries again.
@@ -210,7 +210,14 @@ def _init_process_group(launch: Launch, meeting_limit_s: int, collective_limit: 
         raise unreached from None
 
 
-def _meeting_point() -> tuple[str, str]:
+class _MeetingPoint(NamedTuple):
+    """Where all processes meet: at the first one."""
+
+    address: str
+    port: str
+
+
+def _read_meeting_point() -> _MeetingPoint:
     """Return address and port of the first process, as torchrun, deepspeed and slurm/job.sh set
     them."""
     address = os.environ.get("MASTER_ADDR")
@@ -221,10 +228,10 @@ def _meeting_point() -> tuple[str, str]:
             f"{missing} is not set, which all processes must share: launch with torchrun, "
             "deepspeed or slurm/job.sh"
         )
-    return address, port
+    return _MeetingPoint(address, port)
 
 
-def _open_store(launch: Launch, address: str, port: int, limit: timedelta) -> dist.Store:
+def _open_store(launch: Launch, meeting_point: _MeetingPoint, limit: timedelta) -> dist.Store:
     """Return the key-value store of the first process, through which all find each other, once all
     have come.
 
@@ -234,11 +241,17 @@ def _open_store(launch: Launch, address: str, port: int, limit: timedelta) -> di
     # torchrun keeps a store in its own process, to which also the first of ours connects.
     is_host = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     # `wait_for_workers` would time out without saying who is missing. `_wait_for_all` does.
-    store = dist.TCPStore(address, port, None, is_host, timeout=limit, wait_for_workers=False)
+    store = dist.TCPStore(
+        meeting_point.address,
+        int(meeting_point.port),
+        is_master=is_host,
+        timeout=limit,
+        wait_for_workers=False,
+    )
     # torchrun keeps one store for all its attempts, so each attempt has names of its own in it.
     own_store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", ""), store)
     _wait_for_all(own_store, launch, limit)
-    choose_interface(own_store, launch, address)
+    choose_interface(own_store, launch, meeting_point.address)
     return own_store
 
 

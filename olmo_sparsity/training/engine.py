@@ -303,6 +303,7 @@ class DDPEngine(Engine):
     """Runs steps on several processes, each with the complete model. DDP sums gradients."""
 
     def prepare(self, optimizer: OptimizerConfig) -> None:
+        """Build the optimizer, and wrap the model with DDP."""
         super().prepare(optimizer)
         start_alone()  # if there is only one process
         self.title = f"DistributedDataParallel, {count_processes(self.processes.world_size)}"
@@ -318,6 +319,7 @@ class DDPEngine(Engine):
         )
 
     def backward(self, micro_batch: Batch, num_labels: int, is_last: bool) -> Tensor:
+        """Do as `Engine.backward`, and sum gradients over processes in the last micro-batch."""
         with contextlib.nullcontext() if is_last else self.parallel.no_sync():
             with self.autocast():
                 loss = self.parallel(micro_batch, num_labels)

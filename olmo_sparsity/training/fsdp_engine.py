@@ -74,10 +74,12 @@ class FSDPEngine(Engine):
         super().__init__(model, training, optimizer, processes)
 
     def place(self, model: Any) -> Any:
+        """Leave the model where it is."""
         # `fully_shard` moves one layer at a time to the device, and keeps a part of it.
         return model
 
     def prepare(self, optimizer: OptimizerConfig) -> None:
+        """Divide the weights among processes, fill them, and build the optimizer of the parts."""
         start_alone()  # if there is only one process
         with self.processes.raising_together():
             check_ranks(self.settings, self.processes)
@@ -140,9 +142,12 @@ class FSDPEngine(Engine):
     # --- a step ---------------------------------------------------------------------------------
 
     def autocast(self) -> contextlib.AbstractContextManager:
-        return contextlib.nullcontext()  # the gathered weights themselves are bf16
+        """Return no context: the gathered weights themselves are in the run's precision."""
+        return contextlib.nullcontext()
 
     def backward(self, micro_batch: Batch, num_labels: int, is_last: bool) -> Tensor:
+        """Do as `Engine.backward`, and sum gradients over processes: in the last micro-batch of a
+        step, or with `engine.reduce_every_micro_batch` in each, so that none is ever whole."""
         root = cast(FSDPModule, self.losses)
         if self.settings.reduce_every_micro_batch:
             root.set_requires_all_reduce(is_last)  # between nodes only once a step
@@ -151,9 +156,11 @@ class FSDPEngine(Engine):
         return super().backward(micro_batch, num_labels, is_last)
 
     def gradient_norm(self, gradients: list[Tensor]) -> Tensor:
+        """Return the norm of the parts of all processes together."""
         return cast(DTensor, super().gradient_norm(gradients)).full_tensor()
 
     def clip_gradients(self, limit: float) -> Tensor:
+        """Do as PyTorch's `clip_grad_norm_`, whose norm would stay a DTensor."""
         parameters = list(self.model.parameters())
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = self.gradient_norm(gradients)
@@ -161,6 +168,7 @@ class FSDPEngine(Engine):
         return norm
 
     def token_losses(self, batch: Batch) -> Tensor:
+        """Do as `Engine.token_losses`, and drop the weights that stay gathered."""
         nll_BL = super().token_losses(batch)
         # Embeddings stay gathered after a forward pass, for the backward pass that usually follows.
         cast(FSDPModule, self.losses).reshard()
@@ -169,20 +177,25 @@ class FSDPEngine(Engine):
     # --- state for checkpoints ------------------------------------------------------------------
 
     def full(self, weight: Tensor) -> Tensor:
+        """Gather a weight from all processes. Buffers are whole on each."""
         return weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
 
     @property
     def part_number(self) -> int:
+        """Return the number of this process among those that share one copy of the model."""
         return self.mesh.get_local_rank(self.mesh.ndim - 1)
 
     def replicated_weights(self) -> dict[str, Tensor]:
+        """Return the rows that this process holds: with `engine.shard_over=node` other nodes hold
+        the same."""
         return {
             name: cast(DTensor, weight.detach()).to_local()
             for name, weight in self.model.named_parameters()
         }
 
     def copy_moments(self) -> Callable[[Path], Path]:
-        # With shard_over=node each node holds a whole copy. The copies take turns in saving.
+        """Copy the moments of the rows that this process holds. With `engine.shard_over=node` each
+        node holds a whole copy, and nodes take turns in saving."""
         num_copies = self.mesh.size(0) if self.mesh.ndim == 2 else 1
         copy_index = self.mesh.get_local_rank(0) if self.mesh.ndim == 2 else 0
         saved_here = (
@@ -191,6 +204,7 @@ class FSDPEngine(Engine):
         return copy_moments(saved_here, self.processes.rank, self.processes.world_size)
 
     def moments(self) -> Iterator[MomentSlice]:
+        """Yield the moments of the rows that this process holds, as elements of the flat weight."""
         for name, parameter in self.model.named_parameters():
             held_moments = {
                 key: cast(DTensor, moment).to_local().view(-1)
@@ -201,6 +215,7 @@ class FSDPEngine(Engine):
             yield MomentSlice(name, first_row * num_elements_of_row, held_moments)
 
     def describe(self) -> dict[str, Any]:
+        """Describe the mesh, and the precision in which weights are gathered."""
         policy = "bf16" if self.training.precision == "bf16" else "fp32"
         return super().describe() | {
             "class": "torch.distributed.fsdp.fully_shard",

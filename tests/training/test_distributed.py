@@ -18,7 +18,7 @@ from tests.support.children import free_port
 @pytest.mark.usefixtures("no_launcher")
 def test_a_launch_without_a_meeting_point_is_refused() -> None:
     with pytest.raises(ConfigError, match="MASTER_ADDR is not set"):
-        distributed._meeting_point()
+        distributed._read_meeting_point()
 
 
 def agreeing(rank: int, texts: list[str | None]) -> Processes:
