@@ -176,7 +176,15 @@ def test_the_map_of_a_package_names_modules_that_exist() -> None:
             assert modules_on_map(path.parent) <= existing, path.parent
 
 
-@pytest.mark.parametrize("package", ["training", "training/estimate", "data", "experiment"])
+PACKAGES_WITH_A_MAP = (
+    *("base", "config", "text", "command", "data", "experiment", "training", "training/estimate"),
+    *("models", "models/gguf", "models/huggingface", "models/identity", "models/olmo"),
+    *("sources", "sources/gate", "sources/prompt", "sources/reading", "sources/report"),
+    *("sources/servers", "sources/verdicts"),
+)
+
+
+@pytest.mark.parametrize("package", PACKAGES_WITH_A_MAP)
 def test_the_map_of_a_package_names_all_of_its_modules(package: str) -> None:
     existing = {path.name for path in (PACKAGE / package).glob("[!_]*.py")}
     assert existing <= modules_on_map(PACKAGE / package)

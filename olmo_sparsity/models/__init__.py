@@ -3,6 +3,8 @@
     load.py                  `load_model`, for users: a name or a folder becomes a `LoadedModel`
       find.py                the folder of what a user typed
       loaded.py              the model with its tokenizer, its limits and its identity
+      pretrained_tokenizer.py   the tokenizer, from files or objects of any library
+    checkpoint_files.py      files of weights and checkpoint folders of ours
     build.py                 `build_model`, for training: a new model from a config
     language_model.py        the interface of both kinds of models that can be run
       olmo/                  ours, compatible with the fork's OLMo

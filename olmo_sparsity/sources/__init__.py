@@ -4,7 +4,7 @@ A user calls `olmo_sparsity.attribute` for one answer, or `olmo_sparsity.check` 
 A call of `attribute` goes through these modules, in this order:
 
     attribute.py     the signature, and what its options mean
-    request.py       an `AttributeRequest`: the options of one call, checked
+    request.py       an `AttributeRequest`: the options of one call, checked (options.py has them)
     run_request.py   a request with its model → losses
     attribution.py   losses → verdicts: the `Attribution` that the user gets
 
