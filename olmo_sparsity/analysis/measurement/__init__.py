@@ -10,7 +10,8 @@ planning.py            model, text and settings → plan.py, which computes one 
 targets.py             which tokens are evaluated; at.py finds those that a user names
 recovery.py            puts each distant text of a document before its targets
   evaluated_text.py    one such text, with the targets of a block
-  text_evaluation.py   ranks its units, and computes the losses with k of them
+  text_evaluation.py   computes the losses with k of its units
+    ranking.py         ranks these units, by each selector
     agreement.py       how well rankings and unrelated texts agree with losses
   recovery_tables.py   the rows
 measurement.py         runs all documents, in one process or several (sharing.py)

@@ -7,8 +7,8 @@ Two scores are stored in the table `lds`, both as rank correlations (Spearman):
     reliability                 one half of the unrelated texts against the other half: do both
                                 find the same groups of units important?
 
-text_evaluation.py calls `linear_datamodeling_scores` and `reliability_of_texts`. With two random
-halves A and B of four units, the first score is computed from:
+ranking.py calls `linear_datamodeling_scores`, and text_evaluation.py `reliability_of_texts`. With
+two random halves A and B of four units, the first score is computed from:
 
     scores of the units             0.1  0.0  2.3  0.2
     half A has units 0 and 2        predicted 0.1 + 2.3 = 2.4     measured reduction 2.1

@@ -13,9 +13,9 @@ Two columns of the tables say which text it was:
     placebo        own         the text by which the placebo targets were chosen
     placebo        unrelated   yet another document's text
 
-text_evaluation.py says what is computed for one text. L_k is the loss in nats of a target, given
-its local window and k distant units (`loss_set`). `results/statistics.py` computes recovery from
-it: Σ (L_short − L_k) / Σ (L_short − L_long).
+text_evaluation.py computes the losses with one text, and ranking.py ranks its units. L_k is the
+loss in nats of a target, given its local window and k distant units (`loss_set`).
+`results/statistics.py` computes recovery from it: Σ (L_short − L_k) / Σ (L_short − L_long).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from olmo_sparsity.analysis.measurement.evaluated_text import (
     SpansByPart,
     sort_into_blocks,
 )
+from olmo_sparsity.analysis.measurement.ranking import TextRanker
 from olmo_sparsity.analysis.measurement.recovery_tables import RecoveryTables
 from olmo_sparsity.analysis.measurement.text_evaluation import TextEvaluation
 from olmo_sparsity.analysis.measurement.unfinished import UnfinishedDocument
@@ -82,15 +83,21 @@ def recover(
         targets = np.arange(windows.first_target, len(document.tokens))
     targets_by_part = targets if isinstance(targets, Mapping) else {DOCUMENT: np.asarray(targets)}
     tables = RecoveryTables(unfinished)
-    text_evaluation = TextEvaluation(
+    ranker = TextRanker(
         scorer=scorer,
         document_number=document.number,
-        unit_kinds=_as_tuple(units),
         selectors=_as_tuple(selectors),
         ks=tuple(ks),
         num_halves=num_halves,
         seed=seed,
         choices=choices,
+        tables=tables,
+    )
+    text_evaluation = TextEvaluation(
+        scorer=scorer,
+        ranker=ranker,
+        unit_kinds=_as_tuple(units),
+        ks=tuple(ks),
         tables=tables,
     )
     document_evaluation = _DocumentEvaluation(

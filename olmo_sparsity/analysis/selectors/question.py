@@ -2,8 +2,8 @@
 
     Question (a context, its distant units, some targets, k) → Selector → Choice (k units a target)
 
-A selector is a function `(scorer, question) → Choice`. text_evaluation.py calls it for each block
-of targets. With 5 distant units, 2 targets and k=2 a choice holds:
+A selector is a function `(scorer, question) → Choice`. measurement/ranking.py calls it for each
+block of targets. With 5 distant units, 2 targets and k=2 a choice holds:
 
     score_TU        0.1  0.0  2.3  0.2  0.0        unit_TK    2  3     influence_TK   2.3  0.2
                     0.5  0.1  0.0  0.0  1.7                   4  0                    1.7  0.5
