@@ -20,13 +20,13 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 from olmo_sparsity.base.differences import differences
-from olmo_sparsity.base.errors import ReportedElsewhere
+from olmo_sparsity.base.errors import ConfigError, ReportedElsewhere
 from olmo_sparsity.base.files import (
     read_bounded,
     read_json,
@@ -89,6 +89,11 @@ class Job(ABC):
         can."""
         return None
 
+    def find_other_work(self) -> str | None:
+        """Return what is in place of the job's results and has other settings, so that the job
+        would fail; None if nothing is."""
+        return None
+
     @property
     def note(self) -> Path:
         """Return the file next to the job's results with the error message of its last failure."""
@@ -127,10 +132,10 @@ class TrainingJob(Job):
     def state(self) -> State:
         """Return how the training stands: its last checkpoint says whether it is done, the lock of
         its folder whether it runs, and the note why it failed."""
+        other_work = self.find_other_work()
+        if other_work is not None:
+            return State("failed", detail=other_work)
         folder = self.model.folder
-        # A run with other settings is not this model, though the folder is.
-        if not is_work_of(folder, flatten(self.model.settings)):
-            return State("failed", detail=f"{folder} holds work with other settings")
         checkpoints = list_checkpoints(folder)
         saved_step = step_of(checkpoints[0]) if checkpoints else 0  # the newest is the first
         if saved_step >= self.model.num_steps:
@@ -147,6 +152,14 @@ class TrainingJob(Job):
         if holder.seems_alive:
             return State("running", step, _where_runs(holder.owner))
         return State("failed", step, f"died {_where_runs(holder.owner)}")
+
+    def find_other_work(self) -> str | None:
+        """Return that the folder holds a run with other settings, which is not this model; None if
+        it does not."""
+        folder = self.model.folder
+        if is_work_of(folder, flatten(self.model.settings)):
+            return None
+        return f"{folder} holds work with other settings; name a new folder"
 
 
 @dataclass(frozen=True)
@@ -210,25 +223,30 @@ class MeasurementJob(Job):
             "checkpoint": checkpoint_sha256,
         }
 
-    def _changes(self) -> list[str]:
-        """Return what was otherwise when the results were measured, such as "seed=0 (now 5)"."""
-        if not self.record.is_file():  # an earlier version kept no record
-            return []
+    def find_other_work(self) -> str | None:
+        """Return with which other options the results were measured; None if with these, or if
+        there are none."""
+        # An earlier version kept no record.
+        if not (self.results / MANIFEST).is_file() or not self.record.is_file():
+            return None
         recorded = read_json(self.record, dict, "delete it, and measure again")
         options = self._options()
         if options["checkpoint"] is None:  # it need not stay
             options["checkpoint"] = recorded["checkpoint"]
-        return differences(recorded, options)
+        changes = differences(recorded, options)
+        if not changes:
+            return None
+        was_measured = f"{self.results} was measured with {', '.join(changes)}"
+        return f"{was_measured}; name a new folder, or delete it"
 
     def state(self) -> State:
         """Return how the measurement stands: its manifest says whether it is done, the locks of its
         processes whether it runs, and the note why it failed."""
+        other_work = self.find_other_work()
+        if other_work is not None:
+            return State("failed", detail=other_work)
         if (self.results / MANIFEST).is_file():
-            changes = self._changes()
-            if not changes:
-                return State("done")
-            was_measured = f"{self.results} was measured with {', '.join(changes)}"
-            return State("failed", detail=f"{was_measured}; name a new folder, or delete it")
+            return State("done")
         death = ""
         for folder in sorted(self.locks.glob("*")):
             holder = find_holder(folder)
@@ -342,6 +360,14 @@ def _sorted_by_needs(jobs: list[Job]) -> list[Job]:
         waiting.remove(first)
         placed[first.name] = first
     return list(placed.values())
+
+
+def check_no_other_work(jobs: Iterable[Job]) -> None:
+    """Raise ConfigError for a job that would fail, as its folder holds work of other settings."""
+    for job in jobs:
+        other_work = job.find_other_work()
+        if other_work is not None:
+            raise ConfigError(f"{job.name}: {other_work}")
 
 
 def format_states(jobs: Sequence[Job], queued: Mapping[str, str] | None = None) -> str:

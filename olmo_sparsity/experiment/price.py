@@ -17,7 +17,13 @@ from typing import Any, NamedTuple
 
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.experiment.file import Experiment
-from olmo_sparsity.experiment.jobs import Job, MeasurementJob, TrainingJob, jobs_of
+from olmo_sparsity.experiment.jobs import (
+    Job,
+    MeasurementJob,
+    TrainingJob,
+    check_no_other_work,
+    jobs_of,
+)
 from olmo_sparsity.experiment.measurements import Measurement
 from olmo_sparsity.experiment.price_measurement import PriceCache, price_config
 from olmo_sparsity.experiment.price_training import TrainingPrice, describe_texts, price_training
@@ -38,6 +44,7 @@ def format_price(
     if gpu_hour is not None and not gpu_hour > 0:
         raise ConfigError(f"--gpu-hour={gpu_hour:g} must be above 0: dollars a GPU-hour")
     jobs = jobs_of(experiment)
+    check_no_other_work(jobs)
     prices = _price_jobs(experiment, jobs, hardware, gpu)
 
     # A line for each job, and for what several jobs have in common.

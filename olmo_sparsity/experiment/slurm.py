@@ -30,7 +30,13 @@ from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.base.files import read_json, write_json
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.experiment.file import Experiment
-from olmo_sparsity.experiment.jobs import Job, TrainingJob, format_states, jobs_of
+from olmo_sparsity.experiment.jobs import (
+    Job,
+    TrainingJob,
+    check_no_other_work,
+    format_states,
+    jobs_of,
+)
 from olmo_sparsity.experiment.models import is_named_by
 
 TRAIN = Path("slurm/train.sbatch")
@@ -107,6 +113,7 @@ def submit(experiment: Experiment, flags: Flags) -> int:
     jobs = jobs_of(experiment)
     submission = _Submission(experiment, flags, queued(experiment))
     todo = _to_submit(jobs, submission.numbers)
+    check_no_other_work(todo)
     _check_trainings(_trainings(todo))
     experiment.save()
     for job in todo:

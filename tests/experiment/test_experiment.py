@@ -254,6 +254,20 @@ def test_a_measurement_with_other_options_is_not_done(
     assert expected in (state.name, state.detail.partition(" with ")[2].partition(";")[0])
 
 
+def test_folders_of_other_work_are_refused_by_the_dry_run_and_not_submitted(
+    make_grid: MakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    pretend_slurm(tmp_path, monkeypatch)
+    path = make_grid(measure=MEASURE)
+    (run,) = read_experiment(path).models
+    run.folder.mkdir(parents=True)
+    save_config(run.settings, run.folder / "config.yaml")
+    for words in (["--dry-run"], ["--slurm"]):
+        assert main(["experiment", path, "--seed=9", *words]) == EXIT_BAD_INPUT
+        message = capsys.readouterr().err
+        assert f"tiny: {run.folder} holds work with other settings" in message
+
+
 def test_a_measurement_of_another_checkpoint_is_not_done(make_grid: MakeGrid) -> None:
     jobs = jobs_of(read_experiment(make_grid(measure=MEASURE)))
     (job,) = (job for job in jobs if job.name == "tiny-last-24")
