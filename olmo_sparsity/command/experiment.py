@@ -86,7 +86,7 @@ def _print_price(experiment: Experiment, options: argparse.Namespace) -> int:
 
 def _print_states(experiment: Experiment) -> int:
     """Print how each job stands, such as done or in the queue."""
-    from olmo_sparsity.experiment.slurm import queued
+    from olmo_sparsity.experiment.slurm_queue import queued
 
     print(format_states(jobs_of(experiment), queued(experiment)))
     return 0

@@ -6,7 +6,7 @@
       measurements.py what is measured of them
     jobs.py           lists the jobs of both, and how each stands
       here.py         runs them on this machine
-      slurm.py        submits them
+      slurm.py        submits and cancels them; slurm_queue.py: which are in the queue
       price.py        estimates their cost: price_training.py, price_measurement.py
       figure.py       draws what is finished
       comparisons.py  pairs what is compared

@@ -5,20 +5,15 @@
     the figure          a job
 
 A job begins when the jobs that it needs have ended, well or not (`afterany`). So a job that fails
-is an empty point of the figure, and does not keep the figure from being drawn. The SLURM number of
-each submitted job is kept in slurm.json of the experiment's folder, so that the same command
-submits nothing twice:
-
-    {"c4_pose": "17_0", "c4_rope": "17_1", "c4_pose-last-960": "18", "figure": "20"}
+is an empty point of the figure, and does not keep the figure from being drawn. slurm_queue.py keeps
+the SLURM number of each submitted job, so that the same command submits nothing twice.
 
 Place in the flow: file.py → jobs.py → **`submit`**, **`cancel`**.
 """
 
 from __future__ import annotations
 
-import getpass
 import shlex
-import shutil
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +22,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from olmo_sparsity.base.errors import ConfigError, UserError
-from olmo_sparsity.base.files import read_json, write_json
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.experiment.file import Experiment
 from olmo_sparsity.experiment.jobs import (
@@ -38,6 +32,7 @@ from olmo_sparsity.experiment.jobs import (
     jobs_of,
 )
 from olmo_sparsity.experiment.models import is_named_by
+from olmo_sparsity.experiment.slurm_queue import keep_numbers, own_queued, queued
 
 TRAIN = Path("slurm/train.sbatch")
 """The script of a training."""
@@ -162,7 +157,7 @@ class _Submission:
         array_number = _sbatch(command, self.experiment)
         for job in trainings:
             self.numbers[job.name] = f"{array_number}_{task_indices[job.name]}"
-        _keep_numbers(self.experiment, self.numbers)
+        keep_numbers(self.experiment, self.numbers)
 
     def submit_job(self, job: Job) -> None:
         """Submit a measurement, or the figure."""
@@ -171,7 +166,7 @@ class _Submission:
             words.append(f"--array=0-{self.experiment.shards - 1}{self._limit}")
         command = [*words, str(MEASURE)]
         self.numbers[job.name] = _sbatch(command, self.experiment, f"--only={job.name}")
-        _keep_numbers(self.experiment, self.numbers)
+        keep_numbers(self.experiment, self.numbers)
 
 
 def _to_submit(jobs: Sequence[Job], numbers: Mapping[str, str]) -> list[Job]:
@@ -276,78 +271,13 @@ def _sbatch(words: Sequence[str], experiment: Experiment, *options: str) -> str:
     return done.stdout.strip().partition(";")[0]  # without the cluster's name
 
 
-# --- what is in the queue -------------------------------------------------------------------------
-
-
-FILE_OF_NUMBERS = "slurm.json"
-"""A file in the folder of an experiment. It has the SLURM number of each job that the experiment
-submitted, by the job's name."""
-
-
-def _file_of_numbers(experiment: Experiment) -> Path:
-    """Return the file with the SLURM numbers of an experiment."""
-    return experiment.folder / FILE_OF_NUMBERS
-
-
-def _keep_numbers(experiment: Experiment, numbers: dict[str, str]) -> None:
-    """Write the SLURM numbers of an experiment."""
-    write_json(_file_of_numbers(experiment), numbers)
-
-
-def _read_numbers(path: Path) -> dict[str, str]:
-    """Return the SLURM numbers in a file, by the job's name; empty if there is no file."""
-    if not path.exists():
-        return {}
-    return read_json(path, dict[str, str], "delete it if none of its jobs is in the queue")
-
-
-def _trainings_of_first_experiment(experiment: Experiment) -> dict[str, str]:
-    """Return the SLURM numbers of trainings that another experiment has submitted: the one in the
-    folder `runs`, whose runs this one measures, too. This one waits for them. Measurements of the
-    other one are left out: they may have the same names, but are not this one's."""
-    if experiment.file.runs is None:
-        return {}
-    submitted = _read_numbers(Path(experiment.file.runs) / FILE_OF_NUMBERS)
-    names = {model.name for model in experiment.models}
-    return {name: number for name, number in submitted.items() if name in names}
-
-
-def queued(experiment: Experiment) -> dict[str, str]:
-    """Return the SLURM number of each job that was submitted and has not ended."""
-    submitted = _trainings_of_first_experiment(experiment)
-    submitted |= _read_numbers(_file_of_numbers(experiment))
-    return _select_queued(submitted)
-
-
-def _select_queued(submitted: dict[str, str]) -> dict[str, str]:
-    """Return the SLURM numbers of the jobs that have not ended, by the job's name.
-
-    Args:
-        submitted: The SLURM numbers of jobs, by the job's name.
-    """
-    # Where SLURM is not installed, as on a laptop with a copy of the results, nothing is queued.
-    if not submitted or shutil.which("squeue") is None:
-        return {}
-    # Without a heading, with a line for each task of an array: its number, and the task's index.
-    words = ["squeue", "-h", "-r", f"--user={getpass.getuser()}", "-o", "%F %K"]
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        raise UserError(f"squeue ended with {done.returncode}; try again")
-    in_queue: set[str] = set()
-    for line in done.stdout.splitlines():
-        # A measurement is known by the number of its array, a training by its task in the array.
-        number, _, task_index = line.strip().partition(" ")
-        in_queue |= {number, f"{number}_{task_index}"}
-    return {name: number for name, number in submitted.items() if number in in_queue}
-
-
 # --- cancel ---------------------------------------------------------------------------------------
 
 
 def cancel(experiment: Experiment) -> int:
     """Cancel each job of the experiment that waits or runs. Return the exit code."""
     # Trainings that another experiment has submitted are that experiment's to cancel.
-    numbers = _select_queued(_read_numbers(_file_of_numbers(experiment)))
+    numbers = own_queued(experiment)
     if not numbers:
         print(f"{experiment.folder}: no job of it is in the queue")
         return 0
