@@ -1,16 +1,17 @@
 """Run an experiment that one file describes: train models, measure them, draw one figure.
 
-    file.py           reads the file (sections.py declares it)
-      grid.py         all combinations of what it varies
-      models.py       the models that are trained
-      measurements.py what is measured of them
-    jobs.py           lists the jobs of both, and how each stands
-      here.py         runs them on this machine
-      slurm.py        submits and cancels them; slurm_queue.py: which are in the queue
-      price.py        estimates their cost: price_training.py, price_measurement.py
-      figure.py       draws what is finished
-      comparisons.py  pairs what is compared
-      agreement.py    says in which signs its seeds agree
+    file.py             reads the file (sections.py declares it)
+      grid.py           all combinations of what it varies
+      models.py         the models that are trained
+      measurements.py   what is measured of them
+    jobs.py             lists the jobs of both, and how each stands
+      here.py           runs them on this machine
+      slurm.py          submits and cancels them; slurm_queue.py: which are in the queue
+      price.py          estimates their cost: price_training.py, price_measurement.py
+        measured_text.py    the documents that would be measured, or others of C4's lengths
+      figure.py         draws what is finished
+      comparisons.py    pairs what is compared
+      agreement.py      says in which signs its seeds agree
 
 Place in the flow: above training and analysis, which do not know each other; below the command.
 """

@@ -8,53 +8,31 @@ Place in the flow: the config of a model → **`price_config`** → price.py, `m
 There is no model yet, so the token-forwards are counted with a stand-in (`stand_in_for`), which has
 the model's vocabulary and positions and is never run. Nor is there always a text: one of the hub
 that is not prepared has unknown lengths, and made-up texts of C4's lengths replace it
-(`documents_of_lengths`). Where a measurement plans, cuts and counts, this does, too, by the same
+(measured_text.py). Where a measurement plans, cuts and counts, this does, too, by the same
 functions.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from statistics import NormalDist
 from typing import Any, NamedTuple
-
-import numpy as np
-from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.measurement.estimate import estimate_untrained
 from olmo_sparsity.analysis.measurement.fitting import fit_to_limit
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.reading import within_limit
 from olmo_sparsity.analysis.measurement.request import MeasureRequest
-from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.experiment.measured_text import MeasuredText, read_measured_text
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.huggingface.folder import count_parameters
 from olmo_sparsity.models.load import LoadedModel, describe_model
-from olmo_sparsity.text.documents import Documents
-from olmo_sparsity.text.inputs import open_documents
 from olmo_sparsity.text.split import split_long_documents
 from olmo_sparsity.training.dry_run import describe_run
 from olmo_sparsity.training.estimate.meta_model import without_memory
 from olmo_sparsity.training.runs import training_text
-
-C4_LENGTH = NormalDist(math.log(280), 1.1)
-"""Distribution of the logarithm of a C4 document's number of tokens. Of 1,000 documents 119, 35 and
-7 then have 1,024, 2,048 and 4,096 tokens or more. In C4 itself 119, 34 and 8 were counted, with 4.3
-characters a token."""
-
-C4_DOCUMENTS = 365_000_000
-"""The number of documents of the English C4."""
-
-MAX_MADE_UP = 2_000
-"""The largest number of documents of C4's lengths that are counted, without --max-documents."""
-
-SOURCES_OF_C4 = ("c4", "c4_files")
-"""Values of data.corpus.source whose documents are taken to have C4's lengths."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +61,6 @@ class MeasurementPrice:
         if self.gpu_hours is not None:
             line += f"; {self.gpu_hours:.2g} GPU-hours"
         return line
-
-
-class MeasuredText(NamedTuple):
-    """The documents that a measurement would read, or made-up ones."""
-
-    documents: Documents
-    has_real_lengths: bool
 
 
 class TextKey(NamedTuple):
@@ -141,7 +112,7 @@ def price_config(
     model = stand_in_for(config)
     text_key = TextKey(text, repr(config.data), repr(request.reading))
     if text_key not in cache.texts:
-        cache.texts[text_key] = _read_text(config, model, request, text)
+        cache.texts[text_key] = read_measured_text(config, model, request, text)
     price = _price(config, model, request, cache.texts[text_key], gpu)
     cache.prices[price_key] = price
     return price
@@ -200,84 +171,3 @@ def stand_in_for(config: RunConfig) -> LoadedModel:
     name = config.run_folder
     loaded = describe_model(build_model(narrow), tokenizer=None, name=name, weights_sha256=None)
     return replace(loaded, num_parameters=num_parameters, text=training_text(config.data))
-
-
-# --- the text -------------------------------------------------------------------------------------
-
-
-def _read_text(
-    config: RunConfig, model: LoadedModel, request: MeasureRequest, text: str | None
-) -> MeasuredText:
-    """Return the documents that would be measured. If C4 is not prepared, return others that have
-    its lengths; raise DataError for another text that is not prepared.
-
-    Args:
-        config: The config of the model.
-        model: Its stand-in.
-        request: The measurement.
-        text: The text that is measured; None: the held-out text of the config.
-    """
-    reading = dict(vars(request.reading))
-    max_documents = reading.pop("max_documents")
-    del reading["split_long"]  # `_price` splits
-    corpus = config.data.corpus
-    try:
-        model = replace(model, tokenizer=_tokenizer_of(config, text))
-        documents = open_documents(text, model, max_documents, **reading)
-        return MeasuredText(documents, has_real_lengths=True)
-    except DataError:
-        is_text_of_config = text is None or "c4" in text
-        if corpus.source not in SOURCES_OF_C4 or not is_text_of_config:
-            raise
-    num_heldout = int(config.data.heldout_share * (corpus.max_documents or C4_DOCUMENTS))
-    min_tokens = request.reading.min_tokens or 1
-    documents = documents_of_lengths(num_heldout, min_tokens, max_documents)
-    return MeasuredText(documents, has_real_lengths=False)
-
-
-def _tokenizer_of(config: RunConfig, text: str | None) -> Tokenizer:
-    """Return the tokenizer with which a text is read. Raise DataError if it is not known yet.
-
-    Args:
-        text: The text that is measured; None: the held-out text of the config, which must be
-            prepared.
-    """
-    if text is None:
-        from olmo_sparsity.data.shards import open_shards
-
-        return open_shards(config.data, "heldout").tokenizer
-
-    from olmo_sparsity.data.tokenizer import load_tokenizer
-
-    trained = Path(config.data.folder) / "tokenizer.json"
-    if config.data.tokenizer.name is None and not trained.exists():
-        raise DataError(f"{config.data.folder} is not prepared; run `olmo-sparsity prepare` first")
-    return load_tokenizer(config.data.tokenizer.name or str(trained))
-
-
-def documents_of_lengths(num_documents: int, min_tokens: int, limit: int | None) -> Documents:
-    """Return made-up texts of C4's lengths.
-
-    Args:
-        num_documents: The number of documents of all lengths. Only the long ones of them are
-            returned.
-        min_tokens: The smallest number of tokens of a text.
-        limit: The largest number of texts; None: `MAX_MADE_UP`.
-    """
-    fraction_long = 1 - C4_LENGTH.cdf(math.log(min_tokens))
-    num_long = int(num_documents * fraction_long)
-    num_texts = min(num_long, limit or MAX_MADE_UP)
-    # One half sets the threshold of targets, the other is measured; each needs two.
-    if num_texts < 4:
-        raise DataError(
-            f"about {num_long} held-out documents have {min_tokens} tokens or more; hold more out"
-        )
-    # The middles of equally probable intervals of the distribution above `min_tokens`, and not
-    # random draws: few texts then have the lengths of many, and the price is the same each time.
-    quantiles = 1 - fraction_long * (np.arange(num_texts) + 0.5) / num_texts
-    lengths = [int(math.exp(C4_LENGTH.inv_cdf(quantile))) for quantile in quantiles]
-    # In random order, not by length, as halves of the documents have different purposes.
-    order = np.random.default_rng(0).permutation(num_texts)
-    # Only lengths are counted, so the tokens are any, below the size of every vocabulary.
-    texts = [np.arange(lengths[number]) % 1_000 for number in order]
-    return Documents.of(texts, "texts of C4's lengths")
