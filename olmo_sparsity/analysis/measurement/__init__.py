@@ -7,7 +7,8 @@ planning.py            model, text and settings → plan.py, which computes one 
   reuse.py             losses, targets and settings of another measurement
     matching.py        finds its targets and units in other tokens (matched.py)
     choices.py         units that it ranked
-targets.py             which tokens are evaluated; at.py finds those that a user names
+targets.py             which tokens are evaluated
+  named_targets.py     those that a user names, which at.py finds
 recovery.py            puts each distant text of a document before its targets
   evaluated_text.py    one such text, with the targets of a block
   text_evaluation.py   computes the losses with k of its units

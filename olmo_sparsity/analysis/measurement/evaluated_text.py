@@ -99,7 +99,7 @@ class EvaluatedText:
 
     spans_by_part: SpansByPart
     """The targets that are evaluated with this text. An unrelated text may serve those of both
-    kinds of distant context."""
+    distant parts."""
 
     @property
     def control(self) -> str:
@@ -113,7 +113,7 @@ class EvaluatedText:
 
     @property
     def all_spans(self) -> Spans:
-        """Return the targets of both kinds of distant context, each once."""
+        """Return the targets of both distant parts, each once."""
         return sorted(set(chain(*self.spans_by_part.values())))
 
     def places(self, spans: Spans) -> np.ndarray:

@@ -32,7 +32,7 @@ PLACEBO_RATE = 0.5
 """Assumed number of placebo targets for each document target, where no losses are known."""
 
 NumByPart = dict[str, float]
-"""Kind of distant context (`document` or `placebo`) → the number of targets evaluated with it."""
+"""Distant part (`document` or `placebo`) → the number of targets evaluated with it."""
 
 
 @dataclass(frozen=True)
@@ -150,12 +150,12 @@ def _extrapolate(
     )
     is_reported = losses.document.map(half_of) == "report"
     num_tried = max(int(is_reported.sum()), 1)
-    # (kind of distant context, target set) → the fraction of tokens that become such targets.
+    # (distant part, target set) → the fraction of tokens that become such targets.
     density = chosen.groupby(["distant_part", "target_set"]).size() / num_tried
     max_targets = plan.settings.max_targets_of_set
 
     def num_expected(distant_part: str, num_candidates_of_document: int) -> float:
-        # No tried token was chosen with this kind of distant context.
+        # No tried token was chosen with this distant part.
         if distant_part not in fraction_distinct.index:
             return 0.0
         num_by_set = (density[distant_part] * num_candidates_of_document).clip(upper=max_targets)

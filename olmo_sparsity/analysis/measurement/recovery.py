@@ -182,8 +182,8 @@ class _DocumentEvaluation:
         self, bounds: BlockBounds, spans_by_part: SpansByPart, draw: int
     ) -> None:
         """Evaluate targets with the unrelated texts of one draw. The control `unrelated` has one
-        text for the whole block; other controls have one for each kind of distant context or each
-        token of a target."""
+        text for the whole block; other controls have one for each distant part, or for each token
+        of a target."""
         assert self.controls is not None
         block = self._block(bounds)
         own_texts = {

@@ -15,8 +15,9 @@ import pandas as pd
 
 from olmo_sparsity.analysis.measurement.at import At
 from olmo_sparsity.analysis.measurement.choices import Choices
+from olmo_sparsity.analysis.measurement.named_targets import named_targets, targets_of_records
 from olmo_sparsity.analysis.measurement.reuse import locate_targets
-from olmo_sparsity.analysis.measurement.targets import COLUMNS, named_targets, targets_of_records
+from olmo_sparsity.analysis.measurement.targets import COLUMNS
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.text.documents import Documents

@@ -97,7 +97,7 @@ class TargetCosts:
         """Return the token-forwards of all expected targets.
 
         Args:
-            expected: Document → kind of distant context → number of targets.
+            expected: Document → distant part → number of targets.
             places: Document → the places where its targets may be.
         """
         total = 0.0
@@ -146,7 +146,7 @@ def _count_examples(plan: Plan, places: dict[int, np.ndarray]) -> Iterator[_Exam
 
 
 def _count_example(plan: Plan, number: int, chosen: np.ndarray, distant_part: str) -> _Example:
-    """Count the token-forwards of targets of one document with one kind of distant context."""
+    """Count the token-forwards of targets of one document with one distant part."""
     targets = {"document": number, "target": np.sort(chosen), "distant_part": distant_part}
     size = _size_of_targets(plan, chosen)
     return _Example(

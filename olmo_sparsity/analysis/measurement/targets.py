@@ -1,12 +1,10 @@
-"""Choose the targets to evaluate: by their gap, by the text alone, or by name.
-
-`Plan.select_targets` and settled.py call the functions of this module:
+"""Choose the targets to evaluate: by their gap, by the text alone, or those of another measurement.
 
     choose_targets       by the losses: a large gap, or a bigram that recurs
     targets_by_text      by chance alone, from all tokens
-    named_targets        by words, regular expressions or places (`at`, at.py)
-    targets_of_records   the targets of records with a prompt and a target
     targets_with_window  those of another measurement
+
+`Plan.select_targets` calls the first two. Targets that a user names are in named_targets.py.
 
 Each returns a table with the columns `COLUMNS`. Here token 18 of document 1 is in two sets, and
 token 25 is a target of the placebo:
@@ -27,12 +25,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.measurement.at import At, find_spans
 from olmo_sparsity.analysis.options import MIN_GAP, Settings
 from olmo_sparsity.analysis.results.target_rows import (
     KEYS,
@@ -43,13 +39,13 @@ from olmo_sparsity.analysis.results.target_rows import (
 )
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.streams import stream
-from olmo_sparsity.text.documents import Document, Documents
+from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.units import NO_INDICES, Spans, span_width
 from olmo_sparsity.text.windows import Block, Windows
 
 COLUMNS = [*KEYS, "distant_part", "target_set"]
-"""Columns of a table of targets: document, target (the place of its first token), kind of distant
-context, target set. Targets of several tokens have the column `end`, too."""
+"""Columns of a table of targets: document, target (the place of its first token), distant part,
+target set. Targets of several tokens have the column `end`, too."""
 
 
 def fit_threshold(losses: pd.DataFrame, share: float, min_gap: float) -> float | None:
@@ -78,7 +74,9 @@ def choose_targets(
     most the `share` of all tokens of the document, as `gap` has on average.
 
     Args:
+        losses: Losses of all documents.
         threshold: The smallest gap of a target, in nats. None if targets may have any gap.
+        settings: The settings of the measurement.
     """
     reported = losses[losses.document.map(half_of) == "report"]
     candidates = distant_part_losses(reported)
@@ -99,6 +97,7 @@ def choose_targets(
     by_bigram = _draw_of_documents(
         candidates[candidates.bigram], "bigram", max_by_bigram, settings.seed
     )
+
     chosen = pd.concat([by_gap, by_bigram])[COLUMNS]
     # Each set has random streams of its own, so leaving one out changes nothing in the other.
     chosen = chosen[chosen.target_set.isin(settings.sets)]
@@ -154,12 +153,15 @@ def places_of(blocks: Sequence[Block]) -> np.ndarray:
 def _draw_of_documents(
     candidates: pd.DataFrame, target_set: str, max_of_document: Callable[[int], int], seed: int
 ) -> pd.DataFrame:
-    """Draw targets at random from the candidates of each document and kind of distant context, and
-    add the column `target_set`.
+    """Draw targets at random from the candidates of each document and distant part, and add the
+    column `target_set`.
 
     Args:
-        max_of_document: Function that returns, for the number of a document, how many targets are
-            drawn from it at most.
+        candidates: Rows of `distant_part_losses` that may become targets.
+        target_set: The name of their target set.
+        max_of_document: Returns the largest number of targets that are drawn from a document, by
+            its number.
+        seed: The seed of the measurement.
     """
     drawn_rows = [candidates[:0]]
     for (document, distant_part), group in candidates.groupby(["document", "distant_part"]):
@@ -168,17 +170,6 @@ def _draw_of_documents(
         drawn = generator.permutation(len(group))[: max_of_document(int(document))]
         drawn_rows.append(group.iloc[np.sort(drawn)])
     return pd.concat(drawn_rows).assign(target_set=target_set)
-
-
-def targets_of_records(documents: Documents, windows: Windows) -> pd.DataFrame:
-    """Return a target for each token of the target of each record, where records hold a prompt and
-    a target."""
-    spans = []
-    for document in documents:
-        if document.target is not None:
-            end = len(document.tokens)
-            spans.append(_SpanOfDocument(document.number, document.target, end))
-    return _table_of_named(spans, documents, windows, "a prompt's target")
 
 
 def targets_with_window(
@@ -197,50 +188,6 @@ def targets_with_window(
     if not same_settings:
         is_kept &= targets.distant_part == "document"
     return targets[is_kept].sort_values(COLUMNS, ignore_index=True)
-
-
-def named_targets(documents: Documents, at: At, windows: Windows) -> pd.DataFrame:
-    """Return a target for each token that `at` names in a document, if it has a full long window.
-    DataError if there is none."""
-    spans = []
-    for document in documents:
-        for first, end in find_spans(document, at, missing_ok=True):
-            spans.append(_SpanOfDocument(document.number, first, end))
-    if not spans:
-        raise DataError(
-            f"{documents.name}: no document contains at={at!r}; pass words of the text, a regular "
-            "expression, or tokens FIRST:END"
-        )
-    return _table_of_named(spans, documents, windows, "a named target")
-
-
-class _SpanOfDocument(NamedTuple):
-    """A run of tokens of one of the documents, from `first` to `end` − 1."""
-
-    document: int
-    first: int
-    end: int
-
-
-def _table_of_named(
-    spans: Sequence[_SpanOfDocument], documents: Documents, windows: Windows, noun: str
-) -> pd.DataFrame:
-    """Return a target for each token of the spans that has a full long window; DataError if none
-    has.
-
-    Args:
-        noun: How the error names a span.
-    """
-    rows = []
-    for span in spans:
-        for place in range(max(span.first, windows.first_target), span.end):
-            rows.append((span.document, place, "document", "named"))
-    if not rows:
-        raise DataError(
-            f"{documents.name}: no token of {noun} has a full long window; lower long, or name "
-            "later ones"
-        )
-    return pd.DataFrame(rows, columns=COLUMNS).drop_duplicates(ignore_index=True)
 
 
 def first_target_place(windows: Windows, units: str) -> int:
@@ -275,9 +222,8 @@ def targets_fingerprint(targets: pd.DataFrame) -> str:
 
 
 def targets_of_document(targets: pd.DataFrame, document: Document) -> dict[str, np.ndarray]:
-    """Return the targets of one document: kind of distant context → an array of two columns, with a
-    row for each target, its first place and one past its last. A target in several sets has one
-    row."""
+    """Return the targets of one document: distant part → an array of two columns, with a row for
+    each target, its first place and one past its last. A target in several sets has one row."""
     rows = with_ends(targets[targets.document == document.number])
     groups = rows.groupby("distant_part")[["target", "end"]]
     return {str(part): np.unique(spans.to_numpy(), axis=0) for part, spans in groups}

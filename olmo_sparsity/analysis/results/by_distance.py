@@ -192,7 +192,7 @@ def _recovery_by_bin(
     """Return for each bin the loss reduction by its units, divided by the gap of all targets.
 
     Args:
-        target_rows: Rows of `pair` with one kind of distant context.
+        target_rows: Rows of `pair` with one distant part.
         units: The units of `_first_k_units`.
         powers: The bins.
         documents: The documents that are resampled.
