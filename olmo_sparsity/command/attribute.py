@@ -153,7 +153,7 @@ def _attribute_one(options: argparse.Namespace) -> int:
 
 def _print_attribution(attribution: Attribution, options: argparse.Namespace) -> None:
     """Print the verdicts as text or JSON, and write the page if one is wanted."""
-    from olmo_sparsity.analysis.results.tables import to_json_value
+    from olmo_sparsity.analysis.results.json_values import to_json_value
 
     if options.json:
         print(json.dumps(to_json_value(attribution.to_dict()), ensure_ascii=False, indent=1))

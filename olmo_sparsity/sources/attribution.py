@@ -36,8 +36,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from olmo_sparsity.analysis.results.json_values import to_json_value
 from olmo_sparsity.analysis.results.notes import describe_noise
-from olmo_sparsity.analysis.results.tables import to_json_value
 from olmo_sparsity.analysis.results.view import quoted, sentence, strong
 from olmo_sparsity.base.errors import ConfigError, check_type, printable
 from olmo_sparsity.base.path_options import path_of

@@ -9,12 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from olmo_sparsity.analysis.results.tables import (
-    SCHEMAS,
-    check_columns,
-    read_table,
-    with_current_columns,
-)
+from olmo_sparsity.analysis.results.schemas import SCHEMAS
+from olmo_sparsity.analysis.results.tables import check_columns, read_table, with_current_columns
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.renamed import (
     COLUMNS,

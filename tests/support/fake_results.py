@@ -21,9 +21,9 @@ from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.reported import STUDENT
 from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.schemas import SCHEMAS
 from olmo_sparsity.analysis.results.statistics import GROUPS, mean_lds, summarize
 from olmo_sparsity.analysis.results.stored_results import complete_summary
-from olmo_sparsity.analysis.results.tables import SCHEMAS
 from olmo_sparsity.analysis.results.target_rows import distant_part_losses, half_of, with_ends
 from olmo_sparsity.text.windows import Windows
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from olmo_sparsity.analysis.measurement.parts import Parts
-from olmo_sparsity.analysis.results.tables import PHASES
+from olmo_sparsity.analysis.results.schemas import PHASES
 
 IDENTITY = {"model": {"fingerprint": "a1"}, "windows": {"long": 64, "short": 16}, "ks": [1, 2]}
 

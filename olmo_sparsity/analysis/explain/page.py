@@ -17,7 +17,7 @@ from olmo_sparsity.analysis.explain.explained_text import ExplainedText
 from olmo_sparsity.analysis.report.texts_page import note, subtitle, write_page
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.tables import SCHEMAS
+from olmo_sparsity.analysis.results.schemas import SCHEMAS
 from olmo_sparsity.analysis.results.view import escape, sentence, spell
 from olmo_sparsity.base.path_options import path_of
 

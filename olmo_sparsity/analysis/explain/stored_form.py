@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.analysis.explain.explained_text import ExplainedText
-from olmo_sparsity.analysis.results.tables import to_json_value
+from olmo_sparsity.analysis.results.json_values import to_json_value
 from olmo_sparsity.base.files import write_atomically, writing
 from olmo_sparsity.base.path_options import check_suffix, path_of
 

@@ -36,18 +36,11 @@ from olmo_sparsity.analysis.measurement.stored_part import (
 )
 from olmo_sparsity.analysis.measurement.unfinished import UnfinishedDocument
 from olmo_sparsity.analysis.options import MIN_GAP
+from olmo_sparsity.analysis.results.json_values import to_json_value, write_as_json
 from olmo_sparsity.analysis.results.meta import Meta
+from olmo_sparsity.analysis.results.schemas import MADE_OF_PARTS, PHASES, SCHEMAS, Columns
 from olmo_sparsity.analysis.results.stored_results import FILES
-from olmo_sparsity.analysis.results.tables import (
-    MADE_OF_PARTS,
-    PHASES,
-    SCHEMAS,
-    Columns,
-    to_json_value,
-    to_table,
-    write_as_json,
-    write_table,
-)
+from olmo_sparsity.analysis.results.tables import to_table, write_table
 from olmo_sparsity.base.files import is_partial, read_json, writing
 from olmo_sparsity.base.manifest import MANIFEST, write_manifest
 from olmo_sparsity.base.provenance import versions_of_numbers

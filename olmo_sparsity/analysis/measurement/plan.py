@@ -39,7 +39,7 @@ from olmo_sparsity.analysis.measurement.targets import (
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.meta import InductionCheck, SinkCheck
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.tables import PHASES, Columns
+from olmo_sparsity.analysis.results.schemas import PHASES, Columns
 from olmo_sparsity.analysis.results.target_rows import half_of
 from olmo_sparsity.analysis.scoring.document_losses import context_losses
 from olmo_sparsity.analysis.scoring.induction import repetition_drop

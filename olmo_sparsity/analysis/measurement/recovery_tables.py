@@ -28,7 +28,7 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.measurement.unfinished import UnfinishedDocument
-from olmo_sparsity.analysis.results.tables import PHASES
+from olmo_sparsity.analysis.results.schemas import PHASES
 
 COLUMNS = {
     name: [column for column in PHASES["recovery"][name].names if column != "document"]

@@ -31,9 +31,9 @@ from olmo_sparsity.analysis.measurement.matching import (
 )
 from olmo_sparsity.analysis.measurement.targets import targets_with_window
 from olmo_sparsity.analysis.options import Settings
+from olmo_sparsity.analysis.results.json_values import to_json_value
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.stored_results import read_results
-from olmo_sparsity.analysis.results.tables import to_json_value
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT
 from olmo_sparsity.analysis.selectors.influence import find_selector
 from olmo_sparsity.base.errors import ConfigError, DataError

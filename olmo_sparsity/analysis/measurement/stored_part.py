@@ -18,14 +18,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from olmo_sparsity.analysis.results.tables import (
-    Columns,
-    check_columns,
-    read_table,
-    to_table,
-    write_as_json,
-    write_table,
-)
+from olmo_sparsity.analysis.results.json_values import write_as_json
+from olmo_sparsity.analysis.results.schemas import Columns
+from olmo_sparsity.analysis.results.tables import check_columns, read_table, to_table, write_table
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import read_json
 from olmo_sparsity.base.launch import forget_deaths

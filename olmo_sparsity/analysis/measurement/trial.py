@@ -27,7 +27,8 @@ from olmo_sparsity.analysis.measurement.target_costs import (
     spent_forwards,
 )
 from olmo_sparsity.analysis.results.meta import InductionCheck
-from olmo_sparsity.analysis.results.tables import Columns, join_documents
+from olmo_sparsity.analysis.results.schemas import Columns
+from olmo_sparsity.analysis.results.tables import join_documents
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT, half_of
 from olmo_sparsity.analysis.scoring.induction import passages_of, repetition_drop
 from olmo_sparsity.text.windows import Block

@@ -1,6 +1,6 @@
 """Read the tables of a measurement, compute statistics, and describe them.
 
-tables.py, columns.py, meta.py   what is stored
+schemas.py, columns.py, meta.py  what is stored; tables.py reads and writes it, json_values.py JSON
 results.py                       a finished measurement; stored_results.py reads it from its folder
 compare.py                       compares two
 

@@ -52,18 +52,18 @@ def compare(first: ResultsOrFolder, second: ResultsOrFolder) -> pd.DataFrame:
 
     The columns `mean_gap`, `mean_gap_low` and `mean_gap_high` are the difference of the mean gap
     over all tokens that both measured; they are the same in each row."""
-    first = _read_if_folder("first", first)
-    second = _read_if_folder("second", second)
+    first_results = _read_if_folder("first", first)
+    second_results = _read_if_folder("second", second)
     # Net excess, which is compared, subtracts the placebo's excess.
-    for results in (first, second):
+    for results in (first_results, second_results):
         if PLACEBO not in set(results.targets.distant_part):
             remedy = "measure it with the default --control and without --targets"
             if "choices" in results.meta.targets:
                 remedy = "pass --transfer"
             name = results.meta.model.get("name")
             raise DataError(f"{name} has no placebo to compare; {remedy}")
-    table = as_reported(net_differences(*_pairs(first, second)))
-    gap = gap_difference(first.reported, second.reported, first.parts)
+    table = as_reported(net_differences(*_pairs(first_results, second_results)))
+    gap = gap_difference(first_results.reported, second_results.reported, first_results.parts)
     return table.assign(mean_gap=gap.value, mean_gap_low=gap.low, mean_gap_high=gap.high)
 
 
@@ -101,22 +101,23 @@ def transfer(first: ResultsOrFolder, second: ResultsOrFolder) -> pd.DataFrame:
     """Return the mean of two measurements in which two models evaluate each other's choices
     (`measure` with `choices`): their mean recovery, removal and so on, a row for each target set,
     units, selector and k."""
-    first = _read_if_folder("first", first)
-    second = _read_if_folder("second", second)
-    for results in (first, second):
+    first_results = _read_if_folder("first", first)
+    second_results = _read_if_folder("second", second)
+    for results in (first_results, second_results):
         if "choices" not in results.meta.targets:
             name = results.meta.model.get("name")
             raise DataError(f"{name} evaluated its own choices; pass the other's with --choices")
     # Each must have evaluated what the other chose: a third model's choices would be something
     # else.
-    for evaluated, other in ((first, second), (second, first)):
+    both_directions = (first_results, second_results), (second_results, first_results)
+    for evaluated, other in both_directions:
         chooser = evaluated.meta.targets.get("chosen_by", other.meta.model)
         if chooser.get("fingerprint") != other.meta.model.get("fingerprint"):
             raise DataError(
                 f"{evaluated.meta.model.get('name')} evaluated what {chooser['name']} chose, not "
                 f"{other.meta.model.get('name')}; pass both directions of one pair of models"
             )
-    return as_reported(both_ways(*_pairs(first, second)))
+    return as_reported(both_ways(*_pairs(first_results, second_results)))
 
 
 def _read_if_folder(name: str, results: ResultsOrFolder) -> Results:

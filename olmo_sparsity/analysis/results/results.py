@@ -22,7 +22,7 @@ from pathlib import Path
 import pandas as pd
 
 from olmo_sparsity.analysis.results.meta import SETS, Meta
-from olmo_sparsity.analysis.results.tables import SCHEMAS
+from olmo_sparsity.analysis.results.schemas import SCHEMAS
 from olmo_sparsity.analysis.results.target_rows import SplitDocuments, half_of
 from olmo_sparsity.analysis.results.view import spell
 from olmo_sparsity.base.path_options import path_of

@@ -22,8 +22,9 @@ from olmo_sparsity.analysis.results.columns import later_columns
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.reported import STUDENT, as_reported, without_few_intervals
 from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.schemas import SCHEMAS
 from olmo_sparsity.analysis.results.statistics import GROUPS, summarize
-from olmo_sparsity.analysis.results.tables import SCHEMAS, absent_columns, read_table
+from olmo_sparsity.analysis.results.tables import absent_columns, read_table
 from olmo_sparsity.base.errors import DataError, check_type
 from olmo_sparsity.base.files import read_json
 from olmo_sparsity.base.manifest import MANIFEST, find_damage, read_entries

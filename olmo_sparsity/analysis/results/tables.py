@@ -1,131 +1,27 @@
-"""Define the tables of a measurement, and read and write them as Parquet and JSON files.
+"""Read and write the tables of a measurement (schemas.py) as Parquet files, and check columns.
 
-`SCHEMAS` names all tables with their columns. A measurement runs in two phases over the documents,
-and each phase fills some of the tables document by document (`PHASES`); the tables `targets` and
-`summary` are computed from those at the end:
+    table = to_table("losses", {"document": [0, 0], "target": [18, 19], …}, "document 0")
+    write_table(folder / "losses.parquet", table)
+    read_table(folder / "losses.parquet", "losses")    # DataError if a column is not as declared
 
-    phase "losses"      documents, losses
-    phase "recovery"    tokens, influence, recovery, lds, costs
-    at the end          targets, summary
-
-docs/measure.md explains the columns. Never imports torch.
+Files of an earlier release have some columns under other names, and are read under today's. Never
+imports torch.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from olmo_sparsity.analysis.results.columns import (
-    BOOL,
-    FLOAT32,
-    INT32,
-    INT64,
-    TEXT,
-    ColumnType,
-    types_of_columns,
-)
+from olmo_sparsity.analysis.results.schemas import SCHEMAS, Columns
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.base.files import read_parquet, write_atomically
+from olmo_sparsity.base.files import read_parquet
 from olmo_sparsity.base.renamed import current_name
-
-Columns = Mapping[str, np.ndarray | list | pd.Series]
-"""Name of a column → its values."""
-
-_ARROW_TYPES = {
-    "int32": pa.int32(),
-    "int64": pa.int64(),
-    "float32": pa.float32(),
-    "float64": pa.float64(),
-    "text": pa.string(),
-    "bool": pa.bool_(),
-}
-
-
-def _schema(**columns: ColumnType) -> pa.Schema:
-    """Return a schema from the type of each column."""
-    fields = []
-    for name, column_type in columns.items():
-        arrow_type = _ARROW_TYPES[column_type.name]
-        fields.append(pa.field(name, arrow_type, nullable=column_type.is_nullable))
-    return pa.schema(fields)
-
-
-PHASES = {
-    "losses": {
-        "documents": _schema(document=INT32, name=TEXT),
-        "losses": _schema(
-            document=INT32,
-            target=INT32,
-            token_id=INT32,
-            loss_short=FLOAT32,
-            loss_long=FLOAT32,
-            bigram=BOOL,
-            placebo_loss_long=FLOAT32,
-            placebo_bigram=BOOL,
-        ),
-    },
-    "recovery": {
-        "tokens": _schema(document=INT32, place=INT32, token_id=INT32, text=TEXT),
-        "influence": _schema(
-            document=INT32,
-            target=INT32,
-            distant_part=TEXT,
-            units=TEXT,
-            selector=TEXT,
-            control=TEXT,
-            rank=INT32,
-            distant_first=INT32,
-            distant_end=INT32,
-            distant_text=TEXT,
-            influence=FLOAT32,
-        ),
-        "recovery": _schema(
-            document=INT32,
-            target=INT32,
-            distant_part=TEXT,
-            units=TEXT,
-            selector=TEXT,
-            control=TEXT,
-            draw=INT32,
-            k=INT32,
-            num_tokens=INT32,
-            loss_set=FLOAT32,
-            loss_without=FLOAT32.or_null,
-        ),
-        "lds": _schema(
-            document=INT32,
-            target=INT32,
-            units=TEXT,
-            selector=TEXT,
-            lds=FLOAT32,
-        ),
-        "costs": _schema(
-            document=INT32,
-            units=TEXT,
-            selector=TEXT,
-            token_forwards=INT64,
-            num_targets=INT32,
-        ),
-    },
-}
-"""The two phases of a measurement, with the tables of each."""
-
-MADE_OF_PARTS = PHASES["losses"] | PHASES["recovery"]
-"""The tables that are filled document by document, and stored in parts until the end."""
-
-SCHEMAS = MADE_OF_PARTS | {
-    "targets": _schema(document=INT32, target=INT32, distant_part=TEXT, target_set=TEXT, end=INT32),
-    "summary": _schema(**types_of_columns()),
-}
 
 
 def join_documents(rows_of_documents: Mapping[int, Columns]) -> pd.DataFrame:
@@ -221,24 +117,3 @@ def absent_columns(path: Path, names: Collection[str]) -> list[str]:
     """Return the columns among `names` that a file does not store."""
     stored = {current_name(field.name) for field in pq.read_schema(path)}
     return [name for name in names if name not in stored]
-
-
-def to_json_value(value: Any) -> Any:
-    """Convert arrays, NumPy numbers, tuples and paths to what JSON can hold. NaN and infinities
-    become null, as JSON has no word for them."""
-    if isinstance(value, dict):
-        return {str(key): to_json_value(item) for key, item in value.items()}
-    if isinstance(value, np.generic | np.ndarray):
-        return to_json_value(value.tolist())
-    if isinstance(value, list | tuple):
-        return [to_json_value(item) for item in value]
-    # `json` would write NaN, which other readers of JSON refuse.
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
-
-
-def write_as_json(path: Path, value: Any) -> None:
-    """Write a JSON file, atomically, of a value that may hold arrays, NaN and paths."""
-    text = json.dumps(to_json_value(value), ensure_ascii=False, indent=2)
-    write_atomically(path, text + "\n")

@@ -23,7 +23,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from olmo_sparsity.analysis.results.tables import to_json_value, write_as_json
+from olmo_sparsity.analysis.results.json_values import to_json_value, write_as_json
 from olmo_sparsity.base.conform import conform
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import read_json, sha256_of

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import olmo_sparsity.analysis.measurement.parts
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.results.meta import Meta
+from olmo_sparsity.analysis.results.schemas import MADE_OF_PARTS, PHASES, SCHEMAS
 from olmo_sparsity.analysis.results.stored_results import read_results
-from olmo_sparsity.analysis.results.tables import MADE_OF_PARTS, PHASES, SCHEMAS
 from olmo_sparsity.base.errors import DataError
 from tests.support.parts import IDENTITY, flip_a_byte, tiny_rows, truncate, write
 

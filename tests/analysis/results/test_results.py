@@ -44,10 +44,10 @@ from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.pairing import pair
 from olmo_sparsity.analysis.results.reported import with_t_intervals
 from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.schemas import SCHEMAS
 from olmo_sparsity.analysis.results.statistics import ENOUGH, summarize
 from olmo_sparsity.analysis.results.stored_results import FILES, read_results
 from olmo_sparsity.analysis.results.summary import describe
-from olmo_sparsity.analysis.results.tables import SCHEMAS
 from olmo_sparsity.analysis.results.target_rows import has_spans, losses_of_targets
 from olmo_sparsity.analysis.results.two_measurements import net_differences
 from olmo_sparsity.analysis.results.view import format_interval

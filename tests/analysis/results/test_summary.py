@@ -22,6 +22,7 @@ from olmo_sparsity.analysis.results.comparison_text import (
 )
 from olmo_sparsity.analysis.results.conclusion import conclude, summary_in_order_of_units
 from olmo_sparsity.analysis.results.intervals import BOOTSTRAP
+from olmo_sparsity.analysis.results.json_values import write_as_json
 from olmo_sparsity.analysis.results.loss_statistics import mean_gap
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.notes import (
@@ -33,11 +34,12 @@ from olmo_sparsity.analysis.results.notes import (
 )
 from olmo_sparsity.analysis.results.reported import as_reported
 from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.schemas import SCHEMAS
 from olmo_sparsity.analysis.results.statistics import GROUPS, summarize
 from olmo_sparsity.analysis.results.stored_results import FILES, read_results
 from olmo_sparsity.analysis.results.student_t import FEW_FOR_BOOTSTRAP
 from olmo_sparsity.analysis.results.summary import describe
-from olmo_sparsity.analysis.results.tables import SCHEMAS, write_as_json, write_table
+from olmo_sparsity.analysis.results.tables import write_table
 from olmo_sparsity.analysis.results.terminal_table import format_summary
 from olmo_sparsity.analysis.results.view import with_interval
 from olmo_sparsity.base.errors import DataError
