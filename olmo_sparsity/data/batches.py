@@ -238,18 +238,7 @@ class TrainingBatches:
             if changed.labels_L is not None:
                 labels_BL[row] = changed.labels_L
 
-        # Position IDs. They are drawn for a piece of the text, not for a row of this process, so
-        # that a piece gets the same ones on any number of processes.
-        positions_BL = np.empty_like(tokens_BL)
-        for row, piece in enumerate(pieces):
-            positions_BL[row] = draw_positions(
-                stage.positions,
-                length,
-                seed=self.plan.seed,
-                epoch=piece.epoch,
-                index=piece.index,
-                documents_L=documents_BL[row] if stage.positions.per_document else None,
-            )
+        positions_BL = self._draw_positions(pieces, stage, documents_BL)
 
         # Without a transform every row has as many labels, so that processes need not add them up.
         num_labels = None
@@ -262,6 +251,24 @@ class TrainingBatches:
             documents_BL=torch.from_numpy(documents_BL) if self.plan.mask_documents else None,
             num_labels=num_labels,
         )
+
+    def _draw_positions(
+        self, pieces: Sequence[Piece], stage: Stage, documents_BL: np.ndarray
+    ) -> np.ndarray:
+        """Return positions_BL, the position IDs of each piece. They are drawn for a piece of the
+        text, not for a row of this process, so that a piece gets the same ones on any number of
+        processes."""
+        positions_BL = np.empty((len(pieces), stage.length), np.int64)
+        for row, piece in enumerate(pieces):
+            positions_BL[row] = draw_positions(
+                stage.positions,
+                stage.length,
+                seed=self.plan.seed,
+                epoch=piece.epoch,
+                index=piece.index,
+                documents_L=documents_BL[row] if stage.positions.per_document else None,
+            )
+        return positions_BL
 
     def _transform(self, pieces: Sequence[Piece]) -> dict[int, Changed]:
         """Return the rows that `data.transform` changes, by their number. Rows that it leaves as

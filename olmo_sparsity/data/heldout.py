@@ -54,6 +54,7 @@ def heldout_batches(
             They are contiguous in either case.
     """
     sequences = heldout_sequences(shards, length)
+    # A short held-out text has fewer sequences than are configured. All of them are read once.
     num_read = min(num_sequences, len(sequences))
     for start in range(0, num_read, batch_size):
         rows = range(start, min(start + batch_size, num_read))
@@ -63,6 +64,7 @@ def heldout_batches(
             positions_BL=torch.arange(length).expand(len(rows), length),
             labels_BL=torch.from_numpy(next_tokens(tokens_BL)),
         )
+        # As in training, so that the loss is that of the task the model is trained for.
         if mask_documents:
             documents_BL = number_documents(tokens_BL, shards.eos_id)
             batch.documents_BL = torch.from_numpy(documents_BL)

@@ -132,6 +132,7 @@ def _price(
         model: The stand-in for the model of the config.
         gpu: The name of the GPU; None: no hours are predicted.
     """
+    # Windows of `all` are cut to the model's limit, before documents are chosen by it.
     settings = fit_to_limit(request.settings, model.max_positions)
     documents = text.documents
     if request.reading.split_long and model.max_positions is not None:

@@ -5,8 +5,8 @@ With a peak of 1.0, 300 warm-up steps of 20,000, and final_lr_share=0.1:
     step        150     300     10,150    20,000
     linear      0.50    1.00    0.55      0.10
     cosine      0.50    1.00    0.55      0.10      but flatter at both ends
-    constant    0.50    1.00    1.00      1.00
     wsd         0.50    1.00    1.00      0.10      falls in the last cooldown_steps alone
+    constant    0.50    1.00    1.00      1.00      or 0 at the end, if it has cooldown_steps
 
 The rate is a function of the step alone, so a resumed run needs no state of it. steps.py calls it
 in each step.
@@ -30,6 +30,7 @@ def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
     if step <= config.warmup_steps:
         return peak * step / config.warmup_steps
 
+    # "constant" may have a cooldown of no steps, which never begins. Its `final_lr_share` is 0.
     if config.schedule in ("constant", "wsd"):
         num_left = num_steps - step
         if num_left >= config.cooldown_steps:

@@ -38,23 +38,27 @@ Flat = Mapping[str, Any]
 """Settings of a run by flat keys, such as `training.length`."""
 
 FREE_KEYS = (
+    # What is written, and where.
     "run_folder",
     "start_over",
     "logging",
     "checkpoint",
     "evaluation",
+    # How a step is computed.
     "engine",
-    "data.folder",
     "training.activation_checkpointing",
     "training.activation_memory_budget",
     "training.checkpoint_every",
     "training.deterministic",
     "training.device",
     "training.micro_batch_size",
+    # When the run ends, or leaves out a batch.
     "training.max_epochs",
     "training.max_gpu_hours",
     "training.on_nan",
     "training.max_skips",
+    # The text itself is compared by its hash, which each checkpoint has.
+    "data.folder",
 )
 """Beginnings of the keys that a resumed run may change, as they leave the weights alone. They may
 change rounding, and some do a little more: `engine` and `micro_batch_size` change the masks of
@@ -145,15 +149,16 @@ def is_work_of(folder: Path, settings: Flat) -> bool:
     """
     if not (folder / "config.yaml").exists():
         return True
-    free = (*FREE_KEYS, *RESOLVED_KEYS)
+    free_keys = (*FREE_KEYS, *RESOLVED_KEYS)
     if settings["training.precision"] == "auto":
-        free = (*free, "training.precision")
-    return not _describe_changes(folder, settings, lambda key: not key.startswith(free))
+        free_keys = (*free_keys, "training.precision")
+    return not _describe_changes(folder, settings, lambda key: not key.startswith(free_keys))
 
 
 def _check_same_evaluation(folder: Path, settings: Flat) -> None:
     """Raise ConfigError if a finished run is asked for another evaluation. It evaluates nothing
     more, so its numbers would be taken for those of the new settings."""
+    # A run that goes on evaluates its last step with the new settings.
     last_step = max(map(step_of, list_checkpoints(folder)), default=0)
     changed = _describe_changes(folder, settings, lambda key: key.startswith("evaluation."))
     if changed and last_step == settings["training.num_steps"]:

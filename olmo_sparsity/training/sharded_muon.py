@@ -36,6 +36,7 @@ class ShardedMuon(torch.optim.Muon):
         # Nesterov's momentum, as in PyTorch's step; no other is configured here.
         update = cast(DTensor, gradient.lerp(momentum, group["momentum"]))
 
+        # All processes make it orthogonal: to divide this work, results would be sent once more.
         everywhere = [Replicate()] * update.device_mesh.ndim
         whole = update.redistribute(placements=everywhere).to_local()
         orthogonal = _zeropower_via_newtonschulz(

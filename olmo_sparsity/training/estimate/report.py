@@ -150,6 +150,7 @@ def _lines_of_time(config: RunConfig, hardware: Hardware, time: RunTime) -> dict
             "saves and ends the run there"
         )
     if hardware.price is not None:
+        # In the currency of the option, which the user knows.
         price = time.gpu_hours * hardware.price
         lines["price"] = f"{price:,.2f}, at {hardware.price:g} a GPU-hour"
     return lines
