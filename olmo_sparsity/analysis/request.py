@@ -69,8 +69,8 @@ class Request:
         return cls(**ungrouped, **groups).checked()
 
     def checked(self) -> Self:
-        """Return the request, complete and checked; ConfigError if options are wrong or exclude
-        each other."""
+        """Return the request. Raise ConfigError if options are wrong or exclude each other. A
+        subclass adds its checks, and may fill in defaults that depend on several options."""
         return self
 
 

@@ -28,7 +28,7 @@ SAME_TEXT = 32
 def unrelated_documents(model: LoadedModel, unrelated: Any, document: Document) -> Documents:
     """Return one long document, joined of several, from which unrelated texts are drawn. Documents
     that share a passage with the explained text are left out, as they may be the same text.
-    DataError if too little text is left.
+    Raise DataError if too little text is left.
 
     Args:
         model: The model, in whose tokens the text is read.

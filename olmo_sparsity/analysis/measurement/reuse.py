@@ -228,11 +228,12 @@ def settings_of_choices(
     other: Results, passed: dict[str, Any], has_other_tokenizer: bool
 ) -> Settings:
     """Return the settings under which another measurement ranked its units, so that windows,
-    targets and unrelated texts agree.
+    targets and unrelated texts agree. Raise ConfigError if the user passed one that the other
+    measurement determines.
 
     Args:
-        passed: The settings that the user passed. ConfigError if the other measurement determines
-            one of them.
+        other: The other measurement.
+        passed: The settings that the user passed, by name.
         has_other_tokenizer: Whether its windows are counted in other tokens. The windows are then
             those of this call.
     """

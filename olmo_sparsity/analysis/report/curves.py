@@ -111,18 +111,26 @@ def curves_of(results: Sequence[Drawn], names: Sequence[str]) -> list[Curve]:
 
     curves = []
     for (name, _), group in groups.items():
-        # By their text, as conditions may hold lists, which have no hash.
-        by_conditions: dict[str, list[Drawn]] = {}
-        for result in group:
-            by_conditions.setdefault(repr(_conditions(result)), []).append(result)
-        examples = [results_alike[0] for results_alike in by_conditions.values()]
-        for results_alike in by_conditions.values():
+        groups_alike = _group_by_conditions(group)
+        examples = [results_alike[0] for results_alike in groups_alike]
+        for results_alike in groups_alike:
             label = ", ".join([name, *_differing_conditions(results_alike[0], examples)])
             curves_of_group = _curves_of_alike(label, results_alike, transferred.get(name, []))
-            if curves_of_group:  # results without rows have no curve to draw them beside
+            # Transferred rows are drawn beside the first curve of their name. Results without rows
+            # have no curve.
+            if curves_of_group:
                 transferred.pop(name, None)
             curves += curves_of_group
     return curves
+
+
+def _group_by_conditions(results: Sequence[Drawn]) -> list[list[Drawn]]:
+    """Return the results in groups that share all conditions, in the order of their first ones."""
+    # By their text, as conditions may hold lists, which have no hash.
+    by_conditions: dict[str, list[Drawn]] = {}
+    for result in results:
+        by_conditions.setdefault(repr(_conditions(result)), []).append(result)
+    return list(by_conditions.values())
 
 
 class _Point(NamedTuple):
@@ -158,11 +166,10 @@ def _curves_of_alike(
         main_point = point_by_step_and_length[max(point_by_step_and_length)]
         return [_curve(label, main_point, points, transferred)]
 
-    curves = []
-    for point in points:
-        curves.append(_curve(label, point, [point], transferred))
-        transferred = []  # they are drawn once
-    return curves
+    # Transferred rows are drawn once, beside the first curve.
+    first_point, *other_points = points
+    first_curve = _curve(label, first_point, [first_point], transferred)
+    return [first_curve, *(_curve(label, point, [point], []) for point in other_points)]
 
 
 def _curve(

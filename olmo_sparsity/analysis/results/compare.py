@@ -155,8 +155,8 @@ def _conditions(meta: Meta) -> dict[str, Any]:
 
 
 def _pairs(first: Results, second: Results) -> list[pd.DataFrame]:
-    """Return the rows of `pair` of each of two measurements. DataError if their targets have no
-    partners, or have gaps of another kind."""
+    """Return the rows of `pair` of each of two measurements. Raise DataError if their targets
+    cannot be paired, or have gaps of another kind."""
     states = differing_conditions(first, second).get("distant_states")
     if states is not None and "replaced" in states:
         raise DataError(

@@ -197,7 +197,7 @@ class LossesByPlace:
         return "\n".join(lines)
 
     def _rows_of(self, checkpoint: Checkpoint) -> pd.DataFrame:
-        """Return the rows of a checkpoint; DataError if there are none."""
+        """Return the rows of a checkpoint. Raise DataError if there are none."""
         model, step = checkpoint
         rows = self.rows[(self.rows.model == model) & (self.rows.step == step)]
         if rows.empty:

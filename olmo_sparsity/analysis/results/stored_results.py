@@ -39,8 +39,8 @@ REMEDY = "the same `olmo-sparsity measure` command makes it again; or copy the c
 
 
 def read_results(folder: str | Path) -> Results:
-    """Read the folder of a finished measurement. If it is something else, or lacks something,
-    DataError says what."""
+    """Read the folder of a finished measurement. Raise DataError, which says what is wrong, if it
+    is something else, or not finished, or damaged."""
     check_type("folder", folder, (str, PathLike), "the name of a folder of `measure`")
     folder = path_of("folder", folder)
     _check_holds_measurement(folder)

@@ -211,7 +211,7 @@ def _open_text(request: LossesRequest, first_model: LoadedModel) -> _EncodedText
 
 
 def _tokenizer_of(model: LoadedModel) -> Tokenizer:
-    """Return a model's tokenizer; DataError if it has none."""
+    """Return a model's tokenizer. Raise DataError if it has none."""
     if model.tokenizer is None:
         raise DataError(f"'{model.name}' has no tokenizer")
     return model.tokenizer
