@@ -3,7 +3,7 @@
     summary → `summary_tables` → a table for each target set
     the row to quote → `split_by_distance` → a table of distances with bars
 
-`columns.PAGE` lists the columns that are shown. Never imports torch.
+`PAGE` of shown_columns.py lists the columns that are shown. Never imports torch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from olmo_sparsity.analysis.results.by_distance import (
     describe_distances,
     split_by_distance,
 )
-from olmo_sparsity.analysis.results.columns import HEADINGS, ShownColumn, page_columns
 from olmo_sparsity.analysis.results.conclusion import quoted_row_of
 from olmo_sparsity.analysis.results.meta import SETS, main_set
 from olmo_sparsity.analysis.results.notes import describe_intervals
 from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.shown_columns import HEADINGS, ShownColumn, page_columns
 from olmo_sparsity.analysis.results.terminal_table import describe_placebo
 from olmo_sparsity.analysis.results.view import (
     escape,

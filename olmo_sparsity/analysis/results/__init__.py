@@ -1,6 +1,7 @@
 """Read the tables of a measurement, compute statistics, and describe them.
 
 schemas.py, columns.py, meta.py  what is stored; tables.py reads and writes it, json_values.py JSON
+shown_columns.py                 which columns of the summary are shown
 results.py                       a finished measurement; stored_results.py reads it from its folder
 compare.py                       compares two
 

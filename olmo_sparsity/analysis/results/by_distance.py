@@ -30,11 +30,11 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.results.columns import HEADINGS
 from olmo_sparsity.analysis.results.intervals import Bootstrapped, resample
 from olmo_sparsity.analysis.results.pairing import pair
 from olmo_sparsity.analysis.results.reported import with_t_intervals
 from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.shown_columns import HEADINGS
 from olmo_sparsity.analysis.results.statistics import known_gap
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT, KEYS, PLACEBO
 from olmo_sparsity.analysis.results.view import format_number, spell, with_interval

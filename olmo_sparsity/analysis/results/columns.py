@@ -1,21 +1,22 @@
-"""Declare the columns of the table `summary`: which are stored, and which are shown where.
+"""Declare the columns of the table `summary`: what is stored.
 
-    SUMMARY   what is stored: name, type and meaning of each column, in the order of the file
-    TERMINAL  what `olmo-sparsity measure` prints, in the order of its table
-    PAGE      what the page of `olmo-sparsity report` shows, in the order of its tables
+    SummaryColumn(name="excess", type=FLOAT64.or_null, meaning="`recovery` minus `unrelated`",
+                  has_interval=True)          → the columns excess, excess_low and excess_high
 
-The schema of the stored table, both kinds of tables, the explanations on the page and the table in
-docs/measure.md are made from these lists, or compared with them. To add a column with an interval,
-add an entry to `SUMMARY`, one to `TERMINAL` or `PAGE` if readers should see it, and its computation
-to `statistics`: to `ratios_of_sums` if it is a ratio of the sums in `TargetSums`, else to
-`quantities_with_intervals`. A new sum is a field of `TargetSums` and a column of `pair`. This
-module imports nothing of the project.
+The schema of the stored table (schemas.py), the explanations on the page and the table in
+docs/measure.md are made from `SUMMARY`, or compared with it. shown_columns.py says which of these
+columns a terminal and a page show.
+
+To add a column with an interval, add an entry to `SUMMARY`, one to `TERMINAL` or `PAGE` of
+shown_columns.py if readers should see it, and its computation to `statistics`: to `ratios_of_sums`
+if it is a ratio of the sums in `TargetSums`, else to `quantities_with_intervals`. A new sum is a
+field of `TargetSums` and a column of `pair`. This module imports nothing of the project.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -38,34 +39,6 @@ INT32 = ColumnType("int32")
 INT64 = ColumnType("int64")
 FLOAT32 = ColumnType("float32")
 FLOAT64 = ColumnType("float64")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Display:
-    """How a table for readers shows a column."""
-
-    heading: str
-    has_interval: bool = True
-    """Whether the interval of the column, if it has one, is shown with it."""
-
-    digits: int = 2
-    sign: Literal["", "+"] = ""
-    """`+` gives numbers above 0 a sign, too."""
-
-    width: int = 0
-    """Characters in a terminal; a page fits its columns to their content."""
-
-    where: Literal["all", "with net excess", "without net excess"] = "all"
-    """In which tables of a terminal the column is shown. Net excess means something only where
-    targets were selected by their gap; the tables of other target sets show removal and nats
-    instead."""
-
-
-class ShownColumn(NamedTuple):
-    """A column of `summary`, and how a table shows it."""
-
-    column: SummaryColumn
-    display: Display
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,64 +205,6 @@ SUMMARY = (
 )
 """In the order of the stored table."""
 
-HEADINGS = {
-    "recovery": "recovery",
-    "placebo_recovery": "placebo recovery",
-    "unrelated": "unrelated",
-    "excess": "excess",
-    "placebo": "placebo excess",
-    "net": "net",
-    "net_equal": "net at equal gaps",
-    "net_nats": "net, nats",
-    "excess_nats": "excess, nats",
-    "removal": "removal",
-    "placebo_removal": "placebo removal",
-    "distance": "back",
-}
-"""Column → its words, which are the same in a terminal and on a page."""
-
-
-def _shown_as(name: str, **how: Any) -> Display:
-    return Display(heading=HEADINGS[name], **how)
-
-
-TERMINAL = {
-    "recovery": _shown_as("recovery", width=19),
-    "placebo_recovery": _shown_as("placebo_recovery", width=16, has_interval=False),
-    "unrelated": _shown_as("unrelated", width=9, has_interval=False),
-    "excess": _shown_as("excess", width=21, sign="+"),
-    "placebo": _shown_as(
-        "placebo", width=14, has_interval=False, sign="+", where="with net excess"
-    ),
-    "net": _shown_as("net", width=22, sign="+", where="with net excess"),
-    "net_equal": _shown_as("net_equal", width=22, sign="+", where="with net excess"),
-    "removal": _shown_as("removal", width=19, where="without net excess"),
-    "excess_nats": _shown_as(
-        "excess_nats", width=12, has_interval=False, sign="+", where="without net excess"
-    ),
-    "distance": _shown_as("distance", width=6, digits=0),
-}
-"""The columns of a table in a terminal, in its order."""
-
-PAGE = {
-    "recovery": _shown_as("recovery"),
-    "placebo_recovery": _shown_as("placebo_recovery", has_interval=False),
-    "unrelated": _shown_as("unrelated", has_interval=False),
-    "excess": _shown_as("excess"),
-    "placebo": _shown_as("placebo", has_interval=False),
-    "net": _shown_as("net"),
-    "net_equal": _shown_as("net_equal"),
-    "removal": _shown_as("removal"),
-    "placebo_removal": _shown_as("placebo_removal", has_interval=False),
-    "mean_ratio": Display(heading="mean of ratios"),
-    "share_enough": Display(heading="share of targets ≥ 0.9"),
-    "distance": _shown_as("distance", digits=0),
-    "share_all": Display(heading="share with all distant tokens"),
-    "lds": Display(heading="LDS"),
-    "token_forwards_per_target": Display(heading="token-forwards per target", digits=0),
-}
-"""The columns of a table of the page, in its order: those of the terminal first, the cost last."""
-
 
 def column_named(name: str) -> SummaryColumn:
     """Return the entry of `SUMMARY` with this name."""
@@ -311,19 +226,6 @@ def later_columns() -> list[str]:
         if column.came_later:
             names += column.names
     return names
-
-
-def terminal_columns(has_net: bool) -> list[ShownColumn]:
-    """Return the columns of a table in a terminal, in its order. They differ by whether net excess
-    means something for its targets (`has_net`)."""
-    shown = [ShownColumn(column_named(name), display) for name, display in TERMINAL.items()]
-    where = ("all", "with net excess" if has_net else "without net excess")
-    return [entry for entry in shown if entry.display.where in where]
-
-
-def page_columns() -> list[ShownColumn]:
-    """Return the columns of a table of the page, in its order."""
-    return [ShownColumn(column_named(name), display) for name, display in PAGE.items()]
 
 
 _TYPES_OF_DOCS = {"text": "string", "int32": "int32", "float64": "double"}

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import pandas as pd
 
-from olmo_sparsity.analysis.results.columns import HEADINGS
 from olmo_sparsity.analysis.results.compare import compare, differing_conditions, transfer
 from olmo_sparsity.analysis.results.doubts import (
     SETS_BY_OUTCOME,
@@ -25,6 +24,7 @@ from olmo_sparsity.analysis.results.doubts import (
 from olmo_sparsity.analysis.results.intervals import BOOTSTRAP
 from olmo_sparsity.analysis.results.reported import has_few_targets
 from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.shown_columns import HEADINGS
 from olmo_sparsity.analysis.results.student_t import FEW_FOR_BOOTSTRAP
 from olmo_sparsity.analysis.results.view import with_interval
 

@@ -5,8 +5,8 @@
     selector   units    k            recovery  placebo recovery  …
     add_one    tokens   1   0.94 [0.80, 1.05]              0.87
 
-`columns.TERMINAL` lists the columns that it shows; the others are only in the stored table. Never
-imports torch.
+`TERMINAL` of shown_columns.py lists the columns that it shows; the others are only in the stored
+table. Never imports torch.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 import pandas as pd
 
-from olmo_sparsity.analysis.results.columns import ShownColumn, terminal_columns
 from olmo_sparsity.analysis.results.doubts import has_net
 from olmo_sparsity.analysis.results.notes import describe_intervals
+from olmo_sparsity.analysis.results.shown_columns import ShownColumn, terminal_columns
 from olmo_sparsity.analysis.results.statistics import ENOUGH
 from olmo_sparsity.analysis.results.view import format_interval, format_number, num_of
 

@@ -22,10 +22,10 @@ from olmo_sparsity.analysis.report.page import json_for_html
 from olmo_sparsity.analysis.report.report import write_report
 from olmo_sparsity.analysis.results.by_distance import split_by_distance
 from olmo_sparsity.analysis.results.chosen_units import distances
-from olmo_sparsity.analysis.results.columns import page_columns, terminal_columns
 from olmo_sparsity.analysis.results.conclusion import conclude, quoted_row_of
 from olmo_sparsity.analysis.results.notes import INTERVALS, describe_intervals
 from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.shown_columns import page_columns, terminal_columns
 from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.results.view import DIRECTIONS, format_interval, format_number, sentence
 from olmo_sparsity.base.errors import ConfigError, DataError

@@ -21,13 +21,9 @@ from numpy.typing import ArrayLike
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.results import reported
 from olmo_sparsity.analysis.results.columns import (
-    PAGE,
     SUMMARY,
-    TERMINAL,
     column_named,
     documentation_table,
-    page_columns,
-    terminal_columns,
     types_of_columns,
 )
 from olmo_sparsity.analysis.results.compare import compare
@@ -45,6 +41,12 @@ from olmo_sparsity.analysis.results.pairing import pair
 from olmo_sparsity.analysis.results.reported import with_t_intervals
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.schemas import SCHEMAS
+from olmo_sparsity.analysis.results.shown_columns import (
+    PAGE,
+    TERMINAL,
+    page_columns,
+    terminal_columns,
+)
 from olmo_sparsity.analysis.results.statistics import ENOUGH, summarize
 from olmo_sparsity.analysis.results.stored_results import FILES, read_results
 from olmo_sparsity.analysis.results.summary import describe
@@ -300,7 +302,7 @@ def test_each_interval_that_is_computed_is_that_of_its_entry(results: Results) -
 ADDED = """
 import sys
 from pathlib import Path
-from olmo_sparsity.analysis.results import columns
+from olmo_sparsity.analysis.results import columns, shown_columns
 
 columns.SUMMARY += (
     columns.SummaryColumn(
@@ -311,8 +313,8 @@ columns.SUMMARY += (
         came_later=True,
     ),
 )
-columns.TERMINAL["halved"] = columns.Display(heading="half", width=20)
-columns.PAGE["halved"] = columns.Display(heading="half of recovery")
+shown_columns.TERMINAL["halved"] = shown_columns.Display(heading="half", width=20)
+shown_columns.PAGE["halved"] = shown_columns.Display(heading="half of recovery")
 from olmo_sparsity.analysis.results import statistics
 
 ratios_before = statistics.ratios_of_sums
