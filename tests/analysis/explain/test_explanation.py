@@ -173,6 +173,25 @@ def test_an_explanation_is_sent_to_another_process_without_its_model(
         kept.check()
 
 
+def test_a_table_that_cannot_be_written_whole_leaves_the_earlier_file(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "e.parquet"
+    found = asked(model, at="w8")
+    found.save(path)
+    earlier = path.read_bytes()
+
+    def write_a_part(_: pd.DataFrame, path: Path) -> None:
+        Path(path).write_bytes(b"PAR1")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", write_a_part)
+    with pytest.raises(KeyboardInterrupt):
+        found.save(path)
+    assert path.read_bytes() == earlier
+    assert [file.name for file in tmp_path.iterdir()] == ["e.parquet"]
+
+
 @pytest.mark.parametrize("at", ["w7 w8", None])
 def test_a_weight_that_is_no_number_is_not_explained_away(at: str | None) -> None:
     model = make_model()
