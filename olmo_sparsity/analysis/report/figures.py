@@ -126,7 +126,8 @@ def draw_headline(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> F
     colors = colors_of(curves, missing)
     draw_gaps(grid[0], curves, missing, colors)
     labels = [curve.label for curve in curves] + [point.label for point in missing]
-    names = drawing.short_labels(labels)
+    # Long enough for the name of a model and what tells its curve from others.
+    names = drawing.short_labels(labels, max_length=60)
     handles = draw_curves(figure, list(grid[1:]), panels, curves, colors, names)
     for axes, panel in zip(grid[1:], panels, strict=False):
         draw_frame(axes, panel, curves)

@@ -457,6 +457,8 @@ def test_all_words_of_a_figure_are_inside_it_and_its_panels_stay_high(
     for text in [*legend.get_texts(), *figure.texts]:
         box = text.get_window_extent()
         assert figure.bbox.x0 <= box.x0 <= box.x1 <= figure.bbox.x1, text.get_text()
+    words = " ".join(text.get_text().replace("\n", " ") for text in legend.get_texts())
+    assert all(label in words for label in labels), "no name is shortened"
     height = figure.axes[0].get_position().height * figure.get_figheight()
     assert height > 1.2, "inches of the first panel"
 
@@ -612,7 +614,7 @@ def test_runs_whose_names_end_alike_are_told_apart_in_the_legend(
 ) -> None:
     from olmo_sparsity.analysis.report.figures import draw_figure2
 
-    end = "seeds/of/the/same/model/and/text/step9"
+    end = "seeds/of/the/same/model/and/text/in/a/folder/with/a/long/name/step9"
     names = [f"/disk/{scheme}/{end}" for scheme in ("pose", "rope")]
     every = [replace(results, meta=replace(META, model={"name": name})) for name in names]
     draw_figure2(every, tmp_path / "figure.svg")
