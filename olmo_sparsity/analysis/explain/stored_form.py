@@ -73,13 +73,13 @@ def save(explained: ExplainedText, path: str | Path) -> None:
             the columns of its target.
     """
     check_suffix("path", path, ".json", ".parquet")
-    path = path_of("path", path)
-    if path.suffix == ".json":
-        write_atomically(path, to_json(explained))
+    file = path_of("path", path)
+    if file.suffix == ".json":
+        write_atomically(file, to_json(explained))
         return
     # Units have columns `text` and `end`, too, so those of targets get other names.
     targets = explained.targets.rename(columns={"text": "target_text", "end": "target_end"})
     rows = explained.distant.merge(targets, on="target")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with writing(path) as partial:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with writing(file) as partial:
         rows.to_parquet(partial)

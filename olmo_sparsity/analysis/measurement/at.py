@@ -36,7 +36,7 @@ def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
         missing_ok: Return no span, instead of raising DataError, if the text lacks what is named.
     """
     if isinstance(at, np.integer):
-        at = int(at)
+        at = int(at)  # which the checks below know
     accepted = str | int | slice | re.Pattern | Sequence | np.ndarray | pd.Series
     # A bool is an int to Python, and bytes are a sequence.
     if isinstance(at, bytes | bool) or not isinstance(at, accepted):
@@ -86,10 +86,9 @@ def _find_places(document: Document, at: int | slice) -> Spans:
     Negative numbers count from the end, as in a list of Python."""
     if isinstance(at, slice) and at.step not in (None, 1):
         raise ConfigError(f"at={at!r} has a step, and a target is a run of tokens; omit the step")
-    if isinstance(at, int):
-        # The slice of −1 ends at the end of the text, which is None and not 0.
-        at = slice(at, (at + 1) or None)
-    places = range(len(document.tokens))[at]
+    # The slice of −1 ends at the end of the text, which is None and not 0.
+    run = slice(at, (at + 1) or None) if isinstance(at, int) else at
+    places = range(len(document.tokens))[run]
     if not places:
         return []
     return [(places[0], places[-1] + 1)]

@@ -77,7 +77,7 @@ class Plan:
     """Where unrelated texts and the placebo come from."""
 
     fixed: FixedTargets | None = None
-    """The targets, if they are known before any loss. None: they are chosen by the losses."""
+    """The targets, if they are known before any loss. None if they are chosen by the losses."""
 
     reused_losses: ReusedLosses = field(default_factory=ReusedLosses)
 
