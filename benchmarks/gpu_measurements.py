@@ -277,7 +277,8 @@ def start_by_stages(variant: str) -> Iterator[Row]:
     from olmo_sparsity.models.build import build_model
     from olmo_sparsity.training.choose_engine import build_engine
     from olmo_sparsity.training.deepspeed_engine import import_deepspeed
-    from olmo_sparsity.training.distributed import Processes, start_alone
+    from olmo_sparsity.training.distributed import Processes
+    from olmo_sparsity.training.process_group import start_alone
 
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     config = _config_of_variant(variant, device)
@@ -363,7 +364,7 @@ def _config_of_variant(variant: str, device: torch.device) -> RunConfig:
 def measure_training(size: str, folder: Path) -> Iterator[Row]:
     """Yield the speed of steps on random tokens, as configs/c4_SIZE_pose.yaml trains, and of one
     checkpoint. Only the first process of a launch yields a row."""
-    from olmo_sparsity.training.distributed import connect
+    from olmo_sparsity.training.process_group import connect
 
     is_small = size == "small"
     config = _config_of_size(size)

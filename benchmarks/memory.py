@@ -213,8 +213,8 @@ def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
     from olmo_sparsity.models.build import build_model
     from olmo_sparsity.training.deepspeed_engine import import_deepspeed
     from olmo_sparsity.training.deferred import Deferred
-    from olmo_sparsity.training.distributed import connect, start_alone
     from olmo_sparsity.training.fsdp_engine import FSDPEngine  # noqa: F401 (imports DTensor)
+    from olmo_sparsity.training.process_group import connect, start_alone
 
     # Small enough for a shard of any matrix: what stays in holes of the heap is nobody's estimate.
     give_back_freed_memory(2**16)

@@ -23,7 +23,8 @@
       optim.py                AdamW and Muon: learning_rate.py, jump_detector.py
       moments.py              their state in checkpoints
     checkpoint.py             writes checkpoints in a thread; checkpoint_save.py: one of them
-    distributed.py            the processes of a run: interface.py, all_reduce.py
+    distributed.py            messages and common errors of the processes of a run
+      process_group.py        how they meet: interface.py; all_reduce.py: how fast is their network?
     watchdog.py               ends a run that hangs: stacks.py
     stop_signals.py           a signal asks to save and stop; gpu_hours.py: so does a limit
 

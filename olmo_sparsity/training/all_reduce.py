@@ -23,7 +23,8 @@ import torch.distributed as dist
 from olmo_sparsity.base.devices import device_name
 from olmo_sparsity.base.gpus import PCIE_GIGABYTES_PER_S, find_gpu
 from olmo_sparsity.training.device import own_device
-from olmo_sparsity.training.distributed import Processes, connect
+from olmo_sparsity.training.distributed import Processes
+from olmo_sparsity.training.process_group import connect
 
 MIN_SHARE = 0.5
 """Smallest share of the speed that `train --dry-run` assumes for a link. A cluster with less is

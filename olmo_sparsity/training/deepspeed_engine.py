@@ -33,10 +33,11 @@ from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.config.sections import OptimizerConfig, TrainingConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.training.deepspeed_settings import with_live_weights
-from olmo_sparsity.training.distributed import Processes, start_alone
+from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine, count_processes
 from olmo_sparsity.training.moments import MomentSlice, copy_moments
 from olmo_sparsity.training.optim import build_adamw, moments_of
+from olmo_sparsity.training.process_group import start_alone
 
 
 class ZeroEngine(Engine):

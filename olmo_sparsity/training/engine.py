@@ -36,7 +36,7 @@ from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.text.vocabulary import IGNORED
 from olmo_sparsity.training.compilation import compile_model
 from olmo_sparsity.training.device import be_deterministic, own_device
-from olmo_sparsity.training.distributed import Processes, start_alone
+from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.jump_detector import JumpDetector
 from olmo_sparsity.training.losses import Losses
 from olmo_sparsity.training.model_parts import parts_of
@@ -48,6 +48,7 @@ from olmo_sparsity.training.moments import (
     to_main_memory,
 )
 from olmo_sparsity.training.optim import build_optimizer, moments_of
+from olmo_sparsity.training.process_group import start_alone
 
 
 class StepNumbers(NamedTuple):

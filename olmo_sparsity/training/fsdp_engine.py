@@ -30,11 +30,12 @@ from torch.distributed.tensor import DTensor
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig, TrainingConfig
 from olmo_sparsity.data.batches import Batch
-from olmo_sparsity.training.distributed import Processes, start_alone
+from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.model_parts import layers_of
 from olmo_sparsity.training.moments import MomentSlice, copy_moments
 from olmo_sparsity.training.optim import build_optimizer, moments_of
+from olmo_sparsity.training.process_group import start_alone
 from olmo_sparsity.training.sharded_muon import ShardedMuon
 
 

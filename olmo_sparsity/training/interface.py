@@ -9,7 +9,7 @@
     node 1      ["node2", "10.0.0.2"]
 
 gloo otherwise takes the address of the node's own name, which may be one of loopback. Interfaces
-may be named differently on each node, so that no node can choose for another one. distributed.py
+may be named differently on each node, so that no node can choose for another one. process_group.py
 calls `choose_interface` before the process group is made.
 """
 

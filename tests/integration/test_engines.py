@@ -516,7 +516,7 @@ def test_a_slow_process_is_the_slowest_although_the_others_wait_for_its_weights(
 
 MEET = """
 import os
-from olmo_sparsity.training.distributed import connect
+from olmo_sparsity.training.process_group import connect
 with connect() as processes:
     met = processes.gather((processes.rank, processes.local_rank, processes.local_world_size))
     assert met == [(0, 0, 2), (1, 1, 2)], met

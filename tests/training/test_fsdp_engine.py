@@ -28,10 +28,11 @@ from olmo_sparsity.models.build import build_model
 from olmo_sparsity.text.vocabulary import IGNORED
 from olmo_sparsity.training.choose_engine import build_engine
 from olmo_sparsity.training.deferred import Deferred
-from olmo_sparsity.training.distributed import Processes, connect
+from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.fsdp_engine import check_ranks
 from olmo_sparsity.training.model_parts import layers_of
+from olmo_sparsity.training.process_group import connect
 from tests.support import children
 
 # 101 rows of the vocabulary and layers of 50 rows are divided by neither two nor four.

@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from olmo_sparsity.base.launch import Launch
 from olmo_sparsity.training import interface
-from olmo_sparsity.training.distributed import connect
 from olmo_sparsity.training.interface import VARIABLE, choose_interface, interface_of
+from olmo_sparsity.training.process_group import connect
 from tests.support import children
 
 
