@@ -42,6 +42,9 @@ BUILT_IN = "builtin:"
 _IS_BYTES = "is bytes, and a text is read; decode it, as in text.decode('utf-8')"
 """The end of the message for bytes in place of a text."""
 
+SHOWN_CHARACTERS = 200
+"""The characters of a text that an error shows: most paths are shorter."""
+
 _TEXT_SUFFIXES = (".txt", ".md", ".csv", ".tsv", ".gz", ".zst")
 """Suffixes by which owner/name is taken for a path: no data set on the hub has such a name."""
 
@@ -134,7 +137,9 @@ def _corpus_on_hub(text: str, options: dict[str, Any]) -> CorpusConfig:
     more likely a path."""
     on_hub = re.fullmatch(r"hub:([^:]+)(?::([^:]*))?(?::([^:]+))?|\w[\w.-]*/[\w.-]+", text)
     if on_hub is None:
-        shown = " ".join(text[:80].split())
+        shown = " ".join(text[:SHOWN_CHARACTERS].split())
+        if len(text) > SHOWN_CHARACTERS:
+            shown += "…"
         raise ConfigError(
             f"text={shown} is not {FORMS}; check that it exists, or pass a list of strings to "
             "measure the string itself"

@@ -22,13 +22,27 @@ from olmo_sparsity.analysis.options import (
     TextOptions,
     parse_share,
 )
+from olmo_sparsity.analysis.report.curves import SHARED_WINDOWS
 from olmo_sparsity.analysis.request import build
+from olmo_sparsity.analysis.results.compare import COMPARED_WINDOWS
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.command.arguments import build_parser
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.command_line import given_options
 from olmo_sparsity.text.documents import Documents
 from tests.support.measurements import SETTINGS, VOCAB, loaded, untrained
+
+CHANGE_WHAT_A_NUMBER_MEANS = {
+    *("long", "short", "stride", "prefix_ids", "distant_states", "control", "seed"),
+}
+"""Settings of `measure` in which two measurements to compare should agree."""
+
+CHANGE_WHICH_NUMBERS_THERE_ARE = {
+    *("sample", "blocks", "units", "selectors", "ks", "replacements", "draws", "halves"),
+    *("share", "min_gap", "sets", "max_targets"),
+}
+"""Those that say which targets and units are evaluated, and how exactly: pairs of rows agree in
+them, or there is no pair."""
 
 
 class Everything(dict):
@@ -189,3 +203,13 @@ def test_a_window_of_fixed_length_says_which_defaults_it_changes(
     given: dict[str, Any] = {"max_targets": 4, "halves": 0, "draws": 1, "stride": 64}
     say_defaults_of_length(Settings(long=64, selectors=("random",), **given))
     assert "defaults" not in capsys.readouterr().err
+
+
+def test_each_setting_of_measure_is_one_to_compare_or_not() -> None:
+    """A new setting belongs to one of the two sets, and if it changes what a number means, to
+    `COMPARED_WINDOWS` or `_conditions` of compare.py, and perhaps to `SHARED_WINDOWS` of curves."""
+    every_setting = {item.name for item in fields(Settings)}
+    assert every_setting == CHANGE_WHAT_A_NUMBER_MEANS | CHANGE_WHICH_NUMBERS_THERE_ARE
+    in_windows = CHANGE_WHAT_A_NUMBER_MEANS - {"control", "seed", "prefix_ids"}
+    assert {*COMPARED_WINDOWS} == in_windows | {"prefix"}
+    assert {*SHARED_WINDOWS} == in_windows - {"long"}

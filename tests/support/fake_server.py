@@ -182,7 +182,7 @@ class FakeServer:
 
     def _other(self, body: dict[str, Any]) -> dict[str, Any]:
         """Another request of as many tokens and the same last ones."""
-        key = "input_ids" if "input_ids" in body else "prompt"
+        key = next(key for key in PROMPT_KEYS if key in body)
         for other in self.bodies:
             a, b = other.get(key, []), body[key]
             if a != b and len(a) == len(b) and a[-4:] == b[-4:]:

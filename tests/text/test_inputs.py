@@ -477,6 +477,16 @@ def test_a_list_of_paths_is_no_list_of_texts(model: LoadedModel, tmp_path: Path)
         open_documents([tmp_path / "a.txt"], model)
 
 
+def test_a_long_path_that_does_not_exist_is_shown_whole_and_a_text_is_cut(
+    model: LoadedModel,
+) -> None:
+    path = f"/{'folder/' * 12}nowhere"
+    with pytest.raises(ConfigError, match=f"text={path} is not"):
+        open_documents(path, model)
+    with pytest.raises(ConfigError, match=r"text=word word .*… is not"):
+        open_documents("word " * 100, model)
+
+
 @pytest.mark.parametrize("text", ["texts/mistyped", "other/file.txt"])
 def test_a_mistyped_path_is_not_looked_up_on_the_hub(model: LoadedModel, text: str) -> None:
     Path("texts").mkdir()

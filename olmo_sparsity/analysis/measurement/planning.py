@@ -80,6 +80,8 @@ def make_plan(request: MeasureRequest) -> Plan:
     has_other_tokenizer = choices is not None and is_other_tokenizer(choices, documents)
     settings = _settings_of_request(request, others, documents, has_other_tokenizer)
     settings = fit_to_limit(settings, model.max_positions)
+    # Once more: a local window that had to be shortened leaves fewer distant units for `ks`.
+    settings.check()
     if documents.have_targets:
         documents = cut_to_targets(documents, settings.windows)
 

@@ -29,6 +29,10 @@ from olmo_sparsity.analysis.results.target_rows import SplitDocuments
 from olmo_sparsity.analysis.results.view import spell
 from olmo_sparsity.config.windows import long_window
 
+SHARED_WINDOWS = ("short", "stride", "distant_states")
+"""The entries of `Meta.windows` that measurements of one curve share. Its points may differ in
+`long`."""
+
 
 class Drawn(Protocol):
     """The properties of `Results` that a figure reads. It is a protocol, as `Results.plot` imports
@@ -201,7 +205,7 @@ def _conditions(result: Drawn) -> dict[str, Any]:
     # The sampled share of blocks is not one of them: --blocks N makes it depend on the window, and
     # it decides how exact a point is, not what it means.
     windows = result.meta.windows
-    conditions = {name: windows.get(name) for name in ("short", "stride", "distant_states")}
+    conditions = {name: windows.get(name) for name in SHARED_WINDOWS}
     conditions["text"] = str(result.meta.data.get("fingerprint"))[:8]
     conditions["selector"] = result.meta.selectors[0] if result.meta.selectors else ""
     return conditions

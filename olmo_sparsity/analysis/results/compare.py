@@ -42,6 +42,9 @@ from olmo_sparsity.analysis.results.two_measurements import both_ways, net_diffe
 from olmo_sparsity.base.errors import DataError, check_type
 
 ResultsOrFolder = Results | str | Path
+
+COMPARED_WINDOWS = ("long", "short", "stride", "prefix", "distant_states")
+"""The entries of `Meta.windows` that two measurements to compare should share."""
 """Results, or the folder that holds them."""
 
 
@@ -146,8 +149,7 @@ def differing_conditions(first: Results, second: Results) -> dict[str, tuple[Any
 
 def _conditions(meta: Meta) -> dict[str, Any]:
     """Return the settings that two measurements to compare should share."""
-    names = ("long", "short", "stride", "prefix", "distant_states")
-    values: dict[str, Any] = {name: meta.windows.get(name) for name in names}
+    values: dict[str, Any] = {name: meta.windows.get(name) for name in COMPARED_WINDOWS}
     values["control"] = meta.controls.get("control")
     values["seed"] = meta.seed
     values["dtype"] = meta.dtype

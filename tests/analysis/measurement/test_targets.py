@@ -285,6 +285,17 @@ def test_blocks_of_a_first_look_fit_the_model(model: Any, monkeypatch: pytest.Mo
     assert fits.settings.stride == 24 - 16 - num_prefix + 1
 
 
+def test_no_more_units_are_asked_for_than_a_model_of_few_positions_has(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its local window is shortened, so that its first targets have fewer distant tokens."""
+    monkeypatch.setattr(LoadedModel, "max_positions", property(lambda self: 40))
+    texts = Documents.of([np.random.default_rng(i).integers(0, VOCAB, 40) for i in range(6)])
+    assert planned(of_letters(model), texts, long="all", ks=(1, 10)).settings.short == 10
+    with pytest.raises(ConfigError, match="ks: 11 is more than the 10 distant units"):
+        planned(of_letters(model), texts, long="all", ks=(1, 11))
+
+
 # --- records of prompt and target -----------------------------------------------------------------
 
 
