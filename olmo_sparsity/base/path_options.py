@@ -56,13 +56,14 @@ def check_not_read(name: str, path: str | None, inputs: Iterable[str]) -> None:
                 raise ConfigError(f"{problem}; write to another file")
 
 
-def check_read_often(name: str, path: str) -> None:
+def check_can_be_reopened(name: str, path: str) -> None:
     """Raise ConfigError if a file that is read several times is a pipe or standard input (`-`).
     Opened again, a pipe is empty, or waits for ever."""
-    is_regular = os.path.isfile(path) or os.path.isdir(path)
-    is_pipe = os.path.exists(path) and not is_regular
     # A missing file, and a folder, get the message of the function that reads them.
-    if is_pipe or (path == "-" and not os.path.isdir(path)):
+    if os.path.isdir(path):
+        return
+    is_pipe = os.path.exists(path) and not os.path.isfile(path)
+    if is_pipe or path == "-":
         raise ConfigError(
             f"{name}={path} is read several times, and a pipe only once; write it to a file"
         )

@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# Packages whose versions results store.
 PACKAGES = (
     "olmo-sparsity",
     "ai2-olmo",
@@ -26,6 +25,7 @@ PACKAGES = (
     "deepspeed",
     "accelerate",
 )
+"""The packages whose versions results store."""
 
 
 def typed_command() -> list[str]:

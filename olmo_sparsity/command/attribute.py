@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from olmo_sparsity.analysis.options import ModelOptions
 from olmo_sparsity.analysis.request import build
 from olmo_sparsity.base.errors import ConfigError, naming, printable
-from olmo_sparsity.base.path_options import check_read_often, check_suffix
+from olmo_sparsity.base.path_options import check_can_be_reopened, check_suffix
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.command.attribute_arguments import LAST_MESSAGE, MUST_ALL_PASS
 from olmo_sparsity.command.memory import keep_freed_memory
@@ -195,7 +195,7 @@ def _attribute_questions(options: argparse.Namespace) -> int:
     are there."""
     from olmo_sparsity.sources.gate import gate, questions
 
-    check_read_often("--questions", options.questions)
+    check_can_be_reopened("--questions", options.questions)
     gate.check_margin(options.margin)
     shard = parse_shard(options.shard)
     common_request = _common_request(options)

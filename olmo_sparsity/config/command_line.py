@@ -6,9 +6,10 @@ schema of its settings gives their types, defaults and choices. Both together ar
     add_options(parser, Settings, help=arguments_of(measure))
     Settings(**given_options(parser.parse_args(), names))
 
-An option that the user leaves out is absent, so that defaults are in one place, the schema. A text
+An option that the user leaves out is absent, so that defaults are in one place, the schema. A word
 that is not of the option's type, such as --draws=many, is kept as it is: `build` then rejects it,
-in the same words as a wrong value in a file.
+in the same words as a wrong value in a file. argparse itself rejects a word outside of an option's
+choices.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def add_options(
     Args:
         parser: The parser of a command.
         schemas: Dataclasses whose fields are declared with `option`.
-        help: Name of a field → its help, for fields that have none of their own.
+        help: Name of a field → its help. Required for each field that has none of its own.
     """
     added: set[str] = set()
     for schema in schemas:
@@ -54,20 +55,21 @@ def add_options(
             if item.properties.hidden or name in added:
                 continue
             added.add(name)
-            text = item.properties.help or (help or {})[name]
+            help_text = item.properties.help or (help or {})[name]
             flag = f"--{name.replace('_', '-')}" if len(name) > 1 else f"-{name}"
-            parser.add_argument(flag, dest=name, **_keywords_of(item, text))
+            parser.add_argument(flag, dest=name, **_keywords_of(item, help_text))
 
 
-def _keywords_of(item: SchemaField, text: str) -> dict[str, Any]:
+def _keywords_of(item: SchemaField, help_text: str) -> dict[str, Any]:
     """Return the keywords of argparse's `add_argument` for a field.
 
     Args:
         item: The field.
-        text: Its help, without the default.
+        help_text: Its help, to which the default is added.
     """
     default = spell(item.default)
-    help_text = f"{text} ({default})" if default else text
+    if default:
+        help_text += f" ({default})"
     # argparse formats the help with %.
     keywords: dict[str, Any] = {"help": help_text.replace("%", "%%"), "default": argparse.SUPPRESS}
     kind = item.kind

@@ -17,7 +17,7 @@ import pandas as pd
 from olmo_sparsity.analysis.results.meta import main_set
 from olmo_sparsity.experiment.comparisons import Comparison
 
-AGREEMENT = "net_equal"
+NET_EQUAL = "net_equal"
 """The column whose sign seeds are to share: net excess at equal gaps, the strictest test of one
 measurement."""
 
@@ -31,7 +31,7 @@ def describe_agreement(comparison: Comparison, tables: Sequence[pd.DataFrame]) -
     selector, and of the main set of targets.
 
     Args:
-        tables: What `describe_comparison` returned for each pair that is finished.
+        tables: What `compare_with_remarks` returned for each pair that is finished, one at least.
     """
     schemes = f"{comparison.first_scheme} minus {comparison.second_scheme}"
     seeds = f"{len(tables)} seeds"
@@ -45,11 +45,11 @@ def describe_agreement(comparison: Comparison, tables: Sequence[pd.DataFrame]) -
 
     # All seeds below each other; grouping by k puts the same k of all seeds together.
     rows = pd.concat([_drawn_rows(table) for table in tables])
-    rows = rows[rows[AGREEMENT].notna()]
+    rows = rows[rows[NET_EQUAL].notna()]
     if rows.empty:
         return [*lines, "  net at equal gaps: no value"]
     for (units, k), of_seeds in rows.groupby(["units", "k"], sort=False):
-        signs = _describe_signs(of_seeds, AGREEMENT)
+        signs = _describe_signs(of_seeds, NET_EQUAL)
         lines.append(f"  net at equal gaps, {units}, k={k}: {signs}")
     return lines
 

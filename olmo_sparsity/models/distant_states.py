@@ -84,7 +84,8 @@ class DistantStates:
         return self.layers[0][0].shape[2]
 
     def expand(self, num_rows: int, bias_BF: Tensor | None = None) -> DistantStates:
-        """Return the same states in every row, as views. `bias_BF`: the bias of each row."""
+        """Return the same keys and values in every row, as views, without `hidden_BFD`. `bias_BF`:
+        the bias of each row."""
 
         def repeat(x_1F: Tensor) -> Tensor:
             return x_1F.expand(num_rows, *x_1F.shape[1:])
@@ -93,7 +94,8 @@ class DistantStates:
         return DistantStates(repeat(self.positions_BF), layers, bias_BF)
 
     def positions_before(self, positions_BL: Tensor) -> Tensor:
-        """Return positions_BK: those of the distant tokens, then those of a window."""
+        """Return the position IDs of all keys of a window: those of the distant tokens before it,
+        then its own."""
         distant_BF = self.positions_BF.expand(len(positions_BL), -1)
         return torch.cat((distant_BF, positions_BL), 1)
 
@@ -109,15 +111,16 @@ class DistantStates:
 
     def first(self, num_tokens: int) -> DistantStates:
         """Return the states of the first tokens, as views."""
-        assert self.bias_BF is None
+        assert self.bias_BF is None, "states with a bias cannot be cut"
         layers = [(k[:, :num_tokens], v[:, :num_tokens]) for k, v in self.layers]
         hidden_BFD = None if self.hidden_BFD is None else self.hidden_BFD[:, :num_tokens]
         return DistantStates(self.positions_BF[:, :num_tokens], layers, hidden_BFD=hidden_BFD)
 
     def choose(self, indices_BF: Tensor) -> DistantStates:
-        """Return the states of some tokens for each row. `indices_BF`: the indices of these tokens
-        in the text, which must be one text for all rows."""
-        assert self.bias_BF is None
+        """Return the keys and values of some tokens for each row, without `hidden_BFD`.
+        `indices_BF`: the indices of these tokens, each once, in the text, which must be one text
+        for all rows."""
+        assert self.bias_BF is None, "states with a bias cannot be chosen from"
         if indices_BF.shape == (1, self.num_tokens):
             return self  # all tokens: attention does not depend on their order
 

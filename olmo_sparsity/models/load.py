@@ -47,7 +47,7 @@ from olmo_sparsity.models.huggingface.folder import (
     read_hugging_face,
 )
 from olmo_sparsity.models.huggingface.model import HuggingFaceLM
-from olmo_sparsity.models.huggingface.weight_files import check_adapter_file, check_weight_files
+from olmo_sparsity.models.huggingface.weight_files import checked_adapter_file, checked_weight_files
 from olmo_sparsity.models.huggingface.whole_prompts import WholePrompts
 from olmo_sparsity.models.identity.file_fingerprint import fingerprint
 from olmo_sparsity.models.loaded import LoadedModel, check_room_for_tokens, describe_model
@@ -321,14 +321,14 @@ def _find_files(folder: Path) -> _ModelFiles:
     """Return the files of a Hugging Face folder, after checking their names and headers. Raise
     DataError if an adapter names another adapter, or a run of ours, as its base model."""
     if not (folder / ADAPTER).is_file():
-        return _ModelFiles(folder, folder, check_weight_files(folder), adapter_weights=None)
+        return _ModelFiles(folder, folder, checked_weight_files(folder), adapter_weights=None)
     base = find_folder(base_of_adapter(folder))
     if (base / ADAPTER).is_file() or not is_hugging_face(base):
         raise DataError(
             f"'{folder / ADAPTER}': '{base}' is not a base model of transformers; correct "
             "base_model_name_or_path"
         )
-    return _ModelFiles(folder, base, check_weight_files(base), check_adapter_file(folder))
+    return _ModelFiles(folder, base, checked_weight_files(base), checked_adapter_file(folder))
 
 
 def _read_model(files: _ModelFiles, placement: _Placement, whole_prompts: bool) -> Any:

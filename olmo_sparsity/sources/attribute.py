@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from olmo_sparsity.sources.reading.read_sources import Sources
 
 
-def _attribute() -> EntryPoint:
-    """Return what answers a call, and what counts its cost. Imported when it is called."""
+def _load_attribute() -> EntryPoint:
+    """Import what answers a call of `attribute`, and what counts its cost."""
     from olmo_sparsity.sources.cost import count_cost
     from olmo_sparsity.sources.request import AttributeRequest
     from olmo_sparsity.sources.run_request import run_request
@@ -31,7 +31,7 @@ def _attribute() -> EntryPoint:
     return EntryPoint(AttributeRequest, run_request, count_cost)
 
 
-@entry_point(_attribute)
+@entry_point(_load_attribute)
 def attribute(
     model: Model,
     tokenizer: Tokenizer = None,
@@ -63,8 +63,8 @@ def attribute(
     """Report which source each statement of an answer relies on, or that it relies on none.
 
     Args:
-        model: A folder, GGUF file or hub name, or a causal LM in memory; or a name that computes
-            elsewhere: `llama:FILE.gguf`, or the URL of a server.
+        model: A folder, GGUF file or hub name, or a causal LM in memory; or where another program
+            computes: `llama:FILE.gguf`, or the URL of a server.
         tokenizer: The tokenizer of a model in memory, or on a server.
         sources: `{name: text, …}`; or a list of `Segment(name, text)` and of texts without a name,
             which stay in view; or chat messages that contain these.
@@ -88,8 +88,8 @@ def attribute(
         units: What is judged: sources, or paragraphs, sentences, words, … of each.
         rate: Of the sources that verdicts name, the share that is expected to be named by chance.
         chat: Put the prompt into the tokenizer's chat template.
-        control_tokens: Read what sources say as control tokens, such as `<|im_end|>`, as these.
-            Default: as their letters.
+        control_tokens: Encode words of sources that are names of control tokens, such as
+            `<|im_end|>`, as these tokens. Default: as letters.
         max_new_tokens: Length limit of a generated answer. Default: 256.
         seed: Seed of all random draws.
         device, dtype, device_map, prefix, batch_tokens: As in `explain`.

@@ -74,7 +74,8 @@ def good_documents(
     """Yield the documents among records, and count the others in `tally`. Raise DataError if too
     many records are bad, or if the first lacks a field, as all will."""
     for record in records:
-        if isinstance(record, BadRecord) and record.fields and not tally.num_records:
+        is_first = tally.num_records == 0
+        if is_first and isinstance(record, BadRecord) and record.fields:
             names = printable(", ".join(record.fields)[:300])
             raise DataError(
                 f"{record.where} has {record.kind} (its fields are: {names}); pass the name of "

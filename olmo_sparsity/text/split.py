@@ -28,10 +28,10 @@ GROUPED_BY_DOCUMENT = "document"
 
 
 class Border(NamedTuple):
-    """A kind of units, before which a part may end."""
+    """Where a part may end: before a unit of this kind."""
 
     units: str
-    search: float
+    max_distance: float
     """How far from the ideal end such a border is looked for, as a fraction of the part's ideal
     length."""
 
@@ -129,7 +129,7 @@ def _best_end(
     """
     ideal_end = first_index + length
     for border, starts in zip(BORDERS, starts_of_units, strict=False):
-        is_near = np.abs(starts - ideal_end) <= border.search * length
+        is_near = np.abs(starts - ideal_end) <= border.max_distance * length
         candidates = starts[is_near & (starts <= first_index + max_tokens)]
         if len(candidates):
             return int(candidates[np.abs(candidates - ideal_end).argmin()])

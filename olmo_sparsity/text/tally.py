@@ -19,8 +19,8 @@ from olmo_sparsity.config.schema import option
 from olmo_sparsity.text.records import BadRecord, Record, TextRecord
 
 CHECK_EVERY_RECORDS = 100_000
-"""The number of records after which the fraction of bad ones is checked, and again after as many,
-so that a bad input fails early."""
+"""Readers check the fraction of bad records each time so many more are counted, so that a bad input
+fails early."""
 
 
 @dataclass

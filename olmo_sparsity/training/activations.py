@@ -4,7 +4,7 @@ where tensors have shapes and no numbers.
     kept_bytes(config.model, "bf16")                      # 118_800: bytes of one layer and token
     kept_bytes(config.model, "bf16", is_compiled=True)    # 102_414: fewer, 25 / 29 of them
 
-These are 29 vectors of the width (2,048 numbers of 2 bytes) and a few sums of norms. A table of
+The first are 29 vectors of the width (2,048 numbers of 2 bytes) and a few sums of norms. A table of
 formulas would have to be changed with each option of a layer. PyTorch itself says which tensors it
 keeps (`saved_tensors_hooks`), so nothing is forgotten. estimate/activation_memory.py multiplies the
 result by layers and tokens.

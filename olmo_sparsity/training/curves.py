@@ -27,7 +27,7 @@ LINE_STYLES = ("-", "--", "-.", ":")
 """How the ranges of positions of one run are told apart. Runs are told apart by color."""
 
 
-class _Curves(NamedTuple):
+class _RunCurves(NamedTuple):
     """The metrics of one run."""
 
     name: str
@@ -42,7 +42,13 @@ class _Curves(NamedTuple):
 
 def draw_curves(folders: Sequence[str], out: Path, labels: list[str] | None = None) -> None:
     """Draw training losses, held-out losses by position, and the speed of runs. They may still be
-    running."""
+    running.
+
+    Args:
+        folders: The folders of the runs.
+        out: The picture, whose suffix is its format.
+        labels: A name for each run. Default: the names of the folders.
+    """
     names = drawing.one_label_each(labels or drawing.labels_of_folders(folders), folders)
     drawing.check_labels_differ(names)
     colors = itertools.cycle(drawing.PALETTE)
@@ -54,7 +60,7 @@ def draw_curves(folders: Sequence[str], out: Path, labels: list[str] | None = No
     drawing.save(lambda: _draw(curves), out)
 
 
-def _read_curves(folder: str, name: str, color: str) -> _Curves:
+def _read_curves(folder: str, name: str, color: str) -> _RunCurves:
     """Return the metrics of a run. Raise DataError if it has none yet."""
     import pandas as pd
 
@@ -63,10 +69,10 @@ def _read_curves(folder: str, name: str, color: str) -> _Curves:
         raise DataError(f"{folder}/metrics.jsonl holds no step yet; draw it later")
     evaluations = [row for row in rows if "heldout" in row]
     heldout = losses_by_step(cast(list[EvaluationRow], evaluations))
-    return _Curves(name, pd.DataFrame(rows), heldout, color)
+    return _RunCurves(name, pd.DataFrame(rows), heldout, color)
 
 
-def _draw(curves: Sequence[_Curves]) -> Figure:
+def _draw(curves: Sequence[_RunCurves]) -> Figure:
     """Return the figure of some runs, with three axes."""
     from matplotlib.figure import Figure
 
@@ -87,13 +93,13 @@ def _draw(curves: Sequence[_Curves]) -> Figure:
     return figure
 
 
-def _draw_steps(axes: Axes, run: _Curves, column: str) -> None:
+def _draw_steps(axes: Axes, run: _RunCurves, column: str) -> None:
     """Draw a number of each step. Steps without it are left out: speed is logged now and then."""
     rows = run.steps.reindex(columns=["step", column]).dropna()
     axes.plot(rows.step, rows[column], color=run.color, label=run.name)
 
 
-def _draw_heldout(axes: Axes, run: _Curves) -> None:
+def _draw_heldout(axes: Axes, run: _RunCurves) -> None:
     """Draw a curve for each range of positions, and for the farthest places of long documents."""
     ranges = [column for column in run.heldout if column not in ("step", "induction")]
     for column, line_style in zip(ranges, itertools.cycle(LINE_STYLES), strict=False):

@@ -4,7 +4,7 @@
                                    ─> take_steps: Steps.take_all (steps.py)
                                    ─> finish: export, last line
 
-    outcome = train(load_config("configs/quick.yaml", []))    # Outcome.FINISHED, or stopped by …
+    outcome = train(load_config("configs/quick.yaml", []))    # FINISHED or STOPPED_BY_SIGNAL
 
 The config determines a run, and its checkpoints hold all state that must survive a kill. So the
 same command resumes a run, whether it was stopped by a signal or killed. command/training.py calls
@@ -84,8 +84,9 @@ def requeueing_after_disk_errors() -> Iterator[None]:
 def train_from_checkpoint(
     config: RunConfig, processes: Processes, profile: str | None = None
 ) -> Outcome:
-    """Train from the last checkpoint until the last step, a signal, or a number that is not finite.
-    With `training.on_nan=skip` the last is an outcome, and otherwise an error."""
+    """Train from the last checkpoint until the last step or a signal. At a number that is not
+    finite, raise UserError; or, with `training.on_nan=skip`, leave that batch out from now on and
+    return BATCH_SKIPPED."""
     run_folder = Path(config.run_folder)
     with (
         contextlib.ExitStack() as folder_lock,  # held until all is written

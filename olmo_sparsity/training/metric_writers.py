@@ -5,6 +5,8 @@
     {"step": 10, "heldout": [{"from": 0, "to": 128,    heldout/0-128, heldout_bits_per_byte/0-128
      "loss": 3.3, …}, …], "induction_drop": 0.8}       heldout/induction_drop
 
+Further measures of an evaluation are curves such as by_place/512-1024 and lm_eval/TASK/METRIC.
+
 `Metrics` of metrics.py hands each row to the writers, after it has written it to metrics.jsonl.
 """
 

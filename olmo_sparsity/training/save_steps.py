@@ -5,8 +5,9 @@
     saves.after_save(10, SaveTime(waited_s=0, copied_s=18), processes)
     saves.next_step                          # 610: at 1.5 s a step, 15 minutes later
 
-With a number of steps, `due` is a plain interval. With `auto`, steps and copies are timed, so that
-a crash loses about ten minutes, and copies take at most 2% of the time. steps.py calls `due` after
+With a number of steps, `due` is a plain interval. With `auto`, steps and copies are timed: a save
+comes every ten minutes, or more seldom, up to every 30, where copies would take more than 2% of the
+time. steps.py calls `due` after
 each step, and `after_save` after each save.
 """
 
@@ -50,7 +51,8 @@ class SaveSteps:
     """The same, where saves take long."""
 
     LARGEST_COPY_SHARE = 0.02
-    """Share of the time that training may stand still for copies."""
+    """Share of the time that training may stand still for copies, as long as saves are at most
+    `LONGEST_INTERVAL_S` apart."""
 
     def __init__(self, settings: CheckpointConfig, step: int, num_steps: int) -> None:
         """Begin with the step from which a start resumes.
@@ -87,9 +89,9 @@ class SaveSteps:
         return is_due(step, self.settings.interval_steps, self.num_steps)
 
     def after_save(self, step: int, save_time: SaveTime, processes: Processes) -> str:
-        """Decide when to save next. Return a line that says so, or nothing if the last line is
-        still about right and a crash costs about `USUAL_INTERVAL_S` at most. Every process must
-        call it."""
+        """Decide when to save next. Return a line that says so; an empty one if the last line is
+        still right within a factor of 2, and a crash costs at most twice `USUAL_INTERVAL_S`. Every
+        process must call it."""
         if not self.is_auto:
             return ""
         num_timed = step - self.timed_from_step
@@ -140,10 +142,10 @@ class SaveSteps:
     def _describe_next(self, step: int, interval_steps: int, step_s: float) -> str:
         """Return a line about the next save if it is news, or far away; otherwise nothing."""
         lost_s = (self.next_step - step) * step_s  # what a crash just before the next save costs
-        is_news = not self.reported_steps / 2 < interval_steps < 2 * self.reported_steps
+        is_as_reported = self.reported_steps / 2 < interval_steps < 2 * self.reported_steps
         is_far = lost_s > 2 * self.USUAL_INTERVAL_S
         is_last = self.next_step == self.num_steps
-        if not is_far and (is_last or not is_news):
+        if not is_far and (is_last or is_as_reported):
             return ""
         self.reported_steps = interval_steps
         return (

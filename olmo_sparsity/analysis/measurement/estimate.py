@@ -34,7 +34,7 @@ def estimate(plan: Plan, shard: tuple[int, int] = ALL_DOCUMENTS, speed: str | No
     """Estimate what a measurement, or one shard of it, costs. This runs the model for seconds.
 
     Args:
-        shard: (i, n): only the i-th of n shares of the documents.
+        shard: (i, n): only shard i of n of the documents, from 0.
         speed: Another machine to give a time for: a GPU, or token-forwards a second.
     """
     shard = Shard(*shard)

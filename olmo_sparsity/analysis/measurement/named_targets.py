@@ -3,7 +3,7 @@
     document 1: The bridge opened in 1921 . Anna opened it in 1921 .
 
     named_targets(documents, "1921", windows)      document  target  distant_part  target_set
-                                                          1      11  document      named
+                                                          1      10  document      named
 
 The first "1921", at place 4, has no full long window before it, and is left out. Each token of a
 name is a target of its own. settled.py calls both functions of this module.
@@ -47,8 +47,8 @@ def named_targets(documents: Documents, at: At, windows: Windows) -> pd.DataFram
 
 
 def targets_of_records(documents: Documents, windows: Windows) -> pd.DataFrame:
-    """Return a target for each token of the target of each record, where records hold a prompt and
-    a target."""
+    """Return a target for each token that follows the prompt of a record, in documents that are
+    read from records of a prompt and its target. Raise DataError if none has a full long window."""
     spans = []
     for document in documents:
         if document.target is not None:

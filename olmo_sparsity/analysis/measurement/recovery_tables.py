@@ -2,16 +2,16 @@
 
     tables = RecoveryTables(unfinished)
     if not tables.has_stored(text_name):
-        tables.add("recovery", labels._asdict(), target=target_T, loss_set=loss_T)
+        tables.add("lds", labels._asdict(), target=place_T, lds=lds_T)
         tables.finish_text(text_name)
     frames = tables.frames()
 
 Rows are added for all targets of a text at once: `labels` hold what is equal in all of these rows,
-arrays what differs.
+arrays what differs. Each column of the table is one or the other:
 
-    labels    units    selector  control  draw     arrays   target  k  loss_set
-              tokens   add_one   own         0                  18  1       5.1
-                                                                18  4       4.2
+    labels    units    selector     arrays   target    lds
+              tokens   add_one                   18   0.81
+                                                 40   0.64
 
 A document may take minutes. So the rows of finished texts are stored every few seconds
 (`UnfinishedDocument`), and a later start evaluates only the other texts.
@@ -78,11 +78,14 @@ class RecoveryTables:
         """Add rows to a table.
 
         Args:
-            labels: Column → the value that it has in all of these rows.
+            labels: Column → the value that it has in all of these rows. Labels that are no columns
+                of the table are left out.
             columns: Column → its values, one for each row.
         """
         # Arrays are kept, and joined to one frame at the end: a frame for each choice would take
         # longer than the choice.
+        unknown = columns.keys() - self._arrays[table].keys()
+        assert not unknown, f"{table} has no columns {unknown}"
         num_rows = len(next(iter(columns.values())))
         for name, arrays in self._arrays[table].items():
             values = columns[name] if name in columns else [labels[name]] * num_rows

@@ -50,16 +50,16 @@ def read_results(folder: str | Path) -> Results:
     meta.windows = with_current_names(meta.windows)
     # A summary without final intervals is of an earlier version. All columns that came later are
     # then computed again, also those that it stores, as their intervals are not final either.
-    is_final = meta.intervals == STUDENT
-    missing_columns = later_columns()
-    if is_final:
-        missing_columns = absent_columns(folder / "summary.parquet", missing_columns)
+    has_final_intervals = meta.intervals == STUDENT
+    recomputed = later_columns()
+    if has_final_intervals:
+        recomputed = absent_columns(folder / "summary.parquet", recomputed)
     tables = {}
     for name in SCHEMAS:
-        omitted = missing_columns if name == "summary" else ()
+        omitted = recomputed if name == "summary" else ()
         tables[name] = read_table(folder / f"{name}.parquet", name, omitted).to_pandas()
-    if missing_columns:
-        tables["summary"] = complete_summary(tables["summary"], tables, meta, is_final)
+    if recomputed:
+        tables["summary"] = complete_summary(tables["summary"], tables, meta, has_final_intervals)
     return Results(**tables, meta=meta)
 
 
@@ -98,23 +98,26 @@ def _check_intact(folder: Path) -> None:
 
 
 def complete_summary(
-    summary: pd.DataFrame, tables: Mapping[str, pd.DataFrame], meta: Meta, is_final: bool = False
+    summary: pd.DataFrame,
+    tables: Mapping[str, pd.DataFrame],
+    meta: Meta,
+    has_final_intervals: bool = False,
 ) -> pd.DataFrame:
-    """Return a summary as it is stored and shown: with all columns, in their order, and with final
-    intervals.
+    """Return a summary as it is stored and shown: with the columns that its tables determine, in
+    the order of the schema, and with final intervals.
 
     Args:
         summary: A summary that may lack columns.
-        tables: The other tables of the measurement, by their names.
+        tables: The tables of the measurement, by their names. Its own summary is not read.
         meta: Its meta.json.
-        is_final: Whether the intervals that the summary has are final already.
+        has_final_intervals: Whether the intervals that the summary has are final already.
     """
     names = SCHEMAS["summary"].names
     if summary.empty:
         return summary.reindex(columns=names)
     summary = _with_later_columns(summary, tables, meta)
     # `as_reported` would stretch a final interval a second time.
-    summary = without_few_intervals(summary) if is_final else as_reported(summary)
+    summary = without_few_intervals(summary) if has_final_intervals else as_reported(summary)
     return summary[[name for name in names if name in summary]]
 
 

@@ -126,15 +126,18 @@ def find_selector(name: str, interpretation: Interpretation | None = None) -> Se
     Args:
         interpretation: The interpretation of distant states. Default: any.
     """
-    replaces = interpretation is not None and interpretation.replaces
-    if replaces and find_selector(name).reads_states:
+    selector = SELECTORS.get(name) or _added_selector(name)
+    if selector.reads_states and interpretation is not None and interpretation.replaces:
         allowed = [other for other, rule in SELECTORS.items() if not rule.reads_states]
         raise ConfigError(
             f"selectors: '{name}' needs states, which distant_states=replaced does not have; pass "
             f"{', '.join(allowed)}"
         )
-    if name in SELECTORS:
-        return SELECTORS[name]
+    return selector
+
+
+def _added_selector(name: str) -> Selector:
+    """Return a rule of a user's file or of another package. Raise ConfigError if there is none."""
     added = find_added(name, "olmo_sparsity.selectors", "selectors")
     if added is None:
         raise ConfigError(

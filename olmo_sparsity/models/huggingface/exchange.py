@@ -40,7 +40,7 @@ from olmo_sparsity.models.huggingface.families import FAMILIES, family_of, trans
 from olmo_sparsity.models.huggingface.family_weights import FromHuggingFace, to_hugging_face
 from olmo_sparsity.models.huggingface.folder import read_hugging_face
 from olmo_sparsity.models.huggingface.model import HuggingFaceLM
-from olmo_sparsity.models.huggingface.weight_files import check_weight_files
+from olmo_sparsity.models.huggingface.weight_files import checked_weight_files
 from olmo_sparsity.models.pretrained_tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
@@ -175,6 +175,6 @@ def _transformers_weights(folder: Path) -> Mapping[str, Tensor]:
     """Return the weights of a model of transformers, named as `build_model` names them."""
     if not (folder / "config.json").is_file():
         return StoredWeights(folder / WEIGHTS)
-    check_weight_files(folder)
+    checked_weight_files(folder)
     model = read_hugging_face(folder, torch.float32, "cpu", None)
     return dict(HuggingFaceLM(model, is_tried=False).state_dict())

@@ -1,7 +1,7 @@
 """Load a Hugging Face folder as a transformers model, without trusting its files: nothing is
 unpickled, and no code of the folder runs.
 
-    check_weight_files (weight_files.py) ─> read_hugging_face ─> add_adapter, if there is one
+    checked_weight_files (weight_files.py) ─> read_hugging_face ─> add_adapter, if there is one
     names and headers of the files          the model            the model in a PEFT adapter
 
 Missing weights would be random numbers, and unexpected ones would not be used. transformers only
@@ -55,7 +55,7 @@ def base_of_adapter(folder: Path) -> str:
 
 def add_adapter(model: PreTrainedModel, folder: Path, weight_file: Path, device: str) -> PeftModel:
     """Return a base model with the PEFT adapter of a folder. `weight_file`: the file with the
-    adapter's weights, as `check_adapter_file` returns it."""
+    adapter's weights, as `checked_adapter_file` returns it."""
     with naming_extras():
         from peft import PeftModel, get_peft_model_state_dict
     with warnings.catch_warnings():  # `_check_names` raises for what PEFT only warns of

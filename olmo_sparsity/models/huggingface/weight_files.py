@@ -6,8 +6,8 @@ anybody.
     *.bin                           pickles, which may run any code when they are read: never read
     config.json, tokenizer*, …      read whole, so their size is bounded
 
-`check_weight_files` returns the files with a model's weights, `check_adapter_file` that of a PEFT
-adapter.
+`checked_weight_files` returns the files with a model's weights, `checked_adapter_file` that of a
+PEFT adapter.
 """
 
 from __future__ import annotations
@@ -30,31 +30,32 @@ _MAX_BYTES = 2**28
 """The largest accepted size of such a file, in bytes."""
 
 
-def check_adapter_file(folder: Path) -> Path:
+def checked_adapter_file(folder: Path) -> Path:
     """Return the file of an adapter's weights, after checking its header."""
     # The only file that PEFT reads without unpickling.
     if not (folder / "adapter_model.safetensors").is_file():
         raise _no_weights(folder, "adapter_model.safetensors")
-    (file,) = check_weight_files(folder, "adapter_model")
+    (file,) = checked_weight_files(folder, "adapter_model")
     return file
 
 
-def check_weight_files(folder: Path, name: str = "model") -> list[Path]:
-    """Return the safetensors files that are loaded, after checking their names and headers. `name`:
-    what their names begin with."""
+def checked_weight_files(folder: Path, stem: str = "model") -> list[Path]:
+    """Return the safetensors files that are loaded, after checking their names and headers. Raise
+    DataError for a file that is damaged, missing or outside of the folder, and OSError for one that
+    is too large to be read whole. `stem`: what their names begin with."""
     for pattern in _READ_WHOLE:
         for path in folder.glob(pattern):
             check_bounded(path, _MAX_BYTES)
 
     # In the order in which transformers looks for them.
-    single_file = folder / f"{name}.safetensors"
-    index = folder / f"{name}.safetensors.index.json"
+    single_file = folder / f"{stem}.safetensors"
+    index = folder / f"{stem}.safetensors.index.json"
     if single_file.is_file():
         files = [single_file]
     elif index.is_file():
         files = _named_by_index(folder, index)
     else:
-        raise _no_weights(folder, f"{name}*.safetensors")
+        raise _no_weights(folder, f"{stem}*.safetensors")
 
     for path in files:
         _check_header(path)

@@ -33,7 +33,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _lock = threading.RLock()
-_users: list[nn.Module] = []
+_models_in_use: list[nn.Module] = []
 """The models that are in use by the thread that holds the lock, wrapped or not."""
 
 _identities: WeakKeyDictionary[nn.Module, ModelIdentity] = WeakKeyDictionary()
@@ -49,7 +49,7 @@ def in_use(*models: Any) -> Iterator[None]:
     passed over."""
     with _lock, ExitStack() as stack:
         for model in models:
-            if isinstance(model, nn.Module) and not any(model is user for user in _users):
+            if isinstance(model, nn.Module) and not any(model is other for other in _models_in_use):
                 stack.enter_context(_one_in_use(model))
         yield
 
@@ -74,24 +74,31 @@ def with_model_in_use(function: Callable[P, R]) -> Callable[P, R]:
 def _one_in_use(model: nn.Module) -> Iterator[None]:
     """Use one model inside the block. Called with the lock held."""
     inner = _inner(model)
-    is_first = not any(_inner(user) is inner for user in _users)
+    is_first_wrapper = not any(_inner(other) is inner for other in _models_in_use)
     trained_weights = [weight for weight in inner.parameters() if weight.requires_grad]
-    # `inference_mode(False)` switches gradients on, also inside `no_grad`: a program would keep all
-    # activations. So the mode that the caller has is set again after it.
-    same_gradient_mode = torch.set_grad_enabled(torch.is_grad_enabled())
-    _users.append(model)
+    _models_in_use.append(model)
     try:
-        with torch.inference_mode(False), same_gradient_mode, evaluating(model):
-            if is_first:
+        with _outside_inference_mode(), evaluating(model):
+            if is_first_wrapper:
                 _update_identity(inner)
             _fit_again_if_changed(model, inner)
             yield
     finally:
-        _users.remove(model)
+        _models_in_use.remove(model)
         # A caller freezes weights and sets them free again, but an interrupt may come in between.
         for weight in trained_weights:
             if not weight.requires_grad:
                 weight.requires_grad_()
+
+
+@contextmanager
+def _outside_inference_mode() -> Iterator[None]:
+    """Leave PyTorch's inference mode inside the block, with gradients on or off as outside."""
+    is_enabled = torch.is_grad_enabled()
+    # `inference_mode(False)` switches gradients on, also inside `no_grad`: a program would keep all
+    # activations. So the mode that the caller has is set again after it.
+    with torch.inference_mode(False), torch.set_grad_enabled(is_enabled):
+        yield
 
 
 def last_identity(model: Any) -> ModelIdentity | None:
@@ -129,11 +136,14 @@ def check_unchanged(model: Any, identity: ModelIdentity | None, since: str) -> N
 def _inner(model: nn.Module) -> nn.Module:
     """Return the object that all wrappers of one model share: the model in a `HuggingFaceLM`, or a
     model of this project itself."""
-    # A wrapper has the method `fit`. It is asked for by name, as the class imports this module.
     wrapped = getattr(model, "model", None)
-    if hasattr(type(model), "fit") and isinstance(wrapped, nn.Module):
-        return wrapped
-    return model
+    return wrapped if _is_wrapper(model) and isinstance(wrapped, nn.Module) else model
+
+
+def _is_wrapper(model: Any) -> bool:
+    """Return whether this is a `HuggingFaceLM`. Told by an attribute that no other model has, as
+    the class imports this module."""
+    return hasattr(model, "tried_identity")
 
 
 def _update_identity(inner: nn.Module) -> None:
@@ -157,10 +167,12 @@ def _update_identity(inner: nn.Module) -> None:
 
 def _fit_again_if_changed(model: nn.Module, inner: nn.Module) -> None:
     """Let a wrapper try the model again if it was last tried with another identity."""
-    fit: Any = getattr(model, "fit", None)
-    if fit is not None and model.tried_identity is not _identities[inner]:
+    if not _is_wrapper(model):
+        return
+    wrapper: Any = model
+    if wrapper.tried_identity is not _identities[inner]:
         try:
-            fit()
+            wrapper.fit()
         except BaseException:
             _identities.pop(inner)  # otherwise the next use would take the model for one that fits
             raise
@@ -219,7 +231,7 @@ def _continue_without_threads() -> None:
     else:
         # Another thread held it, which is not here to release it and to leave its models.
         _lock = threading.RLock()
-        _users.clear()
+        _models_in_use.clear()
     if _has_threads:
         # OpenMP would wait for the threads of its pool for ever. PyTorch's DataLoader does the same
         # in its workers.

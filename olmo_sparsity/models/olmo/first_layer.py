@@ -3,16 +3,16 @@
 The input of the first layer depends on a token and its position ID alone. Rows of one scoring
 question are alike in most tokens: below, two distant tokens are each tried before one window.
 
-    tokens_BL       positions_BL       pair_BL      different pairs
-    7 3 4           0 20 21            1 2 3        (5, 1), (7, 0), (3, 20), (4, 21)
-    5 3 4           1 20 21            0 2 3
+    tokens_BL       positions_BL       pair_BL      different pairs (token, position ID)
+    7 3 4           0 20 21            3 0 1        (3, 20), (4, 21), (5, 1), (7, 0)
+    5 3 4           1 20 21            2 0 1
 
 Each of the P different pairs is projected once (4 of 6 here). If rows differ in their first token
 only, as these do, the attention of the window to itself is computed once for all rows, too.
 
 Dimension key: B rows, L tokens of a row, P different (token, position ID) pairs, S = L − 1 tokens
-of the window, D width, H heads, G heads of keys and values, K width of a head, R pairs of rotated
-coordinates.
+of the window, W wanted tokens (the last of each row), D width, H heads, G heads of keys and values,
+K width of a head.
 """
 
 from __future__ import annotations
@@ -95,11 +95,15 @@ def _attend_from_pairs(
     distant_layer: DistantLayer | None,
 ) -> Tensor:
     """Return mixed_BWHK, the attention of the first layer, from the projections of its pairs."""
-    rows_are_alike = len(pair_BL) > 1 and (pair_BL[:, 1:] == pair_BL[0, 1:]).all()
-    if bias is None and distant_layer is None and rows_are_alike:
+    if bias is None and distant_layer is None and _differ_in_first_token_only(pair_BL):
         return _attend_to_common_window(block, projections_P, pair_BL)[:, -num_wanted:]
     projections = Projections(*(_for_each_token(values_P, pair_BL) for values_P in projections_P))
     return attend_from_last(block, projections, bias, num_wanted, distant_layer)
+
+
+def _differ_in_first_token_only(pair_BL: Tensor) -> bool:
+    """Return whether there are several rows, which are equal but for their first tokens."""
+    return len(pair_BL) > 1 and bool((pair_BL[:, 1:] == pair_BL[0, 1:]).all())
 
 
 def _attend_to_common_window(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -46,6 +47,7 @@ def encode_prompt(model: LoadedModel, request: AttributeRequest) -> SourcePrompt
     after_texts = [part.after for part in texts.parts]
     local_ids, *after_ids = model.encode([texts.closing, *after_texts], follow=True)
 
+    # A template adds texts of its own, so these may be more than `segments_of_request`.
     segments = [part.segment for part in texts.parts]
     text_ids = _encode_segments(model, segments, settings.control_tokens)
     pieces: list[Piece] = []
@@ -95,20 +97,29 @@ def _encode_segments(
     encoded as what it is: the beginning of the prompt, or a text that follows another, before which
     a tokenizer puts no space.
     """
-    source_indices = [index for index, segment in enumerate(segments) if segment.is_source]
-    in_view_indices = [index for index, segment in enumerate(segments) if not segment.is_source]
-    beginning_indices = [index for index in in_view_indices if index == 0]
-    following_indices = [index for index in in_view_indices if index > 0]
+    kinds = [_kind_of(index, segment) for index, segment in enumerate(segments)]
+    options_of_kind: dict[_TextKind, dict[str, bool]] = {
+        "source": {"control_tokens": control_tokens},
+        "beginning": {},
+        "following": {"follow": True},
+    }
     ids_by_index: dict[int, list[int]] = {}
     # One call for each kind of text, as tokenizers encode many texts faster than one by one.
-    for indices, options in (
-        (source_indices, {"control_tokens": control_tokens}),
-        (beginning_indices, {}),
-        (following_indices, {"follow": True}),
-    ):
+    for kind, options in options_of_kind.items():
+        indices = [index for index, kind_of_segment in enumerate(kinds) if kind_of_segment == kind]
         encoded = model.encode([segments[index].text for index in indices], **options)
         ids_by_index.update(zip(indices, encoded, strict=True))
     return [ids_by_index[index] for index in range(len(segments))]
+
+
+_TextKind = Literal["source", "beginning", "following"]
+
+
+def _kind_of(index: int, segment: Segment) -> _TextKind:
+    """Return how a segment is encoded. `index`: its index in the prompt."""
+    if segment.is_source:
+        return "source"
+    return "beginning" if index == 0 else "following"
 
 
 # --- sections of sources --------------------------------------------------------------------------

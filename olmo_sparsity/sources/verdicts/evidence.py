@@ -72,15 +72,18 @@ NEEDED_FRACTION = 0.2
 # --- which sources are neither named nor excluded -------------------------------------------------
 
 OPEN_SPREADS = 2.0
-"""A source that is not named is open if its effect is at least this many spreads: chance alone
-rarely reaches it, so "no source" would claim too much."""
+"""A source that is not named may be open only if its effect is at least this many spreads: chance
+alone rarely reaches it, so "no source" would claim too much. The next two bound what spreads can
+require."""
 
 OPEN_NATS = 1.5
-"""An effect of fewer nats is never open, so that small effects do not make answers undecided."""
+"""A source is never open for an effect of fewer nats, so that small effects do not make answers
+undecided."""
 
 SEVERAL_NATS = 3.0
-"""An effect of this many nats is always open, whether one source has it or all sources together: a
-statement that loses a factor of 20 in probability does rely on something."""
+"""The most nats that spreads can require. From here on only the fractions above decide whether a
+source is open. A statement to which all sources together give this much is undecided in place of
+"no source" (verdict.py): it loses a factor of 20 in probability, so it does rely on something."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ def collect_evidence(losses: StatementLosses, rate: float) -> Evidence:
     # Statements without a gap have nothing to attribute, and count as p = 1. Were they selected,
     # Benjamini–Hochberg would raise the threshold for all other statements.
     has_gap_T1 = losses.gap_T[:, None] >= MIN_GAP
-    is_named_TS = named_sources(np.where(has_gap_T1, p_ETS, 1.0), rate)
+    is_named_TS = _is_beyond_chance(np.where(has_gap_T1, p_ETS, 1.0), rate)
 
     spread_TS = _best_spread(rounds)
     return Evidence(
@@ -172,7 +175,7 @@ def decoy_rounds(max_decoys: int) -> list[int]:
 # --- which sources are named ----------------------------------------------------------------------
 
 
-def named_sources(p_ETS: np.ndarray, rate: float) -> np.ndarray:
+def _is_beyond_chance(p_ETS: np.ndarray, rate: float) -> np.ndarray:
     """Return is_named_TS: whether a source has an effect beyond chance at this error rate."""
     # Bonferroni over the two effects of a source, Benjamini–Hochberg over sources.
     p_TS = (len(EFFECTS) * p_ETS.min(0)).clip(max=1.0)
@@ -222,7 +225,12 @@ def _nats_above_threshold(rounds: Sequence[_Round], rate: float) -> np.ndarray:
 
 def _has_large_effect(losses: StatementLosses, spread_TS: np.ndarray) -> np.ndarray:
     """Return whether a source has an effect that is too large to be excluded, and that would decide
-    the verdict if it were not chance: the source would suffice, or would be needed."""
+    the verdict if it were not chance: the source would suffice, or would be needed.
+
+        would suffice     what it gives >= max(nats, 0.5 × gap)
+        would be needed   what is lost >= max(nats, 0.2 × gap)
+        nats              2 spreads, but at least 1.5 and at most 3 nats
+    """
     gap_T1 = losses.gap_T[:, None]
     # What a source gives may not have been evaluated. Then it is not large.
     gives_TS = np.nan_to_num(mean_over_decoys(losses.gives_TSD), nan=-np.inf)
