@@ -52,7 +52,7 @@ from olmo_sparsity.analysis.results.target_rows import (
     SplitDocuments,
     whole_documents,
 )
-from olmo_sparsity.base.errors import check_type
+from olmo_sparsity.base.errors import DataError, check_type
 
 ENOUGH = 0.9
 """Recovery from which k units are said to be enough."""
@@ -126,6 +126,14 @@ def summarize(
     tables = {"losses": losses, "targets": targets, "recovery": recovery}
     for name, table in tables.items():
         check_type(name, table, pd.DataFrame, f"the table {name} of results, a DataFrame")
+    # Each target has one row of losses. Twice the rows would be twice the weight.
+    repeated = losses.duplicated(["document", "target"])
+    if repeated.any():
+        row = losses[repeated].iloc[0]
+        raise DataError(
+            f"losses: {repeated.sum()} rows are of targets that earlier rows have, the first of "
+            f"document {row.document}, target {row.target}; pass each target once"
+        )
     return summarize_pairs(pair(losses, targets, recovery, split_documents))
 
 

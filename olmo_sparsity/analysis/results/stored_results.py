@@ -48,6 +48,9 @@ def read_results(folder: str | Path) -> Results:
 
     meta = read_json(folder / "meta.json", Meta, REMEDY)
     meta.windows = with_current_names(meta.windows)
+    missing = sorted({"long", "short", "stride", "distant_states"} - meta.windows.keys())
+    if missing:
+        raise DataError(f"{folder}/meta.json: windows has no {', '.join(missing)}; {REMEDY}")
     # A summary without final intervals is of an earlier version. All columns that came later are
     # then computed again, also those that it stores, as their intervals are not final either.
     has_final_intervals = meta.intervals == STUDENT

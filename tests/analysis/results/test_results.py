@@ -176,9 +176,10 @@ def test_unfinished_and_unreadable_folders_are_explained(tmp_path: Path) -> None
     parts.flush()
     with pytest.raises(DataError, match=r"not finished .*; run the same"):
         read_results(tmp_path)
-    parts.write_final_tables({}, Meta())
+    windows = {"long": 16, "short": 6, "stride": 8, "distant_states": "isolated"}
+    parts.write_final_tables({}, Meta(windows=windows))
     read_results(tmp_path)
-    for text in ("{", "[]", '{"windows": 3}', '{"ks": null}'):
+    for text in ("{", "[]", "{}", '{"windows": 3}', '{"windows": {"long": 16}}', '{"ks": null}'):
         (tmp_path / "meta.json").write_text(text)
         with pytest.raises(DataError, match=r"meta\.json"):
             read_results(tmp_path)

@@ -106,6 +106,8 @@ def test_ratios_need_a_gap_and_nine_tenths_of_it_are_enough(
         lacking = [row for row in rows if (row["document"], row["control"]) != (3, control)]
         with pytest.raises(DataError, match="lacks rows of chosen targets"):
             summarize(losses, targets, pd.DataFrame(lacking))
+    with pytest.raises(DataError, match=r"losses: 40 rows .* document 1, target 20; pass each"):
+        summarize(pd.concat([losses, losses]), targets, pd.DataFrame(rows))
 
 
 SUMMED = ("own_reduction", "unrelated_reduction", "removal_increase", "gap", "weight")
