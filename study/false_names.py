@@ -177,6 +177,19 @@ def table(cell: Callable[..., str], rows: Iterable[tuple], columns: Iterable[tup
     return markdown(lines)
 
 
+def one_sided(num_answers: int, seed: int) -> str:
+    """Return a table of answers that get a source although none matters, where the effects of texts
+    have a long tail on one side: their logarithms are normal, with a standard deviation of 1."""
+    lines = [["long tail", "false names: 3 sources, 8 decoys"]]
+    for side, sign in (("lowers the loss", 1), ("raises the loss", -1)):
+        num_named = 0
+        for index in range(num_answers):
+            effects_TSE = sign * np.random.default_rng((seed, index)).lognormal(size=(1, 3, 9))
+            num_named += any(verdict.sources for verdict in judged(effects_TSE))
+        lines.append([side, f"{num_named / num_answers:.3f}"])
+    return markdown(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--answers", type=int, default=2000)
@@ -190,6 +203,7 @@ def main() -> None:
         "false names in answers of three statements": lambda: false_names(3, num_answers, seed),
         "power": lambda: power(num_answers, seed),
         "grey zone": lambda: grey_zone(num_answers // 400, seed),
+        "tails on one side": lambda: one_sided(num_answers, seed),
         "kinds of verdicts": lambda: by_kind(num_answers // 20, seed),
     }
     for name, part in parts.items():
