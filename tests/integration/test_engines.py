@@ -290,6 +290,7 @@ def states_of(folder: Path) -> list[dict[str, torch.Tensor]]:
     ]
 
 
+@pytest.mark.accept
 def test_two_processes_with_muon_take_the_steps_of_one_and_go_on_to_the_bit(settings: dict) -> None:
     muon = {"name": "muon"}
     alone = finish(on(settings, "muon-single", "single", optimizer=muon), world_size=1)
@@ -524,6 +525,7 @@ os._exit(0)  # as cli.entry does: gloo's threads do not survive Python's shutdow
 """
 
 
+@pytest.mark.accept
 def test_the_processes_of_torchrun_meet(tmp_path: Path) -> None:
     script = tmp_path / "meet.py"
     script.write_text(MEET)

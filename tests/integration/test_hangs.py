@@ -25,6 +25,8 @@ from olmo_sparsity.training.metrics_file import read_metrics
 from tests.conftest import data_section, small_run, until
 from tests.support import children
 
+pytestmark = pytest.mark.accept
+
 LIMITS = {"step_timeout_s": 6, "work_timeout_s": 20}
 
 
@@ -82,7 +84,6 @@ SLEEPS = {
 }
 
 
-@pytest.mark.accept
 @pytest.mark.parametrize("task", SLEEPS)
 def test_a_process_whose_work_alone_hangs_is_named(
     data_folder: Path, tmp_path: Path, task: str
@@ -113,7 +114,6 @@ def wait_for_the_disk(owner: Any, name: str, number: int) -> None:
     setattr(owner, name, counted)
 
 
-@pytest.mark.accept
 @pytest.mark.parametrize(
     ("rank", "place"), [(1, (TrainingBatches, "of_step", 6)), (0, (AppendedFile, "append", 3))]
 )
@@ -139,7 +139,6 @@ def be_on_a_node_of_two(rank: int, suspect: Path, act: Callable[[], None]) -> No
     act()
 
 
-@pytest.mark.accept
 def test_a_process_that_holds_up_its_node_is_named_where_nodes_share_weights(
     data_folder: Path, tmp_path: Path
 ) -> None:
@@ -163,11 +162,10 @@ def test_a_process_that_holds_up_its_node_is_named_where_nodes_share_weights(
 
 
 CASES = [
-    pytest.param(engine, place, rank, marks=() if is_quick else pytest.mark.accept)
+    (engine, place, rank)
     for engine in ("ddp", "fsdp", "zero1", "zero2", "zero3")
     for place in (in_a_step, in_an_evaluation, in_a_save)
     for rank in ((1, 0) if (engine, place) == ("ddp", in_a_step) else (1,))
-    for is_quick in [(engine, place, rank) == ("ddp", in_a_step, 1)]
 ]
 
 

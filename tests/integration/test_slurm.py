@@ -1,7 +1,7 @@
 """The jobs of slurm/ on a real SLURM: preempted, killed, cut off, and the same loss curve after it.
 
 Each test asks about one scenario. All scenarios that are asked about run at once, as jobs of one
-cluster: most of their time is waiting for SLURM. `make test` asks about a requeue and an array.
+cluster: most of their time is waiting for SLURM.
 """
 
 from __future__ import annotations
@@ -34,9 +34,14 @@ from tests.conftest import data_section, small_run
 from tests.integration import needs
 from tests.integration.slurm_cluster import ROOT, Cluster
 
-pytestmark = needs(
-    ("sbatch", "slurmctld", "slurmd", "munged"), "slurm-wlm munge", "OLMO_SPARSITY_REQUIRE_SLURM"
-)
+pytestmark = [
+    pytest.mark.accept,
+    needs(
+        ("sbatch", "slurmctld", "slurmd", "munged"),
+        "slurm-wlm munge",
+        "OLMO_SPARSITY_REQUIRE_SLURM",
+    ),
+]
 
 FEW = [
     *("--long", "24", "--short", "8", "--stride", "8", "--ks", "1,2", "--draws", "1"),
@@ -437,7 +442,6 @@ def as_far_as(job: Job, expected: dict[int, float]) -> dict[int, float]:
 # --- the tests ------------------------------------------------------------------------------------
 
 
-@pytest.mark.accept
 @asks(undisturbed)
 def test_a_job_says_what_it_runs_and_leaves_a_run_folder(job: Job) -> None:
     assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "0")
@@ -448,21 +452,18 @@ def test_a_job_says_what_it_runs_and_leaves_a_run_folder(job: Job) -> None:
     assert start["command"][-1] == f"--run_folder={job.run_folder}"
 
 
-@pytest.mark.accept
 @asks(out_of_time)
 def test_a_job_out_of_time_is_told_before_and_goes_on(job: Job) -> None:
     assert (job.fact("JobState"), job.fact("Restarts")) == ("CANCELLED", "2")
     assert job.log.count("told") == job.log.count("stopped when asked: requeued") == 1
 
 
-@pytest.mark.accept
 @asks(saving_too_long)
 def test_a_time_limit_that_comes_during_a_save_requeues(job: Job) -> None:
     assert job.fact("JobState") == "COMPLETED"
     assert "time limit while saving: requeued" in job.log
 
 
-@pytest.mark.accept
 @asks(losing)
 def test_the_loss_of_a_node_or_a_daemon(job: Job, expected: dict[int, float]) -> None:
     assert job.fact("Restarts") == "1"
@@ -472,7 +473,6 @@ def test_the_loss_of_a_node_or_a_daemon(job: Job, expected: dict[int, float]) ->
     assert job.losses() == pytest.approx(as_far_as(job, expected), rel=1e-4)
 
 
-@pytest.mark.accept
 @pytest.mark.timeout(1200)
 @asks(accepted)
 def test_the_acceptance_job_has_a_row_for_each_check(job: Job) -> None:
@@ -483,7 +483,6 @@ def test_the_acceptance_job_has_a_row_for_each_check(job: Job) -> None:
     assert job.fact("JobState") == "COMPLETED"
 
 
-@pytest.mark.accept
 @asks(stuck)
 def test_a_job_of_which_a_task_hangs_names_it_and_goes_on(
     job: Job, expected: dict[int, float]
@@ -508,7 +507,6 @@ def test_a_requeued_job_leaves_the_node_at_which_it_crashed(job: Job) -> None:
     assert job.fact("ExcNodeList") == f"n5,{bad[1]}" or job.fact("ExcNodeList") == f"{bad[1]},n5"
 
 
-@pytest.mark.accept
 @asks(naming)
 def test_a_requeued_job_leaves_the_node_that_its_processes_have_named(job: Job) -> None:
     assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "1")
@@ -539,7 +537,6 @@ def test_a_stopped_job_saves_and_goes_on_by_itself(job: Job, expected: dict[int,
     assert job.losses() == as_far_as(job, expected)
 
 
-@pytest.mark.accept
 @asks(two_nodes)
 def test_deepspeed_on_two_nodes(job: Job, expected: dict[int, float]) -> None:
     assert (job.fact("JobState"), job.fact("NumNodes")) == ("COMPLETED", "2")
@@ -571,7 +568,6 @@ ENDS = {
 }
 
 
-@pytest.mark.accept
 @pytest.mark.parametrize(
     ("job", "facts", "said"),
     [(scenario, facts, said) for scenario, (*facts, said) in ENDS.items()],
@@ -583,7 +579,6 @@ def test_what_becomes_of_a_job(job: Job, facts: list[str], said: list[str]) -> N
     assert all(words in job.log for words in said)
 
 
-@pytest.mark.accept
 @asks(experimented)
 def test_an_experiment_draws_one_figure_whatever_becomes_of_its_jobs(job: Job) -> None:
     experiment = read_experiment(str(job.run_folder.parents[1] / "experimented.yaml"))
@@ -602,7 +597,6 @@ def test_an_experiment_draws_one_figure_whatever_becomes_of_its_jobs(job: Job) -
         assert "no target has a gap large enough" in state.detail
 
 
-@pytest.mark.accept
 @asks(cancelled)
 def test_a_cancelled_experiment_saves_and_starts_nothing_else(job: Job) -> None:
     folder = job.run_folder.parent
@@ -642,7 +636,6 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.accept
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_the_commands_of_the_pages(
     words: list[str], jobs: dict[Scenario, Future[Job]], monkeypatch: pytest.MonkeyPatch

@@ -257,6 +257,7 @@ def test_a_compiled_step_is_two_graphs(
         assert "autograd_function_apply" not in str(graph.graph)
 
 
+@pytest.mark.accept  # it compiles for half a minute
 @pytest.mark.filterwarnings("ignore")  # the compiler warns about what it does itself
 def test_compiled_equals_eager_and_goes_on_to_the_bit(
     make_config: MakeConfig, batch: Batch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
