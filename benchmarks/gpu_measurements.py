@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from olmo_sparsity.config.sections import RunConfig
     from olmo_sparsity.data.batches import Batch
-    from olmo_sparsity.training.distributed import Processes
-    from olmo_sparsity.training.engine import Engine
+    from olmo_sparsity.training.engines.engine import Engine
+    from olmo_sparsity.training.processes.distributed import Processes
 
 LEARNING_RATE = 1e-4
 
@@ -196,7 +196,7 @@ def _answers_of_training(model: Any, batch: Batch, precision: str) -> Iterator[A
     """Yield the losses of a batch, with and without masks of documents, and all gradients."""
     import torch
 
-    from olmo_sparsity.training.losses import Losses
+    from olmo_sparsity.training.engines.losses import Losses
 
     device = batch.tokens_BL.device
     documents_BL = (torch.arange(NUM_TOKENS) // 30).expand(4, NUM_TOKENS)
@@ -275,10 +275,10 @@ def start_by_stages(variant: str) -> Iterator[Row]:
     import torch
 
     from olmo_sparsity.models.build import build_model
-    from olmo_sparsity.training.choose_engine import build_engine
-    from olmo_sparsity.training.deepspeed_engine import import_deepspeed
-    from olmo_sparsity.training.distributed import Processes
-    from olmo_sparsity.training.process_group import start_alone
+    from olmo_sparsity.training.engines.choose import build_engine
+    from olmo_sparsity.training.engines.deepspeed import import_deepspeed
+    from olmo_sparsity.training.processes.distributed import Processes
+    from olmo_sparsity.training.processes.process_group import start_alone
 
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     config = _config_of_variant(variant, device)
@@ -364,7 +364,7 @@ def _config_of_variant(variant: str, device: torch.device) -> RunConfig:
 def measure_training(size: str, folder: Path) -> Iterator[Row]:
     """Yield the speed of steps on random tokens, as configs/c4_SIZE_pose.yaml trains, and of one
     checkpoint. Only the first process of a launch yields a row."""
-    from olmo_sparsity.training.process_group import connect
+    from olmo_sparsity.training.processes.process_group import connect
 
     is_small = size == "small"
     config = _config_of_size(size)
@@ -400,7 +400,7 @@ def _train_and_save(
     """Train some steps and save a checkpoint. Return the speed of both, in words."""
     from olmo_sparsity.base.devices import peak_memory_gib
     from olmo_sparsity.models.build import build_model
-    from olmo_sparsity.training.choose_engine import build_engine
+    from olmo_sparsity.training.engines.choose import build_engine
     from olmo_sparsity.training.estimate.compute import flops_per_token, stated_flops_per_second
 
     sections = (config.engine, config.training, config.optimizer)
@@ -436,8 +436,8 @@ def _tokens_per_s(engine: Engine, batch: Batch, *, is_small: bool) -> float:
 def _time_saving(engine: Engine, config: RunConfig, processes: Processes, folder: Path) -> str:
     """Save a checkpoint. Return in words how long it took, and for how long training waits."""
     from olmo_sparsity.models.checkpoint_files import save_weights
-    from olmo_sparsity.training.checkpoint import CheckpointWriter
-    from olmo_sparsity.training.trainer_state import TrainerState
+    from olmo_sparsity.training.checkpoints.writer import CheckpointWriter
+    from olmo_sparsity.training.run_folder.trainer_state import TrainerState
 
     started = time.perf_counter()
     weights = engine.copy_weights()

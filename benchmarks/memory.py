@@ -40,8 +40,8 @@ from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.config.sections import TrainingConfig
 
 if TYPE_CHECKING:
-    from olmo_sparsity.training.distributed import Processes
-    from olmo_sparsity.training.engine import Engine
+    from olmo_sparsity.training.engines.engine import Engine
+    from olmo_sparsity.training.processes.distributed import Processes
 
 # What a child needs is imported in `measure`, and what only `main` needs in `estimates_of`: neither
 # should hold what the other imports.
@@ -208,13 +208,13 @@ def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
 
     import olmo_sparsity.models.checkpoint_files
     import olmo_sparsity.models.olmo.model  # imports OLMo, as building does
-    import olmo_sparsity.training.choose_engine  # noqa: F401
+    import olmo_sparsity.training.engines.choose  # noqa: F401
     from olmo_sparsity.command.memory import give_back_freed_memory
     from olmo_sparsity.models.build import build_model
-    from olmo_sparsity.training.deepspeed_engine import import_deepspeed
-    from olmo_sparsity.training.deferred import Deferred
-    from olmo_sparsity.training.fsdp_engine import FSDPEngine  # noqa: F401 (imports DTensor)
-    from olmo_sparsity.training.process_group import connect, start_alone
+    from olmo_sparsity.training.engines.deepspeed import import_deepspeed
+    from olmo_sparsity.training.engines.deferred import Deferred
+    from olmo_sparsity.training.engines.fsdp import FSDPEngine  # noqa: F401 (imports DTensor)
+    from olmo_sparsity.training.processes.process_group import connect, start_alone
 
     # Small enough for a shard of any matrix: what stays in holes of the heap is nobody's estimate.
     give_back_freed_memory(2**16)
@@ -249,8 +249,8 @@ def build(engine_name: str, layers: int, processes: Processes, checkpoint: Path 
     from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig
     from olmo_sparsity.models.build import build_model
     from olmo_sparsity.models.checkpoint_files import StoredWeights, fill
-    from olmo_sparsity.training.choose_engine import build_engine
-    from olmo_sparsity.training.deferred import Deferred
+    from olmo_sparsity.training.engines.choose import build_engine
+    from olmo_sparsity.training.engines.deferred import Deferred
 
     torch.manual_seed(0)
     sections = EngineConfig(name=engine_name), TRAINING, OptimizerConfig()
@@ -281,8 +281,8 @@ def save(engine: Engine, out: Path) -> None:
     """Write a checkpoint, in each process its part."""
     from olmo_sparsity.config.sections import CheckpointConfig
     from olmo_sparsity.models.checkpoint_files import part_name, save_weights, write_index
-    from olmo_sparsity.training.checkpoint import CheckpointWriter
-    from olmo_sparsity.training.trainer_state import TrainerState
+    from olmo_sparsity.training.checkpoints.writer import CheckpointWriter
+    from olmo_sparsity.training.run_folder.trainer_state import TrainerState
 
     processes = engine.processes
     weights = engine.copy_weights()

@@ -46,13 +46,13 @@ from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.huggingface.exchange import hugging_face_model
 from olmo_sparsity.models.huggingface.folder import count_parameters
 from olmo_sparsity.text.vocabulary import IGNORED
-from olmo_sparsity.training.choose_engine import build_engine
-from olmo_sparsity.training.distributed import Processes
-from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.training.engines.choose import build_engine
+from olmo_sparsity.training.engines.engine import Engine
 from olmo_sparsity.training.estimate.compute import flops_per_token
 from olmo_sparsity.training.estimate.hardware import Hardware
-from olmo_sparsity.training.process_group import connect
-from olmo_sparsity.training.resolve import resolve
+from olmo_sparsity.training.processes.distributed import Processes
+from olmo_sparsity.training.processes.process_group import connect
+from olmo_sparsity.training.setup.resolve import resolve
 from olmo_sparsity.training.start import build_batches
 
 CONFIG = Path(__file__).parents[1] / "configs/quick.yaml"

@@ -38,15 +38,15 @@ LONGEST = (
     "integration/test_slurm",
     "test_docs",
     "integration/test_engines",
-    "training/test_engine",
-    "training/test_checkpoint",
+    "training/engines/test_engine",
+    "training/checkpoints/test_writer",
     "test_kill_and_resume",
 )
 
 SHARE_A_SERVER = (  # of tests/support/children.py
     "tests/integration/test_engines.py",
     "tests/test_kill_and_resume.py",
-    "tests/training/test_checkpoint.py",
+    "tests/training/checkpoints/test_writer.py",
 )
 
 

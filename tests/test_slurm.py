@@ -16,7 +16,7 @@ import pytest
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.command.share import parse_shard
 from olmo_sparsity.config.run import load_config
-from olmo_sparsity.training.checkpoint import PATIENCE_S
+from olmo_sparsity.training.checkpoints.writer import PATIENCE_S
 from tests.conftest import until
 
 ROOT = Path(__file__).parents[1]
@@ -433,8 +433,9 @@ def test_acceptance_hands_on_the_least_speeds_of_links(tmp_path: Path) -> None:
     )
     page = (tmp_path / "clone/results/accept/accept.md").read_text()
     within, between = (line for line in page.splitlines() if line.startswith("| all-reduce"))
-    assert "--ntasks=2 python -m olmo_sparsity.training.all_reduce --least=150 |" in within
-    assert "python -m olmo_sparsity.training.all_reduce |" in between
+    command = "python -m olmo_sparsity.training.processes.all_reduce"
+    assert f"--ntasks=2 {command} --least=150 |" in within
+    assert f"{command} |" in between
 
 
 def test_acceptance_takes_no_variable_of_the_login_shell(tmp_path: Path) -> None:

@@ -176,8 +176,29 @@ def test_the_map_of_a_package_names_modules_that_exist() -> None:
             assert modules_on_map(path.parent) <= existing, path.parent
 
 
+TRAINING = (
+    *("processes", "optimizer", "engines", "run_folder", "metrics", "checkpoints", "evaluation"),
+    *("estimate", "setup", "after_step"),
+)
+"""Folders of training: each may import those before it."""
+
+
+def test_folders_of_training_import_folders_above_them() -> None:
+    existing = {path.parent.name for path in (PACKAGE / "training").glob("*/__init__.py")}
+    assert existing == {*TRAINING}
+    for name in NAMES:
+        if not name.startswith("olmo_sparsity.training.") or name.count(".") < 3:
+            continue
+        room = name.split(".")[2]
+        for imported in graph()[name]:
+            if imported.startswith("olmo_sparsity.training.") and imported.count(".") > 2:
+                other = imported.split(".")[2]
+                assert TRAINING.index(other) <= TRAINING.index(room), f"{name} imports {imported}"
+
+
 PACKAGES_WITH_A_MAP = (
-    *("base", "config", "text", "command", "data", "experiment", "training", "training/estimate"),
+    *("base", "config", "text", "command", "data", "experiment", "training"),
+    *(f"training/{room}" for room in TRAINING),
     *("models", "models/gguf", "models/huggingface", "models/identity", "models/olmo"),
     *("sources", "sources/gate", "sources/prompt", "sources/reading", "sources/report"),
     *("sources/servers", "sources/verdicts"),

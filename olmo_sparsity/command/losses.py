@@ -21,7 +21,7 @@ def run_losses(options: argparse.Namespace) -> int:
     """Print the losses that a run has logged, or those of models; return the exit code."""
     keywords = given_options(options, measured_losses())
     if len(options.models) == 1 and not keywords:
-        from olmo_sparsity.training.loss_table import loss_table
+        from olmo_sparsity.training.metrics.loss_table import loss_table
 
         print(loss_table(options.models[0]))
         return 0

@@ -27,7 +27,7 @@ def run_figure(options: argparse.Namespace) -> int:
     labels = _read_labels(options.labels)
     # Runs have a log of their training, measurements have not.
     if all((Path(folder) / "metrics.jsonl").is_file() for folder in options.results):
-        from olmo_sparsity.training.curves import draw_curves
+        from olmo_sparsity.training.metrics.curves import draw_curves
 
         draw_curves(options.results, Path(options.out), labels)
     elif len(options.results) == 1 and draw_folder(options.results[0], options.out):

@@ -66,8 +66,8 @@ def run_train(options: argparse.Namespace) -> int:
     # A mistake in the config is reported before the imports below, which take seconds.
     config = read_config() if is_alone else _read_without_report(read_config)
     from olmo_sparsity.training import dry_run, loop
-    from olmo_sparsity.training.distributed import LostProcess
-    from olmo_sparsity.training.process_group import connect
+    from olmo_sparsity.training.processes.distributed import LostProcess
+    from olmo_sparsity.training.processes.process_group import connect
 
     if options.dry_run:
         dry_run.dry_run(config or read_config(), hardware_of(options))

@@ -379,7 +379,7 @@ class CheckpointConfig:
 
     def stays(self, step: int) -> bool:
         """Return whether the checkpoint of this step stays forever. `auto` must be resolved
-        (training/resolve.py), or it keeps none."""
+        (training/setup/resolve.py), or it keeps none."""
         interval = self.keep_every_steps or None
         return (
             (interval is not None and step % interval == 0)

@@ -6,7 +6,7 @@
 Held-out text is neither shuffled nor given skips in its position IDs, so that evaluations of
 different steps and runs can be compared.
 
-Place in the flow: sequences.py → **`heldout_batches`** → training/evaluate.py.
+Place in the flow: sequences.py → **`heldout_batches`** → training/evaluation/evaluate.py.
 
 Dimension key: B batch, L length.
 """

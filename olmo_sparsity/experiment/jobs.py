@@ -41,8 +41,8 @@ from olmo_sparsity.experiment.file import Experiment
 from olmo_sparsity.experiment.measurements import Measurement
 from olmo_sparsity.experiment.models import Model
 from olmo_sparsity.models.checkpoint_files import list_checkpoints, step_of
-from olmo_sparsity.training.metrics_file import read_metrics
-from olmo_sparsity.training.run_folder import is_work_of
+from olmo_sparsity.training.metrics.read import read_metrics
+from olmo_sparsity.training.run_folder.folder import is_work_of
 
 StateName = Literal["done", "running", "failed", "waiting"]
 STATES: tuple[StateName, ...] = get_args(StateName)

@@ -19,11 +19,11 @@ from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.experiment.models import Model
 from olmo_sparsity.training.dry_run import check_run, describe_run
-from olmo_sparsity.training.epochs import open_prepared
 from olmo_sparsity.training.estimate.cost import RunCost, cost_of_run
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.estimate.host import Disk, disk_of, main_memory_of
 from olmo_sparsity.training.estimate.report import describe_batch, size_of_run
+from olmo_sparsity.training.setup.epochs import open_prepared
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
     RUN/checkpoints/step000300/
         model.safetensors, or parts of it with model.safetensors.index.json
-        config.yaml, tokenizer.json, state of the optimizer (training/checkpoint.py)
+        config.yaml, tokenizer.json, state of the optimizer (training/checkpoints/writer.py)
         manifest.json    written last: the SHA-256 of the other files
 
 PyTorch is imported in functions that touch a weight, so that commands that only list checkpoints

@@ -23,7 +23,7 @@
 #
 # From the environment: OLMO_SPARSITY_SRUN_FLAGS="--container-image=… --cpu-bind=…", further flags
 # of srun; OMP_NUM_THREADS; HF_HUB_OFFLINE=0, to download what is not in the cache; GLOO_SOCKET_IFNAME,
-# without which each process chooses the interface of its own node (training/interface.py).
+# without which each process chooses the interface of its own node (training/processes/network_interface.py).
 
 if [[ ! -f $SLURM_SUBMIT_DIR/slurm/job.sh ]]; then
   echo "submit from the root of olmo-sparsity, not from $SLURM_SUBMIT_DIR" >&2
@@ -35,7 +35,7 @@ cd "$SLURM_SUBMIT_DIR" || exit 2
 # Seconds after the exit of the first task at which srun ends the others. When a training loses a
 # task, the others leave with 76; not at once, or a task about to leave with 2 or 75 would be killed
 # and look like a crash. The first task waits 30 s for the parts of others (PATIENCE_S of
-# checkpoint.py), and a time-out is reported within 30 s (DISK_PATIENCE_S of watchdog.py).
+# checkpoints/writer.py), and a time-out is reported within 30 s (DISK_PATIENCE_S of watchdog.py).
 seconds_after_first_exit=60
 
 # Sent to the shell only when SLURM itself ends the job (scancel, preemption, requeue, time limit):

@@ -22,19 +22,19 @@ from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import load_tokenizer
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.text.vocabulary import count_vocabulary
-from olmo_sparsity.training.device import own_device
-from olmo_sparsity.training.distributed import Processes
-from olmo_sparsity.training.epochs import (
+from olmo_sparsity.training.estimate.fit import check_fits
+from olmo_sparsity.training.estimate.hardware import Hardware
+from olmo_sparsity.training.estimate.report import estimate
+from olmo_sparsity.training.metrics.writers import check_metric_writers
+from olmo_sparsity.training.processes.device import own_device
+from olmo_sparsity.training.processes.distributed import Processes
+from olmo_sparsity.training.setup.epochs import (
     check_epochs,
     count_epochs,
     describe_epochs,
     open_prepared,
 )
-from olmo_sparsity.training.estimate.fit import check_fits
-from olmo_sparsity.training.estimate.hardware import Hardware
-from olmo_sparsity.training.estimate.report import estimate
-from olmo_sparsity.training.metric_writers import check_metric_writers
-from olmo_sparsity.training.resolve import (
+from olmo_sparsity.training.setup.resolve import (
     for_hardware,
     resolve,
     with_staying_checkpoints,
@@ -123,7 +123,9 @@ def _check_extras(config: RunConfig) -> None:
     a task of lm_eval cannot be loaded."""
     check_metric_writers(config.logging)
     if config.evaluation.lm_eval:
-        from olmo_sparsity.training.lm_eval_tasks import load_tasks  # imports lm_eval, an extra
+        from olmo_sparsity.training.evaluation.lm_eval_tasks import (
+            load_tasks,  # imports lm_eval, an extra
+        )
 
         load_tasks(config.evaluation.lm_eval)
 

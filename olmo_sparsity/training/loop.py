@@ -27,18 +27,18 @@ from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.base.retry import may_pass
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.huggingface.exchange import export
-from olmo_sparsity.training.attempts import StartCount, counted_start
-from olmo_sparsity.training.checkpoint import EXIT_DISK, CheckpointWriter
-from olmo_sparsity.training.distributed import Processes
-from olmo_sparsity.training.gpu_hours import GpuHours
-from olmo_sparsity.training.loss_rows import format_losses
-from olmo_sparsity.training.metric_writers import MetricWriter, MetricWriters
-from olmo_sparsity.training.metrics import Metrics
-from olmo_sparsity.training.skipped_batches import skip_batch_of
+from olmo_sparsity.training.after_step.profile import Profile
+from olmo_sparsity.training.checkpoints.writer import EXIT_DISK, CheckpointWriter
+from olmo_sparsity.training.metrics.loss_rows import format_losses
+from olmo_sparsity.training.metrics.metrics import Metrics
+from olmo_sparsity.training.metrics.writers import MetricWriter, MetricWriters
+from olmo_sparsity.training.processes.distributed import Processes
+from olmo_sparsity.training.processes.stop_signals import stop_signals
+from olmo_sparsity.training.run_folder.attempts import StartCount, counted_start
+from olmo_sparsity.training.run_folder.gpu_hours import GpuHours
+from olmo_sparsity.training.run_folder.skipped_batches import skip_batch_of
 from olmo_sparsity.training.start import PreparedRun, prepare
-from olmo_sparsity.training.step_profile import Profile
 from olmo_sparsity.training.steps import Outcome, Steps
-from olmo_sparsity.training.stop_signals import stop_signals
 
 
 def train(

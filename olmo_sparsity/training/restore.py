@@ -34,13 +34,13 @@ from olmo_sparsity.models.huggingface.computation import check_angles, describe_
 from olmo_sparsity.models.huggingface.config_of_weights import config_of
 from olmo_sparsity.models.huggingface.exchange import import_weights
 from olmo_sparsity.models.huggingface.folder import count_parameters
-from olmo_sparsity.training.choose_engine import build_engine
-from olmo_sparsity.training.distributed import Processes
-from olmo_sparsity.training.engine import Engine
-from olmo_sparsity.training.environment import add_start
-from olmo_sparsity.training.preflight import check_room
-from olmo_sparsity.training.run_folder import Flat, check_same_branch, check_same_run
-from olmo_sparsity.training.trainer_state import ENGINE_FOLDER, TrainerState
+from olmo_sparsity.training.engines.choose import build_engine
+from olmo_sparsity.training.engines.engine import Engine
+from olmo_sparsity.training.processes.distributed import Processes
+from olmo_sparsity.training.run_folder.environment import add_start
+from olmo_sparsity.training.run_folder.folder import Flat, check_same_branch, check_same_run
+from olmo_sparsity.training.run_folder.trainer_state import ENGINE_FOLDER, TrainerState
+from olmo_sparsity.training.setup.preflight import check_room
 
 
 class Restored(NamedTuple):

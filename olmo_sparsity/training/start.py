@@ -3,11 +3,11 @@
     prepare
       ─> open_and_claim    what each process does by itself:
            check_possible     rejects what would fail in the first step, or only at the end
-           open_inputs        the text, what hardware and tokenizer determine (resolve.py),
+           open_inputs        the text, what hardware and tokenizer determine (setup/resolve.py),
                               evaluation and batches
-           claim_run_folder   locks the folder, or finds another run in it (run_folder.py)
+           claim_run_folder   locks the folder, or finds another run in it (run_folder/folder.py)
       ─> check_devices, check_same, check_shared: do all processes see one config and one disk?
-      ─> choose_checkpoint    the one to go on from, if there is one (resume.py)
+      ─> choose_checkpoint    the one to go on from, if there is one (checkpoints/resume.py)
       ─> restore_model
            build_new_model    a new model, or its shapes alone and where its weights come from
            restore            weights, moments and the first step (restore.py)
@@ -40,27 +40,27 @@ from olmo_sparsity.data.transform import load_transform
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.models.huggingface.exchange import check_exportable
-from olmo_sparsity.training.attempts import StartCount
-from olmo_sparsity.training.choose_engine import check_engine
-from olmo_sparsity.training.corpus_weights import weights_of
-from olmo_sparsity.training.deferred import Deferred, without_drawing
-from olmo_sparsity.training.device import own_device
-from olmo_sparsity.training.distributed import Processes
-from olmo_sparsity.training.engine import Engine
-from olmo_sparsity.training.epochs import check_epochs, describe_epochs
+from olmo_sparsity.training.checkpoints.resume import choose_checkpoint
+from olmo_sparsity.training.engines.choose import check_engine
+from olmo_sparsity.training.engines.deferred import Deferred, without_drawing
+from olmo_sparsity.training.engines.engine import Engine
 from olmo_sparsity.training.estimate.compute import flops_per_token, stated_flops_per_second
 from olmo_sparsity.training.estimate.hardware import Hardware
-from olmo_sparsity.training.evaluate import Evaluation
-from olmo_sparsity.training.gpu_hours import GpuHours
-from olmo_sparsity.training.jump_detector import JumpDetector
-from olmo_sparsity.training.preflight import check_devices, check_same, check_shared
-from olmo_sparsity.training.resolve import resolve
+from olmo_sparsity.training.evaluation.evaluate import Evaluation
+from olmo_sparsity.training.optimizer.jump_detector import JumpDetector
+from olmo_sparsity.training.processes.device import own_device
+from olmo_sparsity.training.processes.distributed import Processes
+from olmo_sparsity.training.processes.watchdog import Watchdog
 from olmo_sparsity.training.restore import restore
-from olmo_sparsity.training.resume import choose_checkpoint
-from olmo_sparsity.training.run_folder import Flat, open_run_folder
-from olmo_sparsity.training.skipped_batches import read_skipped_batches
-from olmo_sparsity.training.trainer_state import TrainerState
-from olmo_sparsity.training.watchdog import Watchdog
+from olmo_sparsity.training.run_folder.attempts import StartCount
+from olmo_sparsity.training.run_folder.folder import Flat, open_run_folder
+from olmo_sparsity.training.run_folder.gpu_hours import GpuHours
+from olmo_sparsity.training.run_folder.skipped_batches import read_skipped_batches
+from olmo_sparsity.training.run_folder.trainer_state import TrainerState
+from olmo_sparsity.training.setup.corpus_weights import weights_of
+from olmo_sparsity.training.setup.epochs import check_epochs, describe_epochs
+from olmo_sparsity.training.setup.preflight import check_devices, check_same, check_shared
+from olmo_sparsity.training.setup.resolve import resolve
 
 Measures = dict[str, Callable[[int, Mapping[str, Tensor]], dict]]
 """Functions that each evaluation calls with a step and a copy of its weights, by the names of their
@@ -251,7 +251,7 @@ def build_measures(
     """Return the functions that measure a copy of the weights in each evaluation."""
     if not config.evaluation.lm_eval:
         return {}
-    from olmo_sparsity.training.lm_eval_tasks import Tasks  # imports lm_eval, an extra
+    from olmo_sparsity.training.evaluation.lm_eval_tasks import Tasks  # imports lm_eval, an extra
 
     return {"lm_eval": Tasks(config, heldout.tokenizer, device, processes)}
 

@@ -3,9 +3,9 @@
     Steps.take_all: for each step
         draw (in a thread)          the next batch
         Steps.take                  engine.step(batch) → loss, gradient norm → metrics
-        Steps.log                   speed, waits and memory (step_log.py); alarms.py
-        Steps.evaluate_if_due       held-out losses (step_evaluation.py)
-        Steps.save_if_due           weights and moments, which a thread writes (step_save.py)
+        Steps.log                   speed, waits and memory (after_step/log.py, alarms.py)
+        Steps.evaluate_if_due       held-out losses (after_step/evaluation.py)
+        Steps.save_if_due           weights and moments, which a thread writes (after_step/save.py)
         next                        whether a process was asked to stop, all stop together
 
 Several processes run this together. Within `processes.raising_together()`, an error of one is
@@ -28,19 +28,19 @@ from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.models.huggingface.computation import describe_angles
-from olmo_sparsity.training.alarms import LossAlarm, StragglerAlarm
-from olmo_sparsity.training.checkpoint import CheckpointWriter
-from olmo_sparsity.training.gpu_hours import GpuHours
-from olmo_sparsity.training.learning_rate import learning_rate
-from olmo_sparsity.training.metrics import Metrics
-from olmo_sparsity.training.save_steps import SaveSteps, SaveTime, is_due
+from olmo_sparsity.training.after_step.alarms import LossAlarm, StragglerAlarm
+from olmo_sparsity.training.after_step.clock import Clock
+from olmo_sparsity.training.after_step.evaluation import evaluate_step
+from olmo_sparsity.training.after_step.log import count_left_out, log_step
+from olmo_sparsity.training.after_step.profile import Profile
+from olmo_sparsity.training.after_step.save import save_checkpoint
+from olmo_sparsity.training.checkpoints.save_steps import SaveSteps, SaveTime, is_due
+from olmo_sparsity.training.checkpoints.writer import CheckpointWriter
+from olmo_sparsity.training.metrics.metrics import Metrics
+from olmo_sparsity.training.optimizer.learning_rate import learning_rate
+from olmo_sparsity.training.processes.stop_signals import StopRequest
+from olmo_sparsity.training.run_folder.gpu_hours import GpuHours
 from olmo_sparsity.training.start import PreparedRun
-from olmo_sparsity.training.step_clock import Clock
-from olmo_sparsity.training.step_evaluation import evaluate_step
-from olmo_sparsity.training.step_log import count_left_out, log_step
-from olmo_sparsity.training.step_profile import Profile
-from olmo_sparsity.training.step_save import save_checkpoint
-from olmo_sparsity.training.stop_signals import StopRequest
 
 TEXT_UNREADABLE = "the text of the next step cannot be read"
 """The reason to stop of a process whose next batch cannot be read."""

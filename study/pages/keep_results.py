@@ -24,7 +24,7 @@ from olmo_sparsity.analysis.results.target_rows import has_spans, tokens_of_targ
 from olmo_sparsity.base.files import write_atomically, writing
 from olmo_sparsity.base.locks import locked
 from olmo_sparsity.base.renamed import with_current_names
-from olmo_sparsity.training.metrics_file import read_metrics
+from olmo_sparsity.training.metrics.read import read_metrics
 from study.pages import stored
 from study.pages.stored import RESULTS, ROWS
 from study.theory.results import read_results as read_theory

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from olmo_sparsity.base.files import writing
 from olmo_sparsity.models.build import build_model
-from olmo_sparsity.training.learning_rate import learning_rate
-from olmo_sparsity.training.optim import build_adamw
+from olmo_sparsity.training.optimizer.learning_rate import learning_rate
+from olmo_sparsity.training.optimizer.optim import build_adamw
 from study.coupling import PositionCoupling, Response, score
 from study.tasks.results import Row, wilson
 from study.tasks.samples import Samples, Task

@@ -18,7 +18,7 @@ import torch
 from olmo_sparsity.base.errors import UserError, is_out_of_memory
 from olmo_sparsity.command import cli
 from olmo_sparsity.command.cli import main
-from olmo_sparsity.training import loss_table
+from olmo_sparsity.training.metrics import loss_table
 from tests.conftest import running
 
 REAL_FULL_DISK = Path("/dev/full")
@@ -29,7 +29,7 @@ PRINTING = [
     "-c",
     "import sys, types\n"
     "table = types.SimpleNamespace(loss_table=lambda run: 'a table')\n"
-    "sys.modules['olmo_sparsity.training.loss_table'] = table\n"
+    "sys.modules['olmo_sparsity.training.metrics.loss_table'] = table\n"
     "from olmo_sparsity.command.cli import entry\n"
     "entry(['losses', 'run'])",
 ]
@@ -61,7 +61,8 @@ READING = [
     "        say('reading')\n"
     "    except Exception as error:\n"
     "        raise DataError(f'the file is damaged: {error}')\n"
-    "sys.modules['olmo_sparsity.training.loss_table'] = types.SimpleNamespace(loss_table=read)\n"
+    "table = types.SimpleNamespace(loss_table=read)\n"
+    "sys.modules['olmo_sparsity.training.metrics.loss_table'] = table\n"
     "from olmo_sparsity.command.cli import entry\n"
     "entry(['losses', 'run'])",
 ]

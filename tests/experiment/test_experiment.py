@@ -38,7 +38,7 @@ from olmo_sparsity.training.dry_run import describe_run
 from olmo_sparsity.training.estimate.cost import cost_of_run
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.estimate.host import disk_of
-from olmo_sparsity.training.metrics_file import read_metrics
+from olmo_sparsity.training.metrics.read import read_metrics
 from olmo_sparsity.training.steps import Outcome
 from tests.conftest import until
 

@@ -26,9 +26,9 @@ from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.models.checkpoint_files import StoredWeights, list_checkpoints, step_of
 from olmo_sparsity.models.huggingface.exchange import export
-from olmo_sparsity.training.jump_detector import JumpDetector
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.metrics_file import read_metrics
+from olmo_sparsity.training.metrics.read import read_metrics
+from olmo_sparsity.training.optimizer.jump_detector import JumpDetector
 from tests.conftest import data_section, small_run
 from tests.support import children
 
@@ -517,7 +517,7 @@ def test_a_slow_process_is_the_slowest_although_the_others_wait_for_its_weights(
 
 MEET = """
 import os
-from olmo_sparsity.training.process_group import connect
+from olmo_sparsity.training.processes.process_group import connect
 with connect() as processes:
     met = processes.gather((processes.rank, processes.local_rank, processes.local_world_size))
     assert met == [(0, 0, 2), (1, 1, 2)], met

@@ -16,12 +16,12 @@ import pytest
 
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
-from olmo_sparsity.training.appended_file import AppendedFile
-from olmo_sparsity.training.checkpoint import CheckpointWriter
-from olmo_sparsity.training.engine import Engine
-from olmo_sparsity.training.evaluate import Evaluation
-from olmo_sparsity.training.losses import Losses
-from olmo_sparsity.training.metrics_file import read_metrics
+from olmo_sparsity.training.checkpoints.writer import CheckpointWriter
+from olmo_sparsity.training.engines.engine import Engine
+from olmo_sparsity.training.engines.losses import Losses
+from olmo_sparsity.training.evaluation.evaluate import Evaluation
+from olmo_sparsity.training.metrics.appended_file import AppendedFile
+from olmo_sparsity.training.metrics.read import read_metrics
 from tests.conftest import data_section, small_run, until
 from tests.support import children
 

@@ -29,7 +29,7 @@ from olmo_sparsity.base.launch import EXIT_FAULTY_NODE
 from olmo_sparsity.command.cli import build_parser, main
 from olmo_sparsity.experiment.file import read_experiment
 from olmo_sparsity.experiment.jobs import jobs_of
-from olmo_sparsity.training.metrics_file import read_metrics
+from olmo_sparsity.training.metrics.read import read_metrics
 from tests.conftest import data_section, small_run
 from tests.integration import needs
 from tests.integration.slurm_cluster import ROOT, Cluster

@@ -27,8 +27,8 @@ import torch
 
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.data.batches import TrainingBatches, batch_of_step
-from olmo_sparsity.training.engine import Engine
-from olmo_sparsity.training.losses import Losses
+from olmo_sparsity.training.engines.engine import Engine
+from olmo_sparsity.training.engines.losses import Losses
 
 os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed decides when it is imported
 forkserver = multiprocessing.get_context("forkserver")
@@ -37,7 +37,7 @@ forkserver.set_forkserver_preload(
         "pytest",
         "hypothesis",
         "olmo_sparsity.training.loop",
-        "olmo_sparsity.training.fsdp_engine",
+        "olmo_sparsity.training.engines.fsdp",
         "olmo_sparsity.models.olmo.model",
         "olmo_sparsity.analysis.measurement.measurement",
         "transformers.models.llama.modeling_llama",  # as `export` does

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from olmo_sparsity.training.metrics_file import read_metrics
+from olmo_sparsity.training.metrics.read import read_metrics
 
 WAITS = ("data_wait_s", "save_s", "evaluation_s")
 """Seconds that training waits, every `logging.interval_steps` steps."""

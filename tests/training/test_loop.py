@@ -27,20 +27,21 @@ from olmo_sparsity.models.huggingface.config_of_weights import config_of
 from olmo_sparsity.models.huggingface.exchange import export
 from olmo_sparsity.models.load import load_model
 from olmo_sparsity.models.olmo.layers import first_query_scale
-from olmo_sparsity.training import environment, gpu_hours, restore, skipped_batches, start
-from olmo_sparsity.training.distributed import Processes
+from olmo_sparsity.training import restore, start
+from olmo_sparsity.training.after_step.log import slowest_process
 from olmo_sparsity.training.dry_run import dry_run
-from olmo_sparsity.training.engine import Engine
-from olmo_sparsity.training.evaluate import Evaluation
-from olmo_sparsity.training.gpu_hours import GpuHours
-from olmo_sparsity.training.learning_rate import learning_rate
+from olmo_sparsity.training.engines.engine import Engine
+from olmo_sparsity.training.engines.losses import ForwardClock
+from olmo_sparsity.training.evaluation.evaluate import Evaluation
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.loss_table import loss_table
-from olmo_sparsity.training.losses import ForwardClock
-from olmo_sparsity.training.metrics_file import read_metrics
-from olmo_sparsity.training.step_log import slowest_process
+from olmo_sparsity.training.metrics.loss_table import loss_table
+from olmo_sparsity.training.metrics.read import read_metrics
+from olmo_sparsity.training.optimizer.learning_rate import learning_rate
+from olmo_sparsity.training.processes.distributed import Processes
+from olmo_sparsity.training.run_folder import environment, gpu_hours, skipped_batches
+from olmo_sparsity.training.run_folder.gpu_hours import GpuHours
+from olmo_sparsity.training.run_folder.trainer_state import TrainerState
 from olmo_sparsity.training.steps import Outcome
-from olmo_sparsity.training.trainer_state import TrainerState
 from tests.conftest import MakeConfig, until
 from tests.support import children
 from tests.support.metrics import repeatable_rows

@@ -15,12 +15,12 @@ from olmo_sparsity.config.sections import EarlierWeights, RunConfig
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
-from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.dry_run import dry_run
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.metrics_file import read_metrics
-from olmo_sparsity.training.resolve import resolve
+from olmo_sparsity.training.metrics.read import read_metrics
+from olmo_sparsity.training.processes.distributed import Processes
+from olmo_sparsity.training.setup.resolve import resolve
 from olmo_sparsity.training.start import build_batches
 from tests.conftest import small_run
 

@@ -19,11 +19,11 @@ from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.models.huggingface.config_of_weights import config_of
 from olmo_sparsity.models.huggingface.exchange import export
 from olmo_sparsity.models.load import load_model
-from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.metrics_file import read_metrics
+from olmo_sparsity.training.metrics.read import read_metrics
+from olmo_sparsity.training.processes.distributed import Processes
+from olmo_sparsity.training.processes.watchdog import Watchdog
 from olmo_sparsity.training.start import build_batches
-from olmo_sparsity.training.watchdog import Watchdog
 from tests.conftest import data_section, small_run
 
 YARN = {"scaling": "yarn", "factor": 4, "original_length": 16}

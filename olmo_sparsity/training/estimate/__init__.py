@@ -3,13 +3,15 @@
     config, Hardware ─> cost_of_run ─> RunCost: micro-batches that fit, memory, seconds of a step
                      ─> estimate: the lines of `train --dry-run`
 
-Called by dry_run.py, by `experiment --dry-run`, and by resolve.py, which chooses micro-batches.
+Called by dry_run.py, by `experiment --dry-run`, and by setup/resolve.py, which chooses
+micro-batches.
 
     hardware.py             the processes of a run, each with a device
     meta_model.py           the model without memory, for its parameters and FLOPs
 
     state_memory.py         bytes that each engine holds: weights, gradients, optimizer, buffers
     activation_memory.py    bytes of activations at the peak of a step
+      kept_bytes.py         bytes that one layer keeps for its backward pass
     device_memory.py        both for one run: its peak on a device, and micro-batches that fit
     host.py                 main memory, disk, and the time of a save
 

@@ -24,7 +24,7 @@ import torch
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.config.sections import TrainingConfig
 from olmo_sparsity.models.losses import rows_per_chunk
-from olmo_sparsity.training.activations import kept_bytes
+from olmo_sparsity.training.estimate.kept_bytes import kept_bytes
 
 RESIDUAL_BYTES = 4
 """Bytes of a number of the residual stream, which is in fp32 with each precision."""

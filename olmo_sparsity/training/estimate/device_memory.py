@@ -26,7 +26,7 @@ from olmo_sparsity.training.estimate.evaluations import bytes_in_forward
 from olmo_sparsity.training.estimate.hardware import CUDA_CONTEXT_BYTES, Hardware
 from olmo_sparsity.training.estimate.meta_model import without_memory
 from olmo_sparsity.training.estimate.state_memory import gathered_at_once, start_bytes, state_bytes
-from olmo_sparsity.training.optim import matrices_of_layers
+from olmo_sparsity.training.optimizer.optim import matrices_of_layers
 
 MAX_MICRO_BATCH_TOKENS = 65_536
 """The largest number of tokens in a micro-batch that `auto` chooses. Larger ones gain little: the

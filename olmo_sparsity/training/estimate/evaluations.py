@@ -7,7 +7,7 @@
     passages, read twice  64 of each corpus × training.length
 
 Tasks of lm_eval are counted by their memory alone (device_memory.py), as the lengths of their texts
-are not known. evaluate.py evaluates; pauses.py asks for the seconds.
+are not known. evaluation/evaluate.py evaluates; pauses.py asks for the seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from olmo_sparsity.training.estimate.compute import (
 )
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.estimate.meta_model import without_memory
-from olmo_sparsity.training.evaluate import NUM_PASSAGES
+from olmo_sparsity.training.evaluation.evaluate import NUM_PASSAGES
 
 
 def evaluation_length(config: RunConfig) -> int:

@@ -17,7 +17,7 @@ from torch import nn
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.build import build_model, build_transformers_model
 from olmo_sparsity.models.huggingface.model import HuggingFaceLM
-from olmo_sparsity.training.activations import HashableConfig
+from olmo_sparsity.training.estimate.kept_bytes import HashableConfig
 
 
 def without_memory(sizes: ModelConfig) -> nn.Module:

@@ -12,10 +12,10 @@ import math
 from dataclasses import dataclass
 
 from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.training.checkpoints.save_steps import SaveSteps
 from olmo_sparsity.training.estimate.evaluations import seconds_of_evaluation
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.estimate.host import save_time
-from olmo_sparsity.training.save_steps import SaveSteps
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from olmo_sparsity.training.estimate.host import (
 )
 from olmo_sparsity.training.estimate.meta_model import without_memory
 from olmo_sparsity.training.estimate.network import describe_speed
-from olmo_sparsity.training.watchdog import TIMES_LONGEST_STEP
+from olmo_sparsity.training.processes.watchdog import TIMES_LONGEST_STEP
 
 MANY_GPU_HOURS = 1000
 """GPU-hours above which a run should have a limit: one that is requeued or slow may take more."""

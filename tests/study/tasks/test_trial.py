@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from olmo_sparsity.training.learning_rate import learning_rate
+from olmo_sparsity.training.optimizer.learning_rate import learning_rate
 from study.tasks import trial
 from study.tasks.schemes import SCHEMES, Sizes
 from study.tasks.settings import ExperimentSettings

@@ -1,0 +1,237 @@
+"""Save checkpoints while training goes on, and keep the last ones.
+
+    with CheckpointWriter(run_folder, config.checkpoint, processes) as writer:
+        writer.save(state, write_once, write_part)    # begins step 300; threads write it
+        ...                                           # steps 301 … 599 are trained
+        writer.wait()                                 # True if step 300 is on the disk
+        writer.save(…)                                # begins step 600
+
+    checkpoints/    step000300/  step000600.1f4c09ae.tmp/      step 600 is being written
+
+save.py writes one checkpoint; resume.py finds the newest one whose files have the
+SHA-256 of its manifest. steps.py decides when to save, and copies what is saved.
+
+An error of the disk makes processes try again, and costs this checkpoint at most: training goes on
+to the next save. If the disk is full, the oldest checkpoint that need not stay is deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from olmo_sparsity.base.errors import ReportedElsewhere, UserError
+from olmo_sparsity.base.locks import check_not_taken_over
+from olmo_sparsity.base.progress import say
+from olmo_sparsity.config.sections import CheckpointConfig
+from olmo_sparsity.models.checkpoint_files import list_checkpoints, step_of
+from olmo_sparsity.training.checkpoints.save import Content, Save, SaveFailure, delete_checkpoints
+from olmo_sparsity.training.run_folder.attempts import note_saved
+from olmo_sparsity.training.run_folder.trainer_state import TrainerState
+
+if TYPE_CHECKING:
+    from olmo_sparsity.training.processes.distributed import Processes
+
+SLOW_S = 25.0
+"""Seconds above which a save is reported as slow: clusters give a preempted job 30."""
+
+PATIENCE_S = 30.0
+"""Seconds that the first process waits for the parts of others when it ends with an error."""
+
+MAX_FAILED_SAVES = 3
+"""Number of saves in a row at which a run ends if all of them fail."""
+
+EXIT_DISK = 74
+"""The disk took no checkpoint, for a reason that may pass; the same command resumes. `EX_IOERR` of
+sysexits.h."""
+
+
+class CheckpointWriter:
+    """Writes checkpoints, one at a time, in a thread of each process while training continues.
+
+    If a save fails, the checkpoints before it stay, and training goes on. `wait` raises only if
+    MAX_FAILED_SAVES saves in a row have failed. As a context manager the writer waits at the end:
+    `train` does not return while a checkpoint is being written, not even with an error."""
+
+    def __init__(
+        self,
+        run_folder: Path,
+        settings: CheckpointConfig,
+        processes: Processes,
+        first_step: int = 0,
+    ) -> None:
+        """Open the writer of a start.
+
+        Args:
+            settings: The section `checkpoint`, which says which checkpoints stay.
+            first_step: The step from which the start resumed.
+        """
+        self.run_folder = run_folder
+        self.settings = settings
+        self.processes = processes
+        self.first_step = first_step
+        self.num_failed = 0
+        """Number of saves of this start that have failed."""
+
+        self._num_failed_in_a_row = 0
+        self._opened_at_s = time.monotonic()
+        # A single thread, so that the first process completes a checkpoint after its own part.
+        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._save: Save | None = None
+        """The save under way, until `wait` has seen its end; None if there is none."""
+
+        self._is_ending = threading.Event()
+        self._has_said_slow = False
+
+    # --- begin a save ---------------------------------------------------------------------------
+
+    def save(
+        self,
+        state: TrainerState,
+        write_once: Callable[[Path], None],
+        write_part: Callable[[Path], Iterable[Path]],
+        begun: float | None = None,
+    ) -> None:
+        """Begin to write the checkpoint of a step. Every process must call it.
+
+        Args:
+            state: What trainer.json will hold, with the step.
+            write_once: Writes into a folder the files that all processes have in common.
+            write_part: Writes into a folder the files of this process, and returns their paths.
+                Both must write copies, as training changes the originals, and may be called again.
+            begun: When copying began, by `time.monotonic`.
+        """
+        assert self._save is None, "call wait() first"
+        begun_s = time.monotonic() if begun is None else begun
+        save = Save(
+            self.run_folder,
+            Content(state, write_once, write_part),
+            self.processes,
+            self._find_expendable(state.step),
+            self._is_ending,
+        )
+        failure = save.create_folder()
+        if failure is not None:
+            self._note_failure(failure)
+            return
+        self._save = save
+        save.own_part = self._threads.submit(save.write_own_part)
+        if self.processes.is_first:
+            save.whole = self._threads.submit(self._complete, save, begun_s)
+
+    def _find_expendable(self, step: int) -> Path | None:
+        """Return the oldest checkpoint that need not stay, on all processes the same: if all of
+        them find the disk full, they delete one. None if only the newest one is left, from which
+        the run would resume."""
+        expendable = None
+        if self.processes.is_first:
+            with contextlib.suppress(UserError):  # the folder cannot be listed now
+                older = self._saved_until(step)[1:]
+                deletable = [folder for folder in older if not self.settings.stays(step_of(folder))]
+                expendable = deletable[-1] if deletable else None
+        chosen_by_first: Path | None = self.processes.gather(expendable)[0]
+        return chosen_by_first
+
+    def _saved_until(self, step: int) -> list[Path]:
+        """Return the checkpoints up to a step, the newest first. Those of later steps are damaged:
+        the run was resumed before them."""
+        return [path for path in list_checkpoints(self.run_folder) if step_of(path) <= step]
+
+    def _complete(self, save: Save, begun_s: float) -> None:
+        """Complete a checkpoint when the own part is written, and do what follows. Runs in the
+        thread of the first process."""
+        assert save.own_part is not None
+        save.own_part.result()  # raises if this process could not write its own part
+        save.complete()
+        step = save.content.state.step
+        self._follow_up(step)
+        self._report_if_slow(step, time.monotonic() - begun_s)
+
+    def _follow_up(self, step: int) -> None:
+        """Note that the checkpoint of a step is complete, and delete those that are not kept. It is
+        complete, so an error is only reported."""
+        try:
+            # Another process may train in this folder by now: its checkpoints are not ours.
+            check_not_taken_over(self.run_folder)
+            trained_s = time.monotonic() - self._opened_at_s
+            note_saved(self.run_folder, step, self.first_step, trained_s)
+            beyond_last = self._saved_until(step)[self.settings.keep :]
+            delete_checkpoints(
+                [folder for folder in beyond_last if not self.settings.stays(step_of(folder))]
+            )
+        except (OSError, UserError) as error:
+            say(f"step {step} is saved, but what follows a save failed: {error}")
+
+    def _report_if_slow(self, step: int, took_s: float) -> None:
+        """Say once that saves take longer than clusters give a job that they preempt."""
+        if took_s > SLOW_S and not self._has_said_slow:
+            self._has_said_slow = True
+            grace = f"set GraceTime to at least as long, or --signal=USR2@{2 * took_s:.0f}"
+            say(f"saving step {step} took {took_s:.0f} s: {grace}")
+
+    # --- end a save -----------------------------------------------------------------------------
+
+    def wait(self) -> bool:
+        """Wait until the checkpoint that is being written is complete or has failed. Every process
+        must call it. Return whether the last save is complete, on all processes the same.
+
+        Raise UserError if MAX_FAILED_SAVES in a row have failed, with an exit code that says
+        whether a new start may help."""
+        save = self._save
+        if save is None:
+            return self._num_failed_in_a_row == 0
+
+        # First the parts of all: if one failed, the first process need not wait for it.
+        failures = self.processes.gather(save.failure_of(save.own_part))
+        if any(failures):
+            save.give_up_at_s = 0.0
+        failures += self.processes.gather(save.failure_of(save.whole))
+        self._save = None
+        for failure in failures:
+            if failure is not None:
+                save.remove()
+                self._note_failure(failure)
+                return False
+        self._num_failed_in_a_row = 0
+        return True
+
+    def _note_failure(self, failure: SaveFailure) -> None:
+        """Count a save that has failed, and report it. Raise UserError if it is one too many."""
+        self.num_failed += 1
+        self._num_failed_in_a_row += 1
+        if self._num_failed_in_a_row < MAX_FAILED_SAVES:
+            if self.processes.is_first:
+                count = f"{self._num_failed_in_a_row} of at most {MAX_FAILED_SAVES - 1}"
+                say(f"NOT SAVED: {failure.message}; training goes on to the next save ({count})")
+            return
+        error: UserError = ReportedElsewhere()
+        if self.processes.is_first:
+            error = UserError(f"{failure.message}; {MAX_FAILED_SAVES} saves in a row have failed")
+        if failure.may_pass:
+            error.exit_code = EXIT_DISK
+        raise error
+
+    def __enter__(self) -> CheckpointWriter:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        save = self._save
+        self._is_ending.set()
+        if save is not None:
+            # A process that ended with an error writes no part.
+            save.give_up_at_s = min(save.give_up_at_s, time.monotonic() + PATIENCE_S)
+        self._threads.shutdown()  # waits for what was begun
+        if save is None:
+            return
+        failure = save.failure_of(save.own_part) or save.failure_of(save.whole)
+        if failure is None:
+            return
+        # Training ends with another error, which this one must not hide.
+        save.remove()
+        if not isinstance(error, ReportedElsewhere):
+            say(failure.message)

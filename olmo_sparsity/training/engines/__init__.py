@@ -1,0 +1,16 @@
+"""Take training steps: forward, backward, sum of gradients, update.
+
+    choose.py                 the engine of a run, by `engine.name` and the number of processes
+      engine.py               `Engine`: one process; `DDPEngine`: a whole model on each
+      fsdp.py                 `FSDPEngine`: weights divided by PyTorch's `fully_shard`
+      deepspeed.py            `ZeroEngine`: ZeRO-1, 2 and 3; deepspeed_settings.py: its JSON file
+
+What they share:
+
+    losses.py                 a module whose forward returns the losses of a batch
+    model_parts.py            the layers of a model, by which it is compiled and divided
+    compilation.py            `torch.compile`, of the model or of each layer
+    deferred.py               a model without memory, whose weights are made one by one
+
+Read engine.py first: the others override where weights lie and how gradients are summed.
+"""

@@ -1,0 +1,6 @@
+"""Measure a model in training.
+
+evaluate.py         held-out losses by position, in each corpus, and on repeated passages
+  position_sums.py  sums of losses by position, from which all of these are made
+lm_eval_tasks.py    tasks of lm_eval, if `evaluation.lm_eval` names any
+"""

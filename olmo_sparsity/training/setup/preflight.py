@@ -1,0 +1,152 @@
+"""Check GPUs, settings and disks before training, so that a job that must fail does so in its first
+minute.
+
+    check_devices    two processes share a GPU, or the allocated GPUs are not visible
+    check_same       the config file of one node is older than that of another
+    check_shared     the run folder is on a disk of one node alone
+    check_room       the checkpoints of the run would fill the disk
+
+Each raises the error on all processes. start.py calls the first three, restore.py the
+last, which needs the step of the checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from olmo_sparsity.base.differences import differences
+from olmo_sparsity.base.errors import ConfigError, UserError
+from olmo_sparsity.config.sections import CheckpointConfig
+from olmo_sparsity.models.checkpoint_files import list_checkpoints, step_of
+from olmo_sparsity.training.processes.distributed import Processes
+
+BYTES_PER_PARAMETER = 12
+"""Size of a checkpoint: weight and Adam's two moments in fp32, for any engine."""
+
+
+def check_devices(requested: str, device: torch.device, processes: Processes) -> None:
+    """Raise ConfigError unless the requested GPUs are visible, and no two processes share one.
+
+    Args:
+        requested: `training.device`.
+        device: The device of this process.
+    """
+    num_allocated = os.environ.get("SLURM_GPUS_ON_NODE", "0")
+    with processes.raising_together():
+        # Otherwise a run on eight GPUs would silently train on CPUs.
+        if requested == "auto" and device.type == "cpu" and num_allocated not in ("", "0"):
+            raise ConfigError(
+                f"training.device=auto: SLURM_GPUS_ON_NODE={num_allocated}, but PyTorch sees no "
+                "GPU; fix the installation, or set training.device=cpu"
+            )
+
+    own_gpu = _name_of_gpu(device)
+    gpus = processes.gather(own_gpu)
+    with processes.raising_together():
+        if any(gpus) and not all(gpus):
+            raise ConfigError(
+                f"process {gpus.index('')} of {len(gpus)} has no GPU, others have; request one "
+                "GPU for each process"
+            )
+        if own_gpu and gpus.count(own_gpu) > 1:
+            raise ConfigError(
+                f"{gpus.count(own_gpu)} processes share {own_gpu}; launch as many processes as GPUs"
+            )
+
+
+def _name_of_gpu(device: torch.device) -> str:
+    """Return a name that no other GPU of the cluster has; empty for a CPU."""
+    if device.type != "cuda":
+        return ""
+    properties = torch.cuda.get_device_properties(device)
+    # By its UUID: processes may see one GPU under different indices (CUDA_VISIBLE_DEVICES).
+    return f"GPU {getattr(properties, 'uuid', device.index)} of {socket.gethostname()}"
+
+
+def check_same(settings: Mapping[str, Any], processes: Processes) -> None:
+    """Raise ConfigError unless all processes have the settings of the first: config files on disks
+    that are not shared may differ between machines."""
+    first_settings = processes.gather(settings if processes.is_first else None)[0]
+    with processes.raising_together():
+        changed = differences(first_settings, settings)
+        if changed:
+            raise ConfigError(f"config of the first process: {changed[0]}; give all the same file")
+
+
+def check_room(
+    run_folder: Path, settings: CheckpointConfig, num_parameters: int, step: int, num_steps: int
+) -> None:
+    """Raise UserError unless the disk has room for the checkpoints that the run will keep, and for
+    one that is being written.
+
+    Args:
+        settings: The section `checkpoint`, which says which checkpoints stay.
+        step: The step from which the run goes on.
+    """
+    num_saves_left = _count_saves_left(settings, step, num_steps)
+    if num_saves_left == 0:
+        return
+    num_existing = sum(not settings.stays(step_of(path)) for path in list_checkpoints(run_folder))
+    # One more than is kept: the oldest is deleted after the new one is complete.
+    num_new = max(min(settings.keep + 1 - num_existing, num_saves_left), 0)
+    num_staying = settings.num_staying(step, num_steps)
+    # One at least: where all exist already, the next one is written before the oldest is deleted.
+    needed_bytes = max(num_new + num_staying, 1) * num_parameters * BYTES_PER_PARAMETER
+    free_bytes = shutil.disk_usage(run_folder).free
+    if free_bytes < needed_bytes:
+        fewer = "lower checkpoint.keep"
+        if settings.keep_every_steps:
+            fewer = "pass --checkpoint.keep_every_steps=null or a larger number"
+        raise UserError(
+            f"run_folder={run_folder}: its disk has {free_bytes / 2**30:.2f} GiB free, checkpoints "
+            f"need {needed_bytes / 2**30:.2f} (checkpoint.keep={settings.keep}, {num_staying} to "
+            f"stay forever); free space, or {fewer}"
+        )
+
+
+def _count_saves_left(settings: CheckpointConfig, step: int, num_steps: int) -> int:
+    """Return how often a run that goes on from a step will save at its interval and at its end."""
+    if step >= num_steps:
+        return 0
+    interval = settings.interval_steps
+    if interval is None:  # once, at the end
+        return 1
+    if interval == 0:  # `auto`, which may save after any step
+        interval = 1
+    saves_at_end_alone = num_steps % interval > 0
+    return num_steps // interval - step // interval + saves_at_end_alone
+
+
+def check_shared(run_folder: Path, processes: Processes, patience_s: float = 10) -> None:
+    """Raise UserError unless all processes see the files that the first one writes."""
+    if processes.world_size == 1:
+        return
+    # A new name for each start, which all processes know. The mark of an earlier start might be
+    # seen where this one's is not.
+    mark = run_folder / f".seen-by-all-{processes.gather(uuid.uuid4().hex)[0]}"
+    with processes.raising_together():
+        if processes.is_first:
+            mark.touch()
+    try:
+        with processes.raising_together():
+            deadline = time.monotonic() + patience_s
+            while not mark.exists():  # a network disk may take a moment
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        f"run_folder={run_folder} is not on a disk that {socket.gethostname()} "
+                        "shares with the first process; choose a folder on a disk that all "
+                        "machines share"
+                    )
+                time.sleep(0.1)
+    finally:
+        if processes.is_first:
+            mark.unlink()
