@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,6 +67,37 @@ def test_tokens_that_end_anywhere_keep_the_characters_that_they_complete(
     pieces = token_texts(tokenizer, ids)
     for end in range(1, len(ids) + 1):
         assert "".join(pieces[:end]) == tokenizer.decode(ids[:end]).rstrip("�")
+
+
+class CountingTokenizer:
+    """A tokenizer that counts how often it decodes tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.num_decodes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        self.num_decodes += 1
+        return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+def test_byte_level_tokens_are_decoded_together_and_not_one_by_one() -> None:
+    """Once, to compare the result: a document has hundreds of thousands of tokens."""
+    tokenizer = CountingTokenizer(load_tokenizer("allenai_gpt-neox-olmo-dolma-v1_5"))
+    ids = tokenizer.encode("naïve 🚀 words, and more words").ids
+    assert "".join(token_texts(tokenizer, ids)) == "naïve 🚀 words, and more words"
+    assert tokenizer.num_decodes == 1
+
+
+def test_byte_level_tokens_whose_decoder_drops_the_first_space_have_its_text() -> None:
+    """Spelled byte by byte they have one character more than the whole text."""
+    tokenizer = Tokenizer(models.WordLevel({"Ġa": 0, "Ã": 1, "¯": 2, "Ġb": 3}, "Ġa"))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    assert tokenizer.decode([0, 1, 2, 3]) == "aï b"
+    assert token_texts(tokenizer, [0, 1, 2, 3]) == ["a", "", "ï", " b"]
 
 
 TWICE = "a \ufffd\ufffd b c"
