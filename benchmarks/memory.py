@@ -208,7 +208,7 @@ def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
 
     import olmo_sparsity.models.checkpoint_files
     import olmo_sparsity.models.olmo.model  # imports OLMo, as building does
-    import olmo_sparsity.training.engines.choose  # noqa: F401
+    import olmo_sparsity.training.engines.choose  # noqa: F401 (imports the engines' libraries)
     from olmo_sparsity.command.memory import give_back_freed_memory
     from olmo_sparsity.models.build import build_model
     from olmo_sparsity.training.engines.deepspeed import import_deepspeed

@@ -63,14 +63,18 @@ def test_results_are_results_or_their_folder(value: Any, results: Any, tmp_path:
     refused("losses=", tool.summarize, value, value, value)
 
 
-@pytest.mark.parametrize("value", [None, 3, b"a.png", []], ids=repr)
+TOO_LONG = "a" * 300
+"""The name of no file or folder: disks store 255 bytes."""
+
+
+@pytest.mark.parametrize("value", [None, 3, b"a.png", [], f"{TOO_LONG}.html"], ids=repr)
 def test_a_file_to_write_is_a_path(value: Any, results: Any, answer: Any) -> None:
     refused("path=", results.plot, value)
     refused("path=", answer.to_html, value)
     refused("out=", draw_figure2, [results], value)
 
 
-@pytest.mark.parametrize("value", [3, b"out", [], " "], ids=repr)
+@pytest.mark.parametrize("value", [3, b"out", [], " ", TOO_LONG], ids=repr)
 def test_a_folder_to_write_is_a_path(value: Any, model: Any, documents: Any) -> None:
     refused("out=", tool.measure, model, documents, out=value, **SMALL)
     refused("out=", tool.check, model, [QUESTION], value)

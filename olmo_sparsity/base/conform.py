@@ -68,9 +68,8 @@ def _convert(value: Any, kind: Any, key: str, fill: Fill) -> Any:
     type is right and that of a value inside is not, so that the message names the inner key."""
     if kind is Any:
         return value
-    if is_dataclass(kind) and isinstance(value, dict):
-        # is_dataclass also accepts instances, and `kind` is a type.
-        return fill(value, kind, key)  # type: ignore[arg-type]
+    if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
+        return fill(value, kind, key)
 
     origin = get_origin(kind)
     arguments = get_args(kind)

@@ -42,6 +42,10 @@ T = TypeVar("T")
 ABANDONED_S = 3600.0
 """The age from which a partial file was left by a killed process: no write pauses so long."""
 
+LONGEST_WRITTEN_NAME = 242
+"""The largest number of bytes of the name of a file that `writing` writes: 255, which disks store,
+less the 13 that `partial_name` appends."""
+
 LARGEST_JSON = 2**26
 """The largest number of bytes of a file that is read at once."""
 
@@ -82,7 +86,9 @@ def naming_written_file(path: Path, partial: Path | None = None) -> Iterator[Non
         is_another_file = filename and not str(filename).startswith(str(partial or path))
         if number is None or is_another_file:
             raise
-        if number in _ERRORS_OF_LIMITS:
+        if number == errno.ENAMETOOLONG:
+            remedy = f"pass a name of at most {LONGEST_WRITTEN_NAME} bytes"
+        elif number in _ERRORS_OF_LIMITS:
             remedy = "free space (or raise a limit), or write to another place"
         else:
             remedy = "write to another place"
@@ -189,7 +195,8 @@ def paths_inside(folder: Path) -> Iterator[Path]:
 
 def _remove(path: Path) -> None:
     """Remove a file, a link or a folder, if it is there and can be removed."""
-    if path.is_dir() and not path.is_symlink():
+    # Not `path.is_dir()`, which raises for a name that is too long.
+    if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path, ignore_errors=True)
         return
     # A read-only disk refuses this even for a file that does not exist. That error would replace

@@ -33,7 +33,7 @@ from olmo_sparsity.base.files import (
 )
 from olmo_sparsity.base.json_text import with_crc
 from olmo_sparsity.base.locks import CLAIM, LOCK, locked
-from olmo_sparsity.base.path_options import check_no_tilde, path_of
+from olmo_sparsity.base.path_options import check_output_path, path_of
 from olmo_sparsity.base.progress import say
 
 SUFFIXES_OF_LOGS = (".log", ".out", ".err")
@@ -61,7 +61,9 @@ class WorkFolder:
         return self.path / self.identity_name
 
     def check_no_other_work(self) -> None:
-        """Raise ConfigError if the folder has files of other work, which this one would spoil."""
+        """Raise ConfigError if the folder has files of other work, which this one would spoil, or
+        if there can be no folder of this name."""
+        path_of(self.setting, self.path)
         if self.path.is_file():
             raise ConfigError(f"{self.setting}={self.path} is a file; pass a folder")
         others = [path.name for path in sorted(self.path.glob("[!.]*")) if not _may_precede(path)]
@@ -73,8 +75,7 @@ class WorkFolder:
 
     def create(self, *inner_folders: str) -> None:
         """Create the folder and those inside it, and remove what killed processes left there."""
-        path_of(self.setting, self.path)
-        check_no_tilde(self.setting, str(self.path))
+        check_output_path(self.setting, str(self.path))
         check_encodable(str(self.path), self.setting)  # Parquet's library needs UTF-8
         self.check_no_other_work()
         if self.path.is_symlink() and not self.path.exists():

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from olmo_sparsity.base.errors import NO_DOCSTRINGS, DataError, UserError, naming_extras
-from olmo_sparsity.base.path_options import check_no_tilde, check_not_read
+from olmo_sparsity.base.path_options import check_not_read, check_output_path
 from olmo_sparsity.base.renamed import current_words
 from olmo_sparsity.command import arguments, ending
 from olmo_sparsity.command.compare import run_compare
@@ -96,7 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _check_current_folder()
         for name in ("out", "html"):
-            check_no_tilde(f"--{name}", getattr(options, name, None))
+            check_output_path(f"--{name}", getattr(options, name, None))
         _check_html_replaces_no_input(options)
         with naming_extras():
             code = options.run(options)

@@ -15,7 +15,7 @@ from typing import Any
 
 from olmo_sparsity.base.differences import leaves
 from olmo_sparsity.base.files import write_atomically
-from olmo_sparsity.base.path_options import check_no_tilde
+from olmo_sparsity.base.path_options import check_output_path
 from olmo_sparsity.config.build import build
 from olmo_sparsity.config.rules import check_config
 from olmo_sparsity.config.schema import used
@@ -26,8 +26,8 @@ from olmo_sparsity.config.yaml_files import read_given, read_yaml, to_yaml
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
     """Read and check the settings of a run."""
     config = config_from_dict(read_given(path, overrides), str(path))
-    check_no_tilde("run_folder", config.run_folder)
-    check_no_tilde("data.folder", config.data.folder)
+    check_output_path("run_folder", config.run_folder)
+    check_output_path("data.folder", config.data.folder)
     return config
 
 

@@ -21,7 +21,7 @@ from typing import get_args
 from olmo_sparsity.analysis.interpretation import InterpretationName
 from olmo_sparsity.base.errors import ConfigError, printable
 from olmo_sparsity.base.files import write_atomically
-from olmo_sparsity.base.path_options import check_no_tilde
+from olmo_sparsity.base.path_options import check_output_path
 from olmo_sparsity.base.renamed import EXPERIMENT_KEYS, current_keys
 from olmo_sparsity.config.build import build
 from olmo_sparsity.config.installed import find_config
@@ -150,9 +150,9 @@ def _expand(file: ExperimentFile, path: str, overrides: list[str]) -> Experiment
     """
     if not file.folder or not file.models:
         raise ConfigError(f"{path}: an experiment needs `folder` and `models`")
-    check_no_tilde("folder", file.folder)
+    check_output_path("folder", file.folder)
     if file.runs is not None:
-        check_no_tilde("runs", file.runs)
+        check_output_path("runs", file.runs)
     # Before models are made: an override of the grid would make some of them equal, and the message
     # would name folders.
     check_overrides(path, file.grid, overrides)

@@ -49,6 +49,12 @@ def test_a_write_that_fails_changes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_a_name_without_room_for_a_temporary_one_is_refused_with_the_limit(tmp_path: Path) -> None:
+    write_atomically(tmp_path / ("a" * 242), "text")
+    with pytest.raises(UserError, match=r"File name too long; pass a name of at most 242 bytes$"):
+        write_atomically(tmp_path / ("a" * 243), "text")
+
+
 def test_a_full_disk_is_said_of_the_file(tmp_path: Path) -> None:
     """Also of libraries that give the number in their message only."""
     for error in (OSError(28, "x"), RuntimeError("I/O error: No space (os error 28)")):

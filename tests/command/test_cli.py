@@ -175,6 +175,23 @@ def test_a_blank_name_of_a_file_or_folder_is_named(
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["measure", "demo", "--out", "a" * 256],
+        ["report", "--out", f"{'a' * 256}.html", "x"],
+        ["figure", "--out", f"{'a' * 256}.png", "x"],
+        ["compare", "x", "--out", f"{'a' * 256}.csv"],
+        ["explain", "demo", "--text", "x", "--html", f"{'a' * 256}.html"],
+    ],
+)
+def test_a_name_that_no_disk_stores_is_named_with_its_limit(
+    words: list[str], capsys: pytest.CaptureFixture
+) -> None:
+    wanted = r"--(out|html)=a{60}… has a name of 2\d\d bytes, and disks store 255 at most; pass a "
+    assert re.search(wanted, complaint(capsys, *words))
+
+
+@pytest.mark.parametrize(
     ("words", "expected"),
     [
         (["attribute", "demo", "--questions", "-", "--dry-run"], "--questions=- is read several"),

@@ -103,8 +103,7 @@ def read_hugging_face(
     # Warnings would print names of tensors from the file as they are, with any control characters.
     # What they warn of is an error here (`_check_names`).
     with without_warnings():
-        # Typed as returning a model; with output_loading_info it returns a pair.
-        model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
+        model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc] # a pair, here
             folder,
             config=config,
             dtype=dtype or "auto",
