@@ -13,7 +13,7 @@ target t and an unrelated text d, in nats:
 Targets that were chosen by their gaps have an excess by this choice alone. So targets are then also
 chosen by the gap with an unrelated text, the placebo, and their excess is reported beside it.
 
-Dimension key: T targets, D draws of unrelated texts, R resamples of draws.
+Dimension key: T targets, X unrelated texts, R resamples.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def compare_with_unrelated(
     k = int(tables["recovery"].k.max())
     own, unrelated_by_draw = _loss_reductions(tables["recovery"], k)
     own_T = own.loc[DOCUMENT]
-    unrelated_TD = unrelated_by_draw.loc[DOCUMENT]
-    table = _table_of_targets(targets, own_T, unrelated_TD)
+    unrelated_TX = unrelated_by_draw.loc[DOCUMENT]
+    table = _table_of_targets(targets, own_T, unrelated_TX)
 
     # Indexed by distant part and target, so it holds the placebo's targets, too.
     excess_by_target = own - unrelated_by_draw.mean(axis=1)
@@ -88,7 +88,7 @@ def compare_with_unrelated(
         table=table.reset_index(),
         draws=draws,
         k=k,
-        excess=percentile_interval(_resampled_excess(own_T, unrelated_TD, seed), excess),
+        excess=percentile_interval(_resampled_excess(own_T, unrelated_TX, seed), excess),
         share=share,
         placebo=placebo,
         induction=repetition_drop(prepared.scorer, _passages(unrelated_text), PASSAGE_LENGTH),
@@ -161,26 +161,26 @@ def _loss_reductions(recovery: pd.DataFrame, k: int) -> _LossReductions:
 
 
 def _table_of_targets(
-    targets: pd.DataFrame, own_T: pd.Series, unrelated_TD: pd.DataFrame
+    targets: pd.DataFrame, own_T: pd.Series, unrelated_TX: pd.DataFrame
 ) -> pd.DataFrame:
     """Return the targets with the loss reductions by their own and by unrelated units, in the
     columns of `Check.table`."""
     return targets.set_index("target")[["end", "text", "gap"]].assign(
         own=own_T,
-        unrelated=unrelated_TD.mean(axis=1),
-        unrelated_most=unrelated_TD.max(axis=1),
-        better=unrelated_TD.ge(own_T, axis=0).sum(axis=1),
+        unrelated=unrelated_TX.mean(axis=1),
+        unrelated_most=unrelated_TX.max(axis=1),
+        better=unrelated_TX.ge(own_T, axis=0).sum(axis=1),
     )
 
 
-def _resampled_excess(own_T: pd.Series, unrelated_TD: pd.DataFrame, seed: int) -> np.ndarray:
+def _resampled_excess(own_T: pd.Series, unrelated_TX: pd.DataFrame, seed: int) -> np.ndarray:
     """Return excess_R, the excess over resamples of the unrelated texts. The targets are fixed, so
     they are not resampled."""
-    num_draws = unrelated_TD.shape[1]
-    excess_D = (own_T.to_numpy()[:, None] - unrelated_TD.to_numpy()).mean(0)
+    num_draws = unrelated_TX.shape[1]
+    excess_X = (own_T.to_numpy()[:, None] - unrelated_TX.to_numpy()).mean(0)
     # A row of weights says how often a resample drew each unrelated text.
-    weights_RD = resample_weights(num_draws, seed)
-    return weights_RD @ excess_D / num_draws
+    weights_RX = resample_weights(num_draws, seed)
+    return weights_RX @ excess_X / num_draws
 
 
 def _passages(unrelated_text: Documents) -> list[Document]:

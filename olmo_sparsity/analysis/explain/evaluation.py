@@ -16,6 +16,8 @@ An explanation shows a row for each target, and a row for each of its units:
     distant     target  rank  loss_set  loss_without
                     61     1      1.20          5.30
                     61     2      1.10          5.60
+
+Dimension key: W targets of a row or block.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Generate an answer greedily: at each step the token with the largest probability.
 
 generate(model, [464, 7696], max_new_tokens=3)    # [287, 1921, 13]
+
+Dimension key: B rows of a batch, F distant tokens, D width.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ two random halves A and B of four units, the first score is computed from:
 
 All losses are in nats, summed over the tokens of a target.
 
-Dimension key: T targets, U distant units, A random halves of the units, G groups of units, S sets
-(the empty one and G groups), R unrelated texts.
+Dimension key: T targets, U distant units, W targets of a row or block, G groups of units, A sets of
+units (random halves, or the empty set and the groups), X unrelated texts.
 """
 
 from __future__ import annotations
@@ -96,22 +96,22 @@ def reliability_of_texts(
     for span in spans:
         rows += [context.set_row(indices, span) for indices in sets]
     # `by_text` returns the losses of a target's tokens; a target's loss is their sum.
-    losses_of_rows = [nll_RW.sum(1) for nll_RW in scorer.by_text(rows)]
-    loss_TSR = np.array(losses_of_rows).reshape(len(spans), len(sets), scorer.num_texts)
+    losses_of_rows = [nll_XW.sum(1) for nll_XW in scorer.by_text(rows)]
+    loss_TAX = np.array(losses_of_rows).reshape(len(spans), len(sets), scorer.num_texts)
 
     # Every other text belongs to one half, so that the halves differ by at most one text.
-    even_reduction_TG = _reductions(loss_TSR[..., 0::2].mean(-1))
-    odd_reduction_TG = _reductions(loss_TSR[..., 1::2].mean(-1))
+    even_reduction_TG = _reductions(loss_TAX[..., 0::2].mean(-1))
+    odd_reduction_TG = _reductions(loss_TAX[..., 1::2].mean(-1))
     r_T = rank_correlations(even_reduction_TG, odd_reduction_TG, of_equal_values=0.0)
     r_T = np.maximum(MIN_CORRELATION, r_T)
     return 2 * r_T / (1 + r_T)
 
 
-def _reductions(loss_TS: np.ndarray) -> np.ndarray:
-    """Return reduction_TG, how far each group of units lowers the loss, in nats. `loss_TS` has the
+def _reductions(loss_TA: np.ndarray) -> np.ndarray:
+    """Return reduction_TG, how far each group of units lowers the loss, in nats. `loss_TA` has the
     loss with the local window alone, and then the losses with each group."""
-    loss_short_T1 = loss_TS[:, :1]
-    loss_with_group_TG = loss_TS[:, 1:]
+    loss_short_T1 = loss_TA[:, :1]
+    loss_with_group_TG = loss_TA[:, 1:]
     return loss_short_T1 - loss_with_group_TG
 
 

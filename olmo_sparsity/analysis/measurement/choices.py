@@ -14,7 +14,7 @@ returns them by their index among the units of a block whose distant tokens begi
                 260     1            105          106      → unit 2
                 260     2            100          102      → unit 0
 
-Dimension key: T targets, K ranks, U distant units.
+Dimension key: T targets, K ranks or numbers of units, U distant units.
 """
 
 from __future__ import annotations

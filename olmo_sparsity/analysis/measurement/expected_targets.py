@@ -7,7 +7,7 @@ of which a dry run knows only those of a few blocks. If 3 of 100 tokens there be
 set `gap`, a document with 1,000 tokens is expected to have 30 of them, or `max_targets` if that is
 less. Without any losses, as many targets are assumed as `share` and `max_targets` allow.
 
-Dimension key: T targets of a document.
+Dimension key: T targets.
 """
 
 from __future__ import annotations

@@ -81,17 +81,17 @@ def fraction_of_blocks(documents: Documents, settings: Settings) -> float:
     """Return the fraction of all blocks to measure. The setting `sample` is this fraction; `blocks`
     says how many blocks of each document to measure, on average.
 
-    Dimension key: D documents.
+    Dimension key: M documents.
     """
     if settings.blocks is None:
         return settings.sample
     windows = settings.windows
-    num_targets_D = np.array([len(doc.tokens) - windows.first_target for doc in documents])
+    num_targets_M = np.array([len(doc.tokens) - windows.first_target for doc in documents])
     # Documents that are too short for a target are not measured, and have no blocks.
-    num_targets_D = num_targets_D[num_targets_D > 0]
-    num_blocks_D = np.ceil(num_targets_D / windows.stride)
-    num_wanted = settings.blocks * len(num_blocks_D)
-    return min(1.0, num_wanted / max(num_blocks_D.sum(), 1))
+    num_targets_M = num_targets_M[num_targets_M > 0]
+    num_blocks_M = np.ceil(num_targets_M / windows.stride)
+    num_wanted = settings.blocks * len(num_blocks_M)
+    return min(1.0, num_wanted / max(num_blocks_M.sum(), 1))
 
 
 def check_room_after_prefix(num_prefix: int, short: int, model: LoadedModel) -> None:

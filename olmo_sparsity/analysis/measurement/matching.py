@@ -11,6 +11,8 @@ characters (token_alignment.py): it exists here if tokens begin and end at the s
 `match_targets` returns the targets of another measurement as such places (`Matched`), and
 `match_choices` also the units that it ranked. Both count what they cannot find (`MatchCounts`).
 reuse.py calls them if the two models read the same text in other tokens.
+
+Dimension key: E boundaries between tokens.
 """
 
 from __future__ import annotations
@@ -124,10 +126,10 @@ def _locate_targets(
             num_in_other_text += rows.target.nunique()
             continue
         # A target begins at the boundary before its first token, and ends at the one before `end`.
-        boundary_B = boundaries(texts, document.texts)
+        boundary_E = boundaries(texts, document.texts)
         located.append(
             rows.assign(
-                other_target=rows.target, target=boundary_B[rows.target], end=boundary_B[rows.end]
+                other_target=rows.target, target=boundary_E[rows.target], end=boundary_E[rows.end]
             )
         )
     return _LocatedTargets(pd.concat(located), num_in_other_text)

@@ -16,7 +16,7 @@ text_evaluation.py calls `rank`, and has the rows evaluated. Here, rows are adde
 Words: *spans* are targets, as indices into a block, from the first token to one past the last.
 *Unit kinds* are names such as `tokens`; *units* are runs of distant tokens of one text.
 
-Dimension key: T targets, K numbers of distant units.
+Dimension key: T targets, K ranks or numbers of units.
 """
 
 from __future__ import annotations

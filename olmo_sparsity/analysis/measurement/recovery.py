@@ -16,6 +16,8 @@ Two columns of the tables say which text it was:
 text_evaluation.py computes the losses with one text, and ranking.py ranks its units. L_k is the
 loss in nats of a target, given its local window and k distant units (`loss_set`).
 `results/statistics.py` computes recovery from it: Σ (L_short − L_k) / Σ (L_short − L_long).
+
+Dimension key: F distant tokens.
 """
 
 from __future__ import annotations

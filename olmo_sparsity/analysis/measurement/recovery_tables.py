@@ -17,6 +17,8 @@ A document may take minutes. So the rows of finished texts are stored every few 
 (`UnfinishedDocument`), and a later start evaluates only the other texts.
 
 Never imports torch.
+
+Dimension key: T targets.
 """
 
 from __future__ import annotations

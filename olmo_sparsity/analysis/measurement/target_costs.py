@@ -13,7 +13,7 @@ targets in a few documents are counted. `TargetCosts.of` fits three rates to the
     token-forwards ≈ tokens × per_token + document targets × per_document_target
                                         + placebo targets × per_placebo_target
 
-Dimension key: N examples, R rates.
+Dimension key: N items of a list (examples), Q values of an item (amounts, a rate for each).
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class TargetCosts:
 
         # `lstsq` returns the smallest rates that fit. So without placebo targets, whose column is
         # 0, their rate is 0.
-        amounts_NR = np.column_stack([tokens_N, sizes_N2])
-        per_token, per_document_target, per_placebo_target = _fit_rates(amounts_NR, forwards_N)
+        amounts_NQ = np.column_stack([tokens_N, sizes_N2])
+        per_token, per_document_target, per_placebo_target = _fit_rates(amounts_NQ, forwards_N)
         if per_token < 0:
             # Targets share so much that fewer of them cost more each.
             per_token = 0.0
@@ -116,10 +116,10 @@ class TargetCosts:
         return total
 
 
-def _fit_rates(amounts_NR: np.ndarray, forwards_N: np.ndarray) -> list[float]:
+def _fit_rates(amounts_NQ: np.ndarray, forwards_N: np.ndarray) -> list[float]:
     """Return R rates, in token-forwards, that predict the forwards of N examples from their amounts
     with the least squared error."""
-    rates: list[float] = np.linalg.lstsq(amounts_NR, forwards_N, rcond=None)[0].tolist()
+    rates: list[float] = np.linalg.lstsq(amounts_NQ, forwards_N, rcond=None)[0].tolist()
     return rates
 
 

@@ -18,6 +18,8 @@ Thresholds are fitted on documents with an even number and used on documents wit
 threshold does not depend on the reported targets, but their choice does: targets with a large gap
 are chosen by their own outcome. The placebo measures that effect. Its targets are chosen by the
 same rules from the gaps with an unrelated text in place of the distant context.
+
+Dimension key: T targets.
 """
 
 from __future__ import annotations

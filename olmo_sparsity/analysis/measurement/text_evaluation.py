@@ -17,7 +17,7 @@ and 1.9, 2.2 (without them), the table `recovery` gets two rows:
         18  tokens  add_one   own         0  1           1       3.1           1.9
         18  tokens  add_one   own         0  2           2       2.4           2.2
 
-Dimension key: T targets, K numbers of distant units, N rows of one call of the scorer.
+Dimension key: T targets, K ranks or numbers of units, N items of a list (the rows of all rankings).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ ends at boundaries of this tokenization (`boundaries`). Units such as words are 
 white space around them (`character_spans`), as one tokenizer has it before a word and another after
 it.
 
-Dimension key: B boundaries between tokens, S spans of tokens.
+Dimension key: E boundaries between tokens, N items of a list (spans of tokens).
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ def boundaries(from_texts: Sequence[str], to_texts: Sequence[str]) -> np.ndarray
         to_texts     |The|ni|ght|train        boundaries 0 1 2 3 4, before 0 3 5 8 13
         returned     0 1 3 4
     """
-    from_characters_B = np.cumsum([0, *map(len, from_texts)])
-    to_characters_B = np.cumsum([0, *map(len, to_texts)])
-    nearest_B = np.searchsorted(to_characters_B, from_characters_B)
+    from_characters_E = np.cumsum([0, *map(len, from_texts)])
+    to_characters_E = np.cumsum([0, *map(len, to_texts)])
+    nearest_E = np.searchsorted(to_characters_E, from_characters_E)
 
     # Beyond the end of the other text the nearest boundary is its last one, which is not equal.
-    last_boundary = len(to_characters_B) - 1
-    is_same_B = to_characters_B[np.minimum(nearest_B, last_boundary)] == from_characters_B
+    last_boundary = len(to_characters_E) - 1
+    is_same_E = to_characters_E[np.minimum(nearest_E, last_boundary)] == from_characters_E
 
     # Of tokens that share a character, such as the bytes of an emoji, all but the last have an
     # empty text. So of several boundaries at one character only the first does not lie inside it.
-    is_first_B = np.diff(from_characters_B, prepend=-1) > 0
-    return np.where(is_same_B & is_first_B, nearest_B, NO_BOUNDARY)
+    is_first_E = np.diff(from_characters_E, prepend=-1) > 0
+    return np.where(is_same_E & is_first_E, nearest_E, NO_BOUNDARY)
 
 
 class CharacterSpans(NamedTuple):
     """Spans of characters without white space around them. A span of white space alone ends before
     it begins."""
 
-    begin_S: np.ndarray
+    begin_N: np.ndarray
     """The index of the first character."""
 
-    stop_S: np.ndarray
+    stop_N: np.ndarray
     """The index after the last character."""
 
 
-def character_spans(texts: Sequence[str], first_S: np.ndarray, end_S: np.ndarray) -> CharacterSpans:
+def character_spans(texts: Sequence[str], first_N: np.ndarray, end_N: np.ndarray) -> CharacterSpans:
     """Return the characters of spans of tokens, without white space around them.
 
         texts  "The", " night", " train"; the span of the token 1:  begin 4, stop 9  ("night")
 
     Args:
         texts: The text of each token.
-        first_S: The first token of each span.
-        end_S: The token after the last one of each span.
+        first_N: The first token of each span.
+        end_N: The token after the last one of each span.
     """
     character_of_boundary = np.cumsum([0, *map(len, texts)])
     text = "".join(texts)
@@ -73,12 +73,12 @@ def character_spans(texts: Sequence[str], first_S: np.ndarray, end_S: np.ndarray
 
     # The first visible character from the span's beginning on. If none follows, it is the end.
     visible_or_end = np.append(visible, len(text)).astype(int)
-    begin_S = visible_or_end[np.searchsorted(visible, character_of_boundary[first_S])]
+    begin_N = visible_or_end[np.searchsorted(visible, character_of_boundary[first_N])]
 
     # The last visible character before the span's end. If none precedes it, the span is empty.
-    last_visible_S = np.searchsorted(visible, character_of_boundary[end_S]) - 1
-    stop_S = np.where(last_visible_S >= 0, visible_or_end[last_visible_S] + 1, 0)
-    return CharacterSpans(begin_S, stop_S)
+    last_visible_N = np.searchsorted(visible, character_of_boundary[end_N]) - 1
+    stop_N = np.where(last_visible_N >= 0, visible_or_end[last_visible_N] + 1, 0)
+    return CharacterSpans(begin_N, stop_N)
 
 
 def is_same_text(first_texts: Sequence[str], second_texts: Sequence[str]) -> bool:

@@ -14,6 +14,8 @@ indices into the page's menus, as a page may hold a book:
                      "unrelated": {"loss": [8.8, 8.1]}}}}]}
 
 Never imports torch.
+
+Dimension key: K ranks or numbers of units.
 """
 
 from __future__ import annotations

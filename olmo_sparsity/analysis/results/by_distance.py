@@ -18,8 +18,8 @@ Both are summed by distance, and divided by the gap of all targets. For a bin b
 and the weights of a target's units add up to 1. So the bins of recovery, unrelated, excess, placebo
 excess and net excess add up to the values of the row. Never imports torch.
 
-Dimension key: B bins of distance, D documents, T targets, N ranked units of all targets. A bin has
-the distances from 2^power to 2^(power + 1) − 1.
+Dimension key: P bins of distance, M documents, T targets, N items of a list (ranked units of all
+targets). A bin has the distances from 2^power to 2^(power + 1) − 1.
 """
 
 from __future__ import annotations
@@ -102,23 +102,23 @@ def _lines_of_bins(
     documents = pd.Index(np.unique(target_rows.whole_document))
     document_rows = target_rows[target_rows.distant_part == DOCUMENT]
     placebo_rows = target_rows[target_rows.distant_part == PLACEBO]
-    at_document_B = _recovery_by_bin(document_rows, units, powers, documents)
-    at_placebo_B = _recovery_by_bin(placebo_rows, units, powers, documents)
+    at_document_P = _recovery_by_bin(document_rows, units, powers, documents)
+    at_placebo_P = _recovery_by_bin(placebo_rows, units, powers, documents)
 
-    share_units_B = _fractions_of_units(units, powers)
-    share_random_B = _fractions_of_units(random_units, powers)
+    share_units_P = _fractions_of_units(units, powers)
+    share_random_P = _fractions_of_units(random_units, powers)
     lines = []
     for index, power in enumerate(powers):
-        at_document = at_document_B[index]
-        at_placebo = at_placebo_B[index]
+        at_document = at_document_P[index]
+        at_placebo = at_placebo_P[index]
         net = at_document.excess - at_placebo.excess
         net_interval = net.interval()
         lines.append(
             {
                 "first": 2**power,
                 "last": 2 ** (power + 1) - 1,
-                "share_units": share_units_B[index],
-                "share_random": share_random_B[index],
+                "share_units": share_units_P[index],
+                "share_random": share_random_P[index],
                 "recovery": at_document.own.estimate,
                 "unrelated": at_document.unrelated.estimate,
                 "excess": at_document.excess.estimate,
@@ -198,21 +198,21 @@ def _recovery_by_bin(
         documents: The documents that are resampled.
     """
     document_T = documents.get_indexer(target_rows.whole_document)
-    own_DB = _reductions_by_bin(target_rows, "own", units, powers, documents)
-    unrelated_DB = _reductions_by_bin(target_rows, "unrelated", units, powers, documents)
-    gap_D = np.bincount(document_T, target_rows.gap, len(documents))
-    num_targets_D = np.bincount(document_T, minlength=len(documents))
+    own_MP = _reductions_by_bin(target_rows, "own", units, powers, documents)
+    unrelated_MP = _reductions_by_bin(target_rows, "unrelated", units, powers, documents)
+    gap_M = np.bincount(document_T, target_rows.gap, len(documents))
+    num_targets_M = np.bincount(document_T, minlength=len(documents))
 
     # In one call, so that all sums have the same resamples, and in this order of columns.
-    columns = np.column_stack([own_DB, unrelated_DB, gap_D, num_targets_D])
+    columns = np.column_stack([own_MP, unrelated_MP, gap_M, num_targets_M])
     *reductions, gap, num_targets = resample(columns)
     gap = known_gap(gap, num_targets)
     num_bins = len(powers)
-    own_B = reductions[:num_bins]
-    unrelated_B = reductions[num_bins:]
+    own_P = reductions[:num_bins]
+    unrelated_P = reductions[num_bins:]
     return [
         _BinRecovery(own / gap, unrelated / gap)
-        for own, unrelated in zip(own_B, unrelated_B, strict=True)
+        for own, unrelated in zip(own_P, unrelated_P, strict=True)
     ]
 
 
@@ -223,7 +223,7 @@ def _reductions_by_bin(
     powers: range,
     documents: pd.Index,
 ) -> np.ndarray:
-    """Return reduction_DB, the loss reduction by the units of each bin in each document, in nats.
+    """Return reduction_MP, the loss reduction by the units of each bin in each document, in nats.
     All are NaN if it is not known for all targets.
 
     Args:
@@ -242,12 +242,12 @@ def _reductions_by_bin(
     is_known = len(ranked) > 0 and target_rows[reduction].notna().all()
     if not is_known:
         return np.full((len(documents), len(powers)), np.nan)
-    reduction_DB = np.zeros((len(documents), len(powers)))
+    reduction_MP = np.zeros((len(documents), len(powers)))
     document_N = documents.get_indexer(ranked.whole_document)
     bin_N = ranked.power - powers.start
-    # Unlike `reduction_DB[…] += …`, this adds up all units of one document and bin.
-    np.add.at(reduction_DB, (document_N, bin_N), ranked.weight * ranked[reduction])
-    return reduction_DB
+    # Unlike `reduction_MP[…] += …`, this adds up all units of one document and bin.
+    np.add.at(reduction_MP, (document_N, bin_N), ranked.weight * ranked[reduction])
+    return reduction_MP
 
 
 # --- as a table for readers -----------------------------------------------------------------------

@@ -4,7 +4,7 @@ A bootstrap draws as many documents as there are, with replacement, `NUM_RESAMPL
 is computed from all documents and again from each resample; `Bootstrapped` holds both, so that a
 computation is written once:
 
-    gain, num_tokens = resample(sums_DV)     # a `Bootstrapped` for each column
+    gain, num_tokens = resample(sums_MQ)     # a `Bootstrapped` for each column
     (gain / num_tokens).interval()           # the mean gain of a token, and its 95% interval
 
 Intervals over few documents are in student_t.py. Never imports torch.
@@ -12,12 +12,12 @@ Intervals over few documents are in student_t.py. Never imports torch.
 Three documents with sums of gain and of tokens, and one of the resamples, which drew the second
 document twice and the third never:
 
-    sums_DV                 gain  tokens     weights_RD   1 2 0
+    sums_MQ                 gain  tokens     weights_RM   1 2 0
                   first      2.0      10
                   second     9.0      20     sums of all documents        16.0  60 → mean 0.27
                   third      5.0      30     sums of this resample        20.0  50 → mean 0.40
 
-Dimension key: D documents, V values, R bootstrap resamples.
+Dimension key: M documents, Q values of an item (columns to sum), R resamples.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BOOTSTRAP = "95%, by a bootstrap over documents"
 
 @lru_cache(maxsize=4)
 def resample_weights(num_documents: int, seed: int = 0) -> np.ndarray:
-    """Return weights_RD: how often each document is drawn in each resample."""
+    """Return weights_RM: how often each document is drawn in each resample."""
     generator = np.random.default_rng(seed)
     chance = np.full(num_documents, 1 / num_documents)
     return generator.multinomial(num_documents, chance, size=NUM_RESAMPLES).astype(float)
@@ -127,7 +127,7 @@ def elementwise(
 def resample(counts: pd.DataFrame | np.ndarray) -> list[Bootstrapped]:
     """Return the sum of each column over documents. `counts` has a row for each document."""
     # The memory layout decides in which order BLAS adds, and so the last digits of a sum.
-    counts_DV = np.ascontiguousarray(counts, float)
-    sum_V = counts_DV.sum(0)
-    sums_RV = resample_weights(len(counts_DV)) @ counts_DV
-    return [Bootstrapped(total, sums_R) for total, sums_R in zip(sum_V, sums_RV.T, strict=True)]
+    counts_MQ = np.ascontiguousarray(counts, float)
+    sum_Q = counts_MQ.sum(0)
+    sums_RQ = resample_weights(len(counts_MQ)) @ counts_MQ
+    return [Bootstrapped(total, sums_R) for total, sums_R in zip(sum_Q, sums_RQ.T, strict=True)]

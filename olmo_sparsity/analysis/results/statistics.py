@@ -32,7 +32,7 @@ Intervals are 95% percentile bootstraps over documents, whose targets are not in
 other; parts of a document that was split are resampled together. Differences are resampled in
 pairs. Never imports torch.
 
-Dimension key: D documents, T targets, V values.
+Dimension key: M documents, T targets, Q values of an item (the sums in `TargetSums`), R resamples.
 """
 
 from __future__ import annotations
@@ -315,19 +315,19 @@ def bootstrap_sums(rows: pd.DataFrame, documents: pd.Index) -> TargetSums:
 
 
 def _sums_by_document(rows: pd.DataFrame, documents: pd.Index) -> np.ndarray:
-    """Return sums_DV: each column of `SUMMED`, summed over the targets of each document. A sum is 0
+    """Return sums_MQ: each column of `SUMMED`, summed over the targets of each document. A sum is 0
     for a document without targets, and NaN if it has targets, but no value of them is known."""
     # `DataFrame.groupby` would take ten times as long.
-    document_T = documents.get_indexer(rows.whole_document)  # the row of sums_DV of each target
+    document_T = documents.get_indexer(rows.whole_document)  # the row of sums_MQ of each target
     sums = []
     for name in SUMMED:
         values_T = rows[name].to_numpy(float)
         is_known_T = ~np.isnan(values_T)
         known_values_T = np.where(is_known_T, values_T, 0.0)
-        sums_D = np.bincount(document_T, known_values_T, len(documents)).astype(float)
+        sums_M = np.bincount(document_T, known_values_T, len(documents)).astype(float)
         if not is_known_T.all():
-            sums_D[np.setdiff1d(document_T, document_T[is_known_T])] = np.nan
-        sums.append(sums_D)
+            sums_M[np.setdiff1d(document_T, document_T[is_known_T])] = np.nan
+        sums.append(sums_M)
     return np.stack(sums, axis=1)
 
 

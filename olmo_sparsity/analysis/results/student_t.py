@@ -1,12 +1,12 @@
 """Compute intervals by Student's t, for numbers from few documents.
 
-    t_interval(values_D)      the mean of one value for each document, and its 95% interval
+    t_interval(values_M)      the mean of one value for each document, and its 95% interval
     width_ratio(7)            1.35: the factor by which a bootstrap interval of 7 is stretched
     quantile(0.025, 6)        2.447: how many standard errors an interval of 7 documents reaches
 
 SciPy has all this, and is too large for it (docs/development.md). Never imports torch.
 
-Dimension key: D documents.
+Dimension key: M documents.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ NORMAL = 1.959964
 """The quantile below which 97.5% of a standard normal distribution lie."""
 
 
-def t_interval(values_D: np.ndarray) -> Interval:
+def t_interval(values_M: np.ndarray) -> Interval:
     """Return the mean of one value for each document, and the ends of its 95% interval by
     Student's t. The ends are NaN for fewer than two documents."""
-    num_documents = len(values_D)
-    mean = float(values_D.mean())
+    num_documents = len(values_M)
+    mean = float(values_M.mean())
     if num_documents < 2:
         return Interval(mean, float("nan"), float("nan"))
-    standard_error = float(values_D.std(ddof=1)) / sqrt(num_documents)
+    standard_error = float(values_M.std(ddof=1)) / sqrt(num_documents)
     reach = quantile(0.025, num_documents - 1) * standard_error
     return Interval(mean, mean - reach, mean + reach)
 

@@ -7,6 +7,9 @@
 So a selector, a control or a kind of units needs no formula of its cost: it is counted by running
 it. Its losses are random. With equal losses, rules that choose rows by their losses would choose
 other rows than in a real run, and their cost was counted wrong.
+
+Dimension key: B rows of a batch, L tokens of a row, F distant tokens, N items of a list, D width, V
+vocabulary.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@
         17        88         9.4        1.3         the long window helps with this token
 
 This is the first phase of a measurement. Targets are chosen from this table.
+
+Dimension key: T targets, F distant tokens.
 """
 
 from __future__ import annotations

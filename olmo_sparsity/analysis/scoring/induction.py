@@ -10,7 +10,7 @@ Most of what distant tokens give to a model of text is copying, so the recovery 
 not copy says little. `repetition_drop` runs the whole check; `losses_of_repetition` is its forward
 pass, which `explain` also times.
 
-Dimension key: P passages, L tokens of a passage.
+Dimension key: B rows of a batch (passages), L tokens of a row.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def passages_of(
 
 @with_model_in_use
 def losses_of_repetition(scorer: Scorer, passages: Sequence[np.ndarray]) -> Tensor:
-    """Return nll_P2, in nats: the mean loss on each passage, and on its repetition directly after
+    """Return nll_B2, in nats: the mean loss on each passage, and on its repetition directly after
     it. All passages must have one length."""
     if not passages:
         return torch.empty(0, 2)
@@ -94,7 +94,7 @@ def losses_of_repetition(scorer: Scorer, passages: Sequence[np.ndarray]) -> Tens
     scorer.token_forwards += num_tokens * len(passages)
 
     def losses_of(batch: Sequence[np.ndarray]) -> Tensor:
-        tokens_PL = torch.from_numpy(np.stack(batch).astype(np.int64)).to(scorer.device)
-        return repetition_losses(lambda *inputs: token_losses(scorer.model, *inputs), tokens_PL)
+        tokens_BL = torch.from_numpy(np.stack(batch).astype(np.int64)).to(scorer.device)
+        return repetition_losses(lambda *inputs: token_losses(scorer.model, *inputs), tokens_BL)
 
     return torch.cat(scorer.in_batches(passages, num_tokens, losses_of))

@@ -8,8 +8,8 @@ Some measurements need no more than this, so that servers and llama.cpp can serv
 `LogprobModel`). `ModelLogprobs` does it with weights in memory, and computes only once what several
 prompts share; `CountingLogprobs` counts what it would compute.
 
-Dimension key: B prompts of one shape, L tokens of a prompt without its last one, W tokens of a
-continuation, N = B·W, D width.
+Dimension key: B rows of a batch (prompts of one shape), L tokens of a row, W targets of a row or
+block, N items of a list (the targets of all rows), D width.
 """
 
 from __future__ import annotations

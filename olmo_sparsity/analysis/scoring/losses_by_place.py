@@ -13,7 +13,7 @@ that uses it has lower losses there.
 `losses_by_place` is the function that users call from Python; `read_losses` answers the request of
 the command `losses`.
 
-Dimension key: D documents, T tokens of a document that have a loss.
+Dimension key: B rows of a batch (documents), L tokens of a row (those that have a loss).
 """
 
 from __future__ import annotations
@@ -283,24 +283,24 @@ def _measure(
     length = request.settings.length
     model.check_positions(len(text.prefix) + length, "lower length")
     with using(model):
-        nll_DT = _losses_of_tokens(model, text, request.loading.batch_tokens)
-    rows = pd.DataFrame(_sum_by_place(nll_DT, length))
+        nll_BL = _losses_of_tokens(model, text, request.loading.batch_tokens)
+    rows = pd.DataFrame(_sum_by_place(nll_BL, length))
     return rows.assign(model=checkpoint.name, step=checkpoint.step)[COLUMNS]
 
 
 def _losses_of_tokens(
     model: LoadedModel, text: _EncodedText, batch_tokens: int | None
 ) -> np.ndarray:
-    """Return nll_DT of the tokens of each document, in nats: of all tokens if a prefix predicts the
+    """Return nll_BL of the tokens of each document, in nats: of all tokens if a prefix predicts the
     first one, else of all except the first."""
     scorer = logprobs_of(model, batch_tokens)
     prompts = [_prompt_of(document.tokens, text.prefix) for document in text.documents]
     log_p: list[np.ndarray] = []
     for start in range(0, len(prompts), DOCUMENTS_PER_CALL):
         log_p += scorer.score(prompts[start : start + DOCUMENTS_PER_CALL])
-    nll_DT = -np.stack(log_p)
-    check_finite(nll_DT.ravel(), "tokens")
-    return nll_DT
+    nll_BL = -np.stack(log_p)
+    check_finite(nll_BL.ravel(), "tokens")
+    return nll_BL
 
 
 def _prompt_of(tokens: np.ndarray, prefix: tuple[int, ...]) -> Prompt:
@@ -313,20 +313,20 @@ def _prompt_of(tokens: np.ndarray, prefix: tuple[int, ...]) -> Prompt:
     return Prompt(ids[:1], ids[1:])
 
 
-def _sum_by_place(nll_DT: np.ndarray, length: int) -> list[dict[str, Any]]:
+def _sum_by_place(nll_BL: np.ndarray, length: int) -> list[dict[str, Any]]:
     """Return a row for each document and range of places, with the sum of its losses.
 
     Args:
-        nll_DT: The losses of each document.
+        nll_BL: The losses of each document.
         length: Tokens of a document. There is one loss fewer if nothing predicts the first token.
     """
     # Without a prefix the losses begin at place 1.
-    num_skipped = length - nll_DT.shape[1]
+    num_skipped = length - nll_BL.shape[1]
     rows = []
-    for number, nll_T in enumerate(nll_DT):
+    for number, nll_L in enumerate(nll_BL):
         for first, end in pairwise(place_edges(length)):
             # The loss of place p is at index p − num_skipped.
-            losses = nll_T[max(first - num_skipped, 0) : end - num_skipped]
+            losses = nll_L[max(first - num_skipped, 0) : end - num_skipped]
             rows.append(
                 {
                     "document": number,

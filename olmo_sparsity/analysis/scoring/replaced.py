@@ -14,8 +14,8 @@ distant token d2 takes two prompts:
     rows → texts, one for each row and unrelated text → those whose losses are not known yet
          → groups of texts that one prompt serves → log-probabilities of the prompts → losses
 
-Dimension key: R unrelated texts, F distant tokens, W targets of a row, B passages, L tokens of a
-prompt's continuation.
+Dimension key: X unrelated texts, F distant tokens, W targets of a row or block, T targets, B rows
+of a batch (passages), L tokens of a row, N items of a list (the targets of all rows).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ReplacingScorer(Scorer):
         self.token_forwards = 0
         self.after_batch = lambda: None
         self._draw_unrelated: Callable[[Block], np.ndarray] | None = None
-        """Returns the unrelated texts of a block, unrelated_RF. None before `of_document`."""
+        """Returns the unrelated texts of a block, unrelated_XF. None before `of_document`."""
 
         self._known_losses: dict[_Key, np.ndarray] = {}
         """The losses of texts that were computed for this document, as rows often share texts."""
@@ -122,11 +122,11 @@ class ReplacingScorer(Scorer):
         """Return the context of a block, with the unrelated texts that replace its distant tokens.
         It holds no states, as every row is a prompt of its own."""
         assert self._draw_unrelated is not None, "call of_document first"
-        return Context(block, unrelated_RF=self._draw_unrelated(block))
+        return Context(block, unrelated_XF=self._draw_unrelated(block))
 
     def losses(self, rows: Sequence[Row]) -> list[np.ndarray]:
         """Return nll_W of each row's targets, in nats."""
-        return [nll_RW.mean(0) for nll_RW in self.by_text(rows)]
+        return [nll_XW.mean(0) for nll_XW in self.by_text(rows)]
 
     def sums(self, rows: Sequence[Row]) -> np.ndarray:
         """Return the sum of each row's losses."""
@@ -150,7 +150,7 @@ class ReplacingScorer(Scorer):
         return WindowLosses(short_T, long_T, placebo_long[0] if placebo_long else None)
 
     def by_text(self, rows: Sequence[Row]) -> list[np.ndarray]:
-        """Return nll_RW for each row: the losses of its targets with each of the unrelated
+        """Return nll_XW for each row: the losses of its targets with each of the unrelated
         texts."""
         texts_of_rows = [
             [_text_of_row(row, draw) for draw in range(self.num_texts)] for row in rows
@@ -223,10 +223,10 @@ def _text_of_row(row: Row, draw: int) -> _Text:
     """Return the text of a row up to its last target, in which the unrelated text `draw` replaces
     the distant tokens that the row does not keep."""
     block = row.context.block
-    unrelated_RF = row.context.unrelated_RF
-    assert unrelated_RF is not None, "the context must be of a ReplacingScorer"
+    unrelated_XF = row.context.unrelated_XF
+    assert unrelated_XF is not None, "the context must be of a ReplacingScorer"
     assert row.span is not None, "`Context.set_row` sets it for such a context"
-    distant_F = unrelated_RF[draw].copy()
+    distant_F = unrelated_XF[draw].copy()
     distant_F[row.kept_distant] = block.distant_F[row.kept_distant]
     first, end = row.span
     tokens = block.with_distant(distant_F).tokens[: block.num_before + end].astype(np.int64)

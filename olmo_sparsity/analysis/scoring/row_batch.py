@@ -11,8 +11,8 @@ states of four distant tokens, of which the first row attends to 0 and 2 and the
     masked    all four states for both rows, and a bias that hides the others:
               [0 −∞ 0 −∞], [−∞ 0 −∞ 0]
 
-Dimension key: B rows, L tokens of a row, F distant tokens, K states that a row attends to, W
-evaluated targets of a row, D width.
+Dimension key: B rows of a batch, L tokens of a row, W targets of a row or block, F distant tokens,
+S keys that a row attends to, D width.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def hidden_of_batch(
 
     distant = None
     if states is not None and not is_masked:
-        distant = states.choose(choice_on_device)  # attended_BK
+        distant = states.choose(choice_on_device)  # attended_BS
     elif states is not None and sees_all:
         # Without a bias faster kernels apply.
         distant = states.expand(len(batch))

@@ -16,7 +16,7 @@ and causal, with gaps in their position IDs but no mask, so fast attention kerne
 
 Nothing here computes with a model.
 
-Dimension key: F distant tokens, R unrelated texts.
+Dimension key: X unrelated texts, F distant tokens.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Context:
     states: DistantStates | None = None
     """States of the prefix and all distant tokens; only for contextual distant states."""
 
-    unrelated_RF: np.ndarray | None = None
+    unrelated_XF: np.ndarray | None = None
     """Unrelated texts that replace distant tokens; only for distant states `replaced`."""
 
     def long_row(self) -> Row:
         """Return the row of the long window, for all targets of the block."""
-        if self.states is None and self.unrelated_RF is None:
+        if self.states is None and self.unrelated_XF is None:
             return self.dense_row()
         return self.set_row(np.arange(self.block.num_distant))
 
@@ -69,7 +69,7 @@ class Context:
             span: The targets, as indices into those of the block, from the first to one past the
                 last. Default: all.
         """
-        if self.unrelated_RF is not None:
+        if self.unrelated_XF is not None:
             return self._prompt_row(distant_indices, span)
 
         first_target, end_target = self._targets_of_row(span)

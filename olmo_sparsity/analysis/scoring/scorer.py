@@ -21,9 +21,9 @@ If distant tokens keep their states, a row attends to keys and values that are c
 rows of a context. Only the tokens that predict a target are unembedded. Every forward is counted in
 token-forwards, the unit of cost in all results.
 
-Dimension key: B rows, L tokens of a row, F distant tokens, W targets of a row, which its last W
-tokens predict, N targets of all rows, D width, C targets of a chunk, V vocabulary, T targets of a
-document. A suffix 1 is a dimension of size 1. Losses are in nats.
+Dimension key: B rows of a batch, L tokens of a row, W targets of a row or block, F distant tokens,
+T targets, N items of a list (the targets of all rows), D width, C targets of a chunk, V vocabulary.
+A suffix 1 is a dimension of size 1. Losses are in nats.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ With SmolLM2, for which a line break is such a first token:
     {"harm": 0.28, "harm_with_prefix": 0.0, "needs_prefix": True}
 
 plan.py runs the check for a measurement without a prefix, explain/answer.py for an explanation.
+
+Dimension key: W targets of a row or block.
 """
 
 from __future__ import annotations

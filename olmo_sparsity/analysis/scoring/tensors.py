@@ -7,7 +7,7 @@
 Every transfer makes the host wait for the device, so one transfer of several arrays is faster than
 a transfer of each.
 
-Dimension key: B rows, L tokens of a row, W targets of a row.
+Dimension key: B rows of a batch, L tokens of a row, W targets of a row or block.
 """
 
 from __future__ import annotations

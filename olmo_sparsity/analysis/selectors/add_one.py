@@ -12,7 +12,8 @@ which they compute I(u), each with one row of a batch:
     add_one_screened   those that a gradient ranks highest: max(16, 2k)
     add_one_nested     those in the best of coarse groups, and those of add_one_screened
 
-Dimension key: U distant units, W targets of a block, T chosen targets, G groups of units.
+Dimension key: T targets, U distant units, W targets of a row or block, K ranks or numbers of units,
+G groups of units.
 """
 
 from __future__ import annotations

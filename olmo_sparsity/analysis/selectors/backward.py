@@ -8,8 +8,8 @@
 The loss of a target depends on its own row alone. So the gradient of the sum with respect to an
 input of row i is the gradient of the loss of target i, and one backward pass serves all targets.
 
-Dimension key: B rows, L tokens of a row, D width, N tokens of all targets, V tokens of the
-vocabulary.
+Dimension key: B rows of a batch, L tokens of a row, W targets of a row or block, D width, N items
+of a list (the targets of all rows), V vocabulary.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ exp(score), in all layers and heads. So it adds ln g to the score, and is a bias
 With all gates at g the loss is about L_short. The gradient of the loss with respect to ln g of d0
 predicts how the loss changes if d0 is opened: −∂loss/∂(ln g) > 0 means that d0 would lower it.
 
-Dimension key: B rows, L tokens of a row, D width, T targets, F distant tokens, N opened gates of a
-batch, K keys.
+Dimension key: B rows of a batch, L tokens of a row, S keys that a row attends to, F distant tokens,
+T targets, D width, N items of a list (opened gates).
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def _gate_gradients_of_batch(
     with frozen(scorer.model), torch.enable_grad(), kernels:
         log_gate_BF = _log_gates(targets, block.num_distant, gate, device)
         # The prefix has no gate: its scores stay as they are.
-        bias_BK = torch.nn.functional.pad(log_gate_BF, (block.num_prefix, 0))
-        distant = states.expand(len(spans), bias_BK)
+        bias_BS = torch.nn.functional.pad(log_gate_BF, (block.num_prefix, 0))
+        distant = states.expand(len(spans), bias_BS)
         hidden_BLD = scorer.model.hidden(tokens_BL, positions_BL, distant=distant)
         total = sum_losses(scorer, hidden_BLD, context, spans)
         (gradient_BF,) = torch.autograd.grad(total, log_gate_BF)

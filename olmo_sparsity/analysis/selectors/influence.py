@@ -17,7 +17,7 @@ They are in these files:
 
 question.py says what a selector is asked and what it answers.
 
-Dimension key: T chosen targets, F distant tokens, U distant units.
+Dimension key: T targets, F distant tokens, U distant units.
 """
 
 from __future__ import annotations

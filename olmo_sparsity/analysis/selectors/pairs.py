@@ -10,7 +10,8 @@ With U units there are U² / 2 pairs, too many to evaluate. Gradients of gates (
 some: a unit is *opened*, so that the model attends to it, and the gradient then says which other
 units would help next to it. `pairs` is the selector, and describes the steps.
 
-Dimension key: T targets, U distant units, N opened units of all targets.
+Dimension key: T targets, U distant units, F distant tokens, K ranks or numbers of units, N items of
+a list (opened units of all targets).
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ block of targets. With 5 distant units, 2 targets and k=2 a choice holds:
 
 Most selectors evaluate sets of distant tokens with `loss_reductions`, and choose with `best_of`.
 
-Dimension key: T targets, U distant units, K ranks, W targets of a block, A sets of units, N rows.
+Dimension key: T targets, U distant units, K ranks or numbers of units, W targets of a row or block,
+A sets of units, N items of a list (the rows of all targets).
 """
 
 from __future__ import annotations

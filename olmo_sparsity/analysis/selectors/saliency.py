@@ -14,8 +14,8 @@ They need one forward, or a forward and a backward pass, for all distant tokens.
 forward for each distant unit. The selectors `attention` and `gradient` (influence.py) use them.
 gates.py has a third way, the gradient of gates.
 
-Dimension key: B rows, L tokens of a row, D width, T targets, F distant tokens, H heads of all
-layers, K keys.
+Dimension key: B rows of a batch, L tokens of a row, S keys that a row attends to, F distant tokens,
+T targets, D width, H heads (of all layers).
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ def _attention_of_token(
     tokens_BL, positions_BL = as_tensors([local_window], scorer.device)
     scorer.token_forwards += tokens_BL.numel()
     with in_use(scorer.model), fast_kernels(scorer.device):
-        weights_BHK = scorer.model.last_attention(tokens_BL, positions_BL, states)
+        weights_BHS = scorer.model.last_attention(tokens_BL, positions_BL, states)
 
     # Keys are the prefix, the distant tokens, and then the local window.
     distant = slice(block.num_prefix, block.num_prefix + block.num_distant)
-    return weights_BHK[0, :, distant].float().cpu().numpy()
+    return weights_BHS[0, :, distant].float().cpu().numpy()
 
 
 def embedding_saliency(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray:

@@ -219,7 +219,7 @@ def test_rows_hold_what_they_say(block: Block) -> None:
     alone = Context(block)
     states: Any = object()
     seeing = Context(block, states)
-    replaced = Context(block, unrelated_RF=np.zeros((2, 10)))
+    replaced = Context(block, unrelated_XF=np.zeros((2, 10)))
 
     def shape(row: Row) -> tuple[Any, ...]:
         distant = row.attended if row.kept_distant is None else row.kept_distant
