@@ -23,5 +23,16 @@ What both kinds of models compute with, as functions of tensors:
     losses.py                losses for evaluation; training_loss.py: for a training step
     prefix_tree.py           states of beginnings that several prompts share, computed once
 
+The name of a tensor ends in a letter for each of its dimensions. They mean the same in all modules
+of this folder:
+
+    B   rows of a batch                         D   width of the model
+    L   tokens of a row                         H   heads (of queries)
+    S   keys that a token may attend to         G   heads of keys and values
+    F   distant tokens                          K   width of a head
+    W   wanted tokens, the last of each row     R   pairs of rotated coordinates of a head
+    N   tokens of all rows together             V   vocabulary
+    C   tokens of a chunk                       1   a dimension of size 1
+
 A newcomer may read language_model.py, olmo/block.py and attention.py, in this order.
 """

@@ -8,8 +8,8 @@
 Attention within the documents of a row is in document_attention.py, attention to distant tokens
 whose states rows share in distant_attention.py.
 
-Dimension key: B batch, L length, K keys (more than L where earlier tokens are attended to), H
-heads. In the shapes of q, k and v (B, H, L, width of a head) the last dimension has no letter.
+Dimension key: B batch, L length, S keys that a token may attend to (more than L where earlier
+tokens are attended to), H heads, G heads of keys and values, K width of a head.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class AttentionWindow:
     size: int
     is_chunked: bool = False
 
-    def hides(self, queries_BL: Tensor, keys_BK: Tensor) -> Tensor:
-        """Return hides_BLK, which is true where the window hides a key from a query. Keys after the
+    def hides(self, queries_BL: Tensor, keys_BS: Tensor) -> Tensor:
+        """Return hides_BLS, which is true where the window hides a key from a query. Keys after the
         query are not considered, since causal attention hides them anyway. `queries_BL` and
-        `keys_BK`: position IDs."""
+        `keys_BS`: position IDs."""
         if self.is_chunked:
-            return (queries_BL // self.size)[:, :, None] != (keys_BK // self.size)[:, None]
-        return queries_BL[:, :, None] - keys_BK[:, None] >= self.size
+            return (queries_BL // self.size)[:, :, None] != (keys_BS // self.size)[:, None]
+        return queries_BL[:, :, None] - keys_BS[:, None] >= self.size
 
     def holds(self, smallest_id: int, largest_id: int) -> bool:
         """Return whether the window hides no token between these position IDs from another, so that
@@ -68,10 +68,9 @@ def attend(
     """Return attention of rows, in the shape of q, by the fastest kernel.
 
     Args:
-        q: (B, H, L, width of a head).
-        k, v: (B, heads of keys, K, width of a head). They may have fewer heads than q (grouped
-            heads).
-        bias: Added to the scores, (B or 1, H or 1, L, K). None means causal attention.
+        q: (B, H, L, K).
+        k, v: (B, G, S, K). H is a multiple of G (grouped heads).
+        bias: Added to the scores, (B or 1, H or 1, L, S). None means causal attention.
         dropout_p: The fraction of attention weights that are dropped.
 
     What each query sees:
@@ -147,7 +146,7 @@ def _attend_by_matmul(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout_p: 
 
 
 def causal_bias(num_keys: int, device: torch.device, num_queries: int | None = None) -> Tensor:
-    """Return bias_11LK of causal attention: 0 for visible keys, the lowest number of fp32 for later
+    """Return bias_11LS of causal attention: 0 for visible keys, the lowest number of fp32 for later
     ones. The queries are the last `num_queries` of the `num_keys` tokens, by default all of them:
 
         causal_bias(3, device, 2)      0    0  low
@@ -156,8 +155,8 @@ def causal_bias(num_keys: int, device: torch.device, num_queries: int | None = N
     if num_queries is None:
         num_queries = num_keys
     lowest = torch.finfo(torch.float).min
-    bias_LK = torch.full((num_queries, num_keys), lowest, dtype=torch.float, device=device)
-    return bias_LK.triu_(diagonal=1 + num_keys - num_queries)[None, None]
+    bias_LS = torch.full((num_queries, num_keys), lowest, dtype=torch.float, device=device)
+    return bias_LS.triu_(diagonal=1 + num_keys - num_queries)[None, None]
 
 
 # --- kernels of a GPU, memory of a backward pass --------------------------------------------------

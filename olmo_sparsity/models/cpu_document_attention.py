@@ -11,8 +11,7 @@ which the compiler calls as it is. PyTorch needs four functions of such an opera
     _backward         ─ backward pass ─> gradients of q, k and v
     _empty_outputs, _empty_gradients     the shapes of both, for the compiler
 
-Dimension key: B batch, H heads, L length of a row. q has (B, H, L, width of a head), k and v may
-have fewer heads.
+Dimension key: B batch, L length of a row, H heads, G heads of keys and values, K width of a head.
 """
 
 from __future__ import annotations

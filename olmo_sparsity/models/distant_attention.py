@@ -10,8 +10,8 @@ and joins the two. `can_share_distant` says where that is possible and worth it:
 kernels of the hardware once. Both kinds of models call them (olmo/layer_steps.py,
 huggingface/own_attention.py).
 
-Dimension key: B rows, L queries, K local tokens, F distant tokens, H heads of queries, G heads of
-keys, C width of a head.
+Dimension key: B rows, L queries, S local tokens, F distant tokens, H heads of queries, G heads of
+keys, K width of a head.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def attend_to_distant(
     So distant keys and values that rows share (as views) are not copied for each of them.
 
     Args:
-        q: (B, H, L, C).
-        k, v: Local tokens, (B, G, K, C).
-        distant_k, distant_v: (B, G, F, C).
+        q: (B, H, L, K).
+        k, v: Local tokens, (B, G, S, K).
+        distant_k, distant_v: (B, G, F, K).
         distant_bias: Added to the scores of distant tokens, (B, F), or (B, L, F) where queries
             differ. None means that all are visible.
-        scale: The factor of scores. None means C ** −0.5.
-        local_bias: Added to the scores of local tokens, (B, 1, L, K). None means causal attention.
+        scale: The factor of scores. None means K ** −0.5.
+        local_bias: Added to the scores of local tokens, (B, 1, L, S). None means causal attention.
     """
     _check_sizes(q, k, v, distant_k, distant_v, distant_bias)
     num_distant = distant_k.shape[2]
@@ -63,7 +63,7 @@ def attend_to_distant(
     if local_bias is None:
         local_bias = causal_bias(num_keys, q.device, num_queries)
 
-    # Query heads that read the same keys become more queries of one head: (B, G, H / G · L, C). So
+    # Query heads that read the same keys become more queries of one head: (B, G, H / G · L, K). So
     # keys and values are not copied for each query head, and a bias over queries is repeated for
     # each head of a group instead.
     grouped = q.unflatten(1, (num_heads, -1)).flatten(2, 3)
@@ -109,7 +109,7 @@ class _AttentionWithLogSum(NamedTuple):
     """Attention, and what is needed to join it with attention to other keys."""
 
     mixed: Tensor
-    """(B, H, L, C)."""
+    """(B, H, L, K)."""
 
     log_sum_BHL: Tensor
     """The log-sum-exp of each query's scores."""

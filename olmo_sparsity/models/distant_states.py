@@ -10,8 +10,8 @@ as its own tokens, however long the text is:
 The index of a token counts the tokens of the text from 0. Its position ID may be larger, as IDs may
 have gaps.
 
-Dimension key: B rows, F distant tokens, L tokens of a window, H heads of keys, K width of a head, D
-width of the model.
+Dimension key: B rows, F distant tokens, L tokens of a window, G heads of keys and values, S keys
+that a row attends to, K width of a head, D width.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DistantStates:
     """Position IDs of these tokens."""
 
     layers: list[tuple[Tensor, Tensor]]
-    """k_BFHK, rotated, and v_BFHK of each layer."""
+    """k_BFGK, rotated, and v_BFGK of each layer."""
 
     bias_BF: Tensor | None = None
     """Added to the attention scores of these tokens, by row. None adds nothing."""
@@ -100,7 +100,7 @@ class DistantStates:
         return torch.cat((distant_BF, positions_BL), 1)
 
     def window_bias(self, length: int) -> Tensor | None:
-        """Return bias_B1LK for the queries of a window of `length` tokens. Its keys are the distant
+        """Return bias_B1LS for the queries of a window of `length` tokens. Its keys are the distant
         tokens, with `bias_BF`, and then the window, with a causal mask. None means that each query
         sees all distant tokens, and attention is causal."""
         if self.bias_BF is None:

@@ -6,7 +6,7 @@ logits from them, and states of distant tokens that can be kept.
     tokens_BL, positions_BL ─ hidden ─> hidden_BLD ─ unembed ─> logits_BLV
     tokens_BF, positions_BF ─ distant_states ─> DistantStates, which `hidden` takes as `distant`
 
-Dimension key: B batch, L length, K keys that a token may attend to, F distant tokens, D width, H
+Dimension key: B batch, L length, S keys that a token may attend to, F distant tokens, D width, H
 heads (in `last_attention` of all layers), V vocabulary.
 """
 
@@ -61,7 +61,7 @@ class LanguageModel(Protocol):
         """Return hidden_BLD after the last norm.
 
         Args:
-            attention_bias: (B or 1, 1 or H, L, K), added to attention scores in place of the causal
+            attention_bias: (B or 1, 1 or H, L, S), added to attention scores in place of the causal
                 mask.
             documents: Where documents begin. Tokens attend to their own document only.
             added_BLD: Added to the embeddings of the tokens.
@@ -94,7 +94,7 @@ class LanguageModel(Protocol):
     def last_attention(
         self, tokens_BL: Tensor, positions_BL: Tensor, distant: DistantStates
     ) -> Tensor:
-        """Return weights_BHK: how much the last token attends to each token of `distant` and of the
+        """Return weights_BHS: how much the last token attends to each token of `distant` and of the
         row, in all heads of all layers."""
 
     def recomputes(self, num_tokens: int, num_keys: int) -> bool:

@@ -88,7 +88,7 @@ def test_last_attention_is_that_of_its_own_layers(index: int) -> None:
         with pytest.raises(ConfigError, match="does not return its attention weights"):
             model.last_attention(TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:], distant)
         return
-    weights_BHK = model.last_attention(TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:], distant)
+    weights_BHS = model.last_attention(TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:], distant)
     assert model.model.config._attn_implementation == before
     model.model.set_attn_implementation("eager")
     try:
@@ -101,7 +101,7 @@ def test_last_attention_is_that_of_its_own_layers(index: int) -> None:
         ).attentions
     finally:  # all tests of this family take this model
         model.model.set_attn_implementation(before)
-    check_close(weights_BHK, torch.cat([weights[:, :, -1] for weights in theirs], 1))
+    check_close(weights_BHS, torch.cat([weights[:, :, -1] for weights in theirs], 1))
 
 
 @pytest.mark.parametrize("name", ["Llama 1, 2, 3", "Mixtral"])

@@ -110,7 +110,7 @@ def test_attention_weights_are_those_that_mix_the_values(
     distant = model.distant_states(*(ids_BL[:, :NUM_DISTANT] for ids_BL in text))
     local_rows = [ids_BL[:, NUM_DISTANT:] for ids_BL in text]
     num_heads = model.config.n_heads
-    weights_BHK = model.last_attention(*local_rows, distant)[:, :num_heads]
+    weights_BHS = model.last_attention(*local_rows, distant)[:, :num_heads]
 
     block = model.blocks[0]
     mix = block.mix
@@ -125,7 +125,7 @@ def test_attention_weights_are_those_that_mix_the_values(
     model.hidden(*local_rows, distant=distant, num_last=1)
     mixed_BHLK, values_BGLK = mixed[0]
     values_BHLK = values_BGLK.repeat_interleave(num_heads // values_BGLK.shape[1], dim=1)
-    expected_BHK = (weights_BHK[:, :, None] @ values_BHLK)[:, :, 0]
+    expected_BHK = (weights_BHS[:, :, None] @ values_BHLK)[:, :, 0]
     torch.testing.assert_close(mixed_BHLK[:, :, -1], expected_BHK, atol=1e-4, rtol=0)
 
 

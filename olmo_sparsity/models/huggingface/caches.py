@@ -15,7 +15,7 @@ of transformers otherwise does.
 The tensors of transformers are (B, heads, tokens, width); those of `DistantStates` are (B, tokens,
 heads, width).
 
-Dimension key: B rows, F distant tokens, H heads of keys, K width of a head.
+Dimension key: B rows, F distant tokens, G heads of keys and values, K width of a head.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def growing_cache(earlier: DistantStates | None) -> Cache:
     and grows with each forward pass."""
     cache = DynamicCache()
     if earlier is not None:
-        for index, (k_BFHK, v_BFHK) in enumerate(earlier.layers):
-            cache.update(k_BFHK.transpose(1, 2), v_BFHK.transpose(1, 2), index)
+        for index, (k_BFGK, v_BFGK) in enumerate(earlier.layers):
+            cache.update(k_BFGK.transpose(1, 2), v_BFGK.transpose(1, 2), index)
     return cache
 
 

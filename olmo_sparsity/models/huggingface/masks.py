@@ -3,12 +3,12 @@
 A model whose layers are all alike takes one mask. One that mixes kinds of layers takes a mask for
 each kind, such as Gemma 3:
 
-    {"full_attention": None, "sliding_attention": mask_B1LK}     None: causal, without a mask
+    {"full_attention": None, "sliding_attention": mask_B1LS}     None: causal, without a mask
 
 transformers would build masks by itself, but counts tokens where a row with gaps has position IDs:
 a window of 4 before ID 20 must hide the token with ID 10, although it is the one just before.
 
-Dimension key: B rows, L queries, K keys (more than L where earlier tokens are attended to).
+Dimension key: B rows, L queries, S keys (more than L where earlier tokens are attended to).
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ LayerWindows = Mapping[str, AttentionWindow | None]
 """The window of each kind of layer (`windows_of`); None for layers that see all earlier tokens."""
 
 Masks = Tensor | dict[str, Tensor | None]
-"""One mask for all layers, or one for each kind of layer. A mask of (B, K) ones means causal
-attention to all tokens; one of (B, 1, L, K) is added to attention scores."""
+"""One mask for all layers, or one for each kind of layer. A mask of (B, S) ones means causal
+attention to all tokens; one of (B, 1, L, S) is added to attention scores."""
 
 
-def window_hides_some(windows: LayerWindows, keys_BK: Tensor) -> bool:
-    """Return whether the window of some layer hides one of these tokens from another. `keys_BK`:
+def window_hides_some(windows: LayerWindows, keys_BS: Tensor) -> bool:
+    """Return whether the window of some layer hides one of these tokens from another. `keys_BS`:
     their position IDs."""
     limited = [window for window in windows.values() if window is not None]
     if not limited:
         return False
-    smallest_id, largest_id = (int(edge) for edge in keys_BK.aminmax())
+    smallest_id, largest_id = (int(edge) for edge in keys_BS.aminmax())
     return not all(window.holds(smallest_id, largest_id) for window in limited)
 
 
 def build_masks(
     windows: LayerWindows,
     queries_BL: Tensor,
-    keys_BK: Tensor,
+    keys_BS: Tensor,
     bias: Tensor | None,
     *,
     dtype: torch.dtype,
@@ -51,14 +51,14 @@ def build_masks(
     """Return the masks of a forward pass.
 
     Args:
-        queries_BL, keys_BK: Position IDs.
-        bias: bias_B1LK of attention scores; None for causal attention.
+        queries_BL, keys_BS: Position IDs.
+        bias: bias_B1LS of attention scores; None for causal attention.
         dtype: That of the model's weights.
         is_fused: Whether the model's attention is causal by itself if it gets no mask.
     """
     num_rows, length = queries_BL.shape
-    num_keys = keys_BK.shape[1]
-    if not window_hides_some(windows, keys_BK):
+    num_keys = keys_BS.shape[1]
+    if not window_hides_some(windows, keys_BS):
         if bias is not None:
             return finite_bias(bias, dtype).expand(num_rows, -1, -1, -1)
         # Without a mask, transformers takes a gap in the position IDs for the start of another
@@ -69,7 +69,7 @@ def build_masks(
     # Without earlier keys, None means causal attention, for which the fused kernel needs no mask.
     is_causal = bias is None and num_keys == length
     if bias is None:
-        bias = causal_bias(num_keys, keys_BK.device, length)
+        bias = causal_bias(num_keys, keys_BS.device, length)
     masks: dict[str, Tensor | None] = {}
     for kind, window in windows.items():
         if window is None and is_causal and is_fused:
@@ -77,8 +77,8 @@ def build_masks(
             continue
         bias_of_kind = bias
         if window is not None:
-            hides_B1LK = window.hides(queries_BL, keys_BK)[:, None]
-            bias_of_kind = bias.masked_fill(hides_B1LK, torch.finfo(bias.dtype).min)
+            hides_B1LS = window.hides(queries_BL, keys_BS)[:, None]
+            bias_of_kind = bias.masked_fill(hides_B1LS, torch.finfo(bias.dtype).min)
         mask = finite_bias(bias_of_kind, dtype)
         masks[kind] = mask.expand(num_rows, -1, -1, -1)
     # The kind is "" in a model whose layers are all alike, which takes one mask.

@@ -25,7 +25,7 @@ numbers here, and are worked around:
 - A cache of keys and values grows with each call. Kept states must stay as they are, so they are
   passed as a cache that keeps nothing (caches.py), or by our own attention (own_attention.py).
 
-Dimension key: B rows, L tokens of a row, K keys that they may attend to, F distant tokens, C tokens
+Dimension key: B rows, L tokens of a row, S keys that they may attend to, F distant tokens, C tokens
 of a chunk, D width, H heads (in `last_attention` of all layers), V vocabulary. A suffix 1 is a
 dimension of size 1.
 """
@@ -253,7 +253,7 @@ class HuggingFaceLM(ModelParts):
         the distant states."""
         # What the rows attend to: their own tokens, and distant tokens before these.
         cache: Cache | None = None
-        keys_BK = positions_BL
+        keys_BS = positions_BL
         num_kept_keys = 0
         if distant is not None:
             assert attention_bias is None
@@ -261,11 +261,11 @@ class HuggingFaceLM(ModelParts):
 
             cache = DistantCache(distant)
             attention_bias = distant.window_bias(tokens_BL.shape[1])
-            keys_BK = distant.positions_before(positions_BL)
+            keys_BS = distant.positions_before(positions_BL)
             # Only with distant states does attention keep its scores for a backward pass: without
             # them a fused kernel computes it.
-            num_kept_keys = keys_BK.shape[1]
-        masks = self._masks(positions_BL, keys_BK, attention_bias)
+            num_kept_keys = keys_BS.shape[1]
+        masks = self._masks(positions_BL, keys_BS, attention_bias)
 
         with ExitStack() as stack:
             arguments: dict[str, Any] = {}
@@ -309,22 +309,22 @@ class HuggingFaceLM(ModelParts):
 
     # --- what all ways have in common -------------------------------------------------------------
 
-    def _masks(self, queries_BL: Tensor, keys_BK: Tensor, bias: Tensor | None = None) -> Masks:
+    def _masks(self, queries_BL: Tensor, keys_BS: Tensor, bias: Tensor | None = None) -> Masks:
         """Return attention masks as transformers takes them, after a check that the model computes
         right numbers for these position IDs.
 
         Args:
             queries_BL: Position IDs of the tokens that attend.
-            keys_BK: Position IDs of the tokens that they may attend to.
-            bias: bias_B1LK, added to attention scores; None for causal attention.
+            keys_BS: Position IDs of the tokens that they may attend to.
+            bias: bias_B1LS, added to attention scores; None for causal attention.
         """
         if self.wrong_beyond is not None:
-            num_positions = max(int(keys_BK.max()) + 1, keys_BK.shape[1])
+            num_positions = max(int(keys_BS.max()) + 1, keys_BS.shape[1])
             self.wrong_beyond.check(num_positions, type(self.model).__name__)
         return build_masks(
             self.windows,
             queries_BL,
-            keys_BK,
+            keys_BS,
             bias,
             dtype=self.model.dtype,
             is_fused=self.text_config._attn_implementation in FUSED,
@@ -383,27 +383,27 @@ class HuggingFaceLM(ModelParts):
         positions_BL = positions_BL.expand_as(tokens_BL)
         length = tokens_BL.shape[1]
         cache = growing_cache(earlier)
-        keys_BK = positions_BL[:, :0] if earlier is None else earlier.positions_BF
+        keys_BS = positions_BL[:, :0] if earlier is None else earlier.positions_BF
         # The last chunk attends to all tokens, so its mask is the largest one.
-        largest_chunk = max(1, MAX_MASK_ENTRIES // (keys_BK.shape[1] + length))
+        largest_chunk = max(1, MAX_MASK_ENTRIES // (keys_BS.shape[1] + length))
         chunk_length = min(tokens_at_once or length, largest_chunk)
 
         hidden_chunks = []
         token_chunks = tokens_BL.split(chunk_length, 1)
         position_chunks = positions_BL.split(chunk_length, 1)
         for tokens_BC, positions_BC in zip(token_chunks, position_chunks, strict=True):
-            keys_BK = torch.cat((keys_BK, positions_BC), 1)
-            masks = self._masks(positions_BC, keys_BK)
+            keys_BS = torch.cat((keys_BS, positions_BC), 1)
+            masks = self._masks(positions_BC, keys_BS)
             # The cache grows by this chunk, so that the next one sees it.
             hidden_chunks.append(self._run_body(tokens_BC, positions_BC, masks, cache, None))
-        states = DistantStates(keys_BK, states_in(cache))
+        states = DistantStates(keys_BS, states_in(cache))
         return states.with_hidden_after(earlier, torch.cat(hidden_chunks, 1))
 
     @torch.no_grad()
     def last_attention(
         self, tokens_BL: Tensor, positions_BL: Tensor, distant: DistantStates
     ) -> Tensor:
-        """Return weights_BHK: how much the last token attends to each token of `distant` and of the
+        """Return weights_BHS: how much the last token attends to each token of `distant` and of the
         row, in all heads of all layers."""
         assert distant.bias_BF is None
         from olmo_sparsity.models.huggingface.caches import growing_cache
@@ -418,8 +418,8 @@ class HuggingFaceLM(ModelParts):
             )
         last_B1 = tokens_BL[:, -1:]
         last_positions_B1 = positions_BL[:, -1:].expand(len(tokens_BL), -1)
-        keys_BK = torch.cat((seen_states.positions_BF, last_positions_B1), 1)
-        masks = self._masks(last_positions_B1, keys_BK)
+        keys_BS = torch.cat((seen_states.positions_BF, last_positions_B1), 1)
+        masks = self._masks(last_positions_B1, keys_BS)
         with reading_weights(self._usual_configs) as weights:
             self._run_body(last_B1, last_positions_B1, masks, growing_cache(seen_states), 1)
         # A family that computes attention by a function of its own calls ours in no layer.
@@ -429,7 +429,7 @@ class HuggingFaceLM(ModelParts):
                 "another selector than attention"
             )
         # The last token is the only query. Heads of all layers are put one after another.
-        return torch.cat([layer_BH1K[:, :, 0].to(tokens_BL.device) for layer_BH1K in weights], 1)
+        return torch.cat([layer_BH1S[:, :, 0].to(tokens_BL.device) for layer_BH1S in weights], 1)
 
     # --- logits -----------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ question are alike in most tokens: below, two distant tokens are each tried befo
 Each of the P different pairs is projected once (4 of 6 here). If rows differ in their first token
 only, as these do, the attention of the window to itself is computed once for all rows, too.
 
-Dimension key: B rows, L tokens of a row, P different (token, position ID) pairs, S = L − 1 tokens
+Dimension key: B rows, L tokens of a row, P different (token, position ID) pairs, M = L − 1 tokens
 of the window, W wanted tokens (the last of each row), D width, H heads, G heads of keys and values,
 K width of a head.
 """
@@ -121,27 +121,27 @@ def _attend_to_common_window(
     """
     q_PHK, k_PGK, v_PGK = projections_P
     distant_B = pair_BL[:, 0]
-    window_S = pair_BL[0, 1:]
-    q_SHK = q_PHK[window_S] * q_PHK.shape[-1] ** -0.5
+    window_M = pair_BL[0, 1:]
+    q_MHK = q_PHK[window_M] * q_PHK.shape[-1] ** -0.5
     if block.config.scales_queries:
-        counts_1S = count_keys(len(window_S), pair_BL.shape[1], q_SHK.device)
-        factors_SH = block.query_factors(counts_1S)[0].T
-        q_SHK *= factors_SH[..., None].to(q_SHK.dtype)
-    k_PHK = _for_each_query_head(k_PGK, q_SHK)
-    v_PHK = _for_each_query_head(v_PGK, q_SHK)
+        counts_1M = count_keys(len(window_M), pair_BL.shape[1], q_MHK.device)
+        factors_MH = block.query_factors(counts_1M)[0].T
+        q_MHK *= factors_MH[..., None].to(q_MHK.dtype)
+    k_PHK = _for_each_query_head(k_PGK, q_MHK)
+    v_PHK = _for_each_query_head(v_PGK, q_MHK)
 
     # Attention within the window, once for all rows.
-    scores_HSS = torch.einsum("lhk,mhk->hlm", q_SHK, k_PHK[window_S]).float()
-    scores_HSS += causal_bias(len(window_S), scores_HSS.device)[0]
-    weights_HSS = scores_HSS.softmax(-1).to(v_PHK.dtype)
-    local_SHK = torch.einsum("hlm,mhk->lhk", weights_HSS, v_PHK[window_S])
+    scores_HMM = torch.einsum("lhk,mhk->hlm", q_MHK, k_PHK[window_M]).float()
+    scores_HMM += causal_bias(len(window_M), scores_HMM.device)[0]
+    weights_HMM = scores_HMM.softmax(-1).to(v_PHK.dtype)
+    local_MHK = torch.einsum("hlm,mhk->lhk", weights_HMM, v_PHK[window_M])
 
     # The fraction of attention that the distant token of each row gets.
-    scores_BSH = torch.einsum("lhk,bhk->blh", q_SHK, k_PHK[distant_B]).float()
-    fraction_BSH = (scores_BSH - scores_HSS.logsumexp(-1).T).sigmoid().to(v_PHK.dtype)
-    mixed_BLHK = local_SHK.new_empty(*pair_BL.shape, *local_SHK.shape[1:])
+    scores_BMH = torch.einsum("lhk,bhk->blh", q_MHK, k_PHK[distant_B]).float()
+    fraction_BMH = (scores_BMH - scores_HMM.logsumexp(-1).T).sigmoid().to(v_PHK.dtype)
+    mixed_BLHK = local_MHK.new_empty(*pair_BL.shape, *local_MHK.shape[1:])
     mixed_BLHK[:, 0] = v_PHK[distant_B]  # the distant token sees itself alone
-    torch.lerp(local_SHK, v_PHK[distant_B, None], fraction_BSH[..., None], out=mixed_BLHK[:, 1:])
+    torch.lerp(local_MHK, v_PHK[distant_B, None], fraction_BMH[..., None], out=mixed_BLHK[:, 1:])
     return mixed_BLHK
 
 

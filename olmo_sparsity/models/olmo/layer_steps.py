@@ -8,7 +8,7 @@ other tokens contribute keys and values. In all other layers W is L. `Positioned
 computes the same for training.
 
 Dimension key: B rows, L tokens of a row, W wanted tokens (the last of each row), F distant tokens,
-N = F + L all keys, D width, H heads, G heads of keys and values, K width of a head.
+S = F + L all keys, D width, H heads, G heads of keys and values, K width of a head.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def attend_from_last(
     distant_layer: DistantLayer | None = None,
 ) -> Tensor:
     """Return mixed_BWHK: attention from the last `num_wanted` tokens to all tokens of the row, and
-    to distant tokens. `bias`: added to attention scores, (B or 1, H or 1, L, N). None for causal
+    to distant tokens. `bias`: added to attention scores, (B or 1, H or 1, L, S). None for causal
     attention."""
     q_BLHK, k_BLGK, v_BLGK = projections
     q_BHWK = q_BLHK[:, -num_wanted:].transpose(1, 2)  # kernels take heads before tokens
@@ -81,26 +81,26 @@ def attend_from_last(
         return mixed_BHWK.transpose(1, 2)
 
     # Distant tokens precede the row, so causal attention sees all of them.
-    k_BNGK = torch.cat((distant_layer.k_BFGK, k_BLGK), dim=1)
-    v_BNGK = torch.cat((distant_layer.v_BFGK, v_BLGK), dim=1)
-    return _attend(block, q_BHWK, k_BNGK, v_BNGK, bias)
+    k_BSGK = torch.cat((distant_layer.k_BFGK, k_BLGK), dim=1)
+    v_BSGK = torch.cat((distant_layer.v_BFGK, v_BLGK), dim=1)
+    return _attend(block, q_BHWK, k_BSGK, v_BSGK, bias)
 
 
 def _attend(
-    block: PositionedBlock, q_BHWK: Tensor, k_BNGK: Tensor, v_BNGK: Tensor, bias: Tensor | None
+    block: PositionedBlock, q_BHWK: Tensor, k_BSGK: Tensor, v_BSGK: Tensor, bias: Tensor | None
 ) -> Tensor:
     """Return mixed_BWHK: attention from the wanted tokens to all keys, causal without a bias."""
     num_wanted = q_BHWK.shape[2]
-    num_keys = k_BNGK.shape[1]
+    num_keys = k_BSGK.shape[1]
     # Kernels align a causal mask with the first key if there are fewer queries than keys, so a mask
     # is passed. With as many queries as keys `block.mix` masks by itself; a single query sees all.
     if bias is None and 1 < num_wanted < num_keys:
         bias = causal_bias(num_keys, q_BHWK.device, num_wanted)
     if bias is not None:
         bias = block._cast_attn_bias(bias[:, :, -num_wanted:], q_BHWK.dtype)
-    k_BGNK = k_BNGK.transpose(1, 2)
-    v_BGNK = v_BNGK.transpose(1, 2)
-    return block.mix(q_BHWK, k_BGNK, v_BGNK, bias).transpose(1, 2)
+    k_BGSK = k_BSGK.transpose(1, 2)
+    v_BGSK = v_BSGK.transpose(1, 2)
+    return block.mix(q_BHWK, k_BGSK, v_BGSK, bias).transpose(1, 2)
 
 
 def finish_layer(block: PositionedBlock, x_BLD: Tensor, mixed_BWHK: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The arithmetic of an OLMo layer: rotation by given angles, RMSNorm, ALiBi, scaled queries.
 
-Dimension key: B batch, L length, K keys (more than L where earlier tokens are attended to), D
+Dimension key: B batch, L length, S keys (more than L where earlier tokens are attended to), D
 width, H heads, R pairs of rotated coordinates of a head.
 """
 
@@ -124,13 +124,13 @@ def first_query_scale(length: int) -> float:
     return length / sum_of_logs
 
 
-def alibi_bias(positions_BK: Tensor, config: ModelConfig, num_queries: int) -> Tensor:
-    """Return bias_BHLK of ALiBi for the last `num_queries` tokens: minus the slope of each head
+def alibi_bias(positions_BS: Tensor, config: ModelConfig, num_queries: int) -> Tensor:
+    """Return bias_BHLS of ALiBi for the last `num_queries` tokens: minus the slope of each head
     times the distance between position IDs. It hides later tokens, whatever their position IDs."""
-    num_keys = positions_BK.shape[1]
-    heads = torch.arange(1, config.n_heads + 1, device=positions_BK.device, dtype=torch.float)
+    num_keys = positions_BS.shape[1]
+    heads = torch.arange(1, config.n_heads + 1, device=positions_BS.device, dtype=torch.float)
     slopes_H = 2.0 ** (-heads * config.alibi_bias_max / config.n_heads)
-    queries_BL = positions_BK[:, -num_queries:]
-    distances_BLK = (queries_BL[:, :, None] - positions_BK[:, None, :]).abs().float()
-    causal_11LK = causal_bias(num_keys, positions_BK.device, num_queries)
-    return causal_11LK - slopes_H[None, :, None, None] * distances_BLK[:, None]
+    queries_BL = positions_BS[:, -num_queries:]
+    distances_BLS = (queries_BL[:, :, None] - positions_BS[:, None, :]).abs().float()
+    causal_11LS = causal_bias(num_keys, positions_BS.device, num_queries)
+    return causal_11LS - slopes_H[None, :, None, None] * distances_BLS[:, None]

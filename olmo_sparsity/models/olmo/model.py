@@ -13,8 +13,8 @@ gap in the position IDs changes angles, and hides nothing.
 
 `hidden` and `unembed` are separate, so that a loss can unembed in chunks (training_loss.py).
 
-Dimension key: B batch, L length, K keys that a token may attend to (as in language_model.py), D
-width, H heads (in `last_attention` of all layers), C width of a head, V vocabulary.
+Dimension key: B batch, L length, S keys that a token may attend to, D width, H heads (in
+`last_attention` of all layers), G heads of keys and values, K width of a head, V vocabulary.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class PositionedOLMo(InferringOLMo):
     def last_attention(
         self, tokens_BL: Tensor, positions_BL: Tensor, distant: DistantStates
     ) -> Tensor:
-        """Return weights_BHK: how much the last token attends to each token of `distant` and of the
+        """Return weights_BHS: how much the last token attends to each token of `distant` and of the
         row, in all heads of all layers."""
         record: list[LastAttention] = []
         for block in self.blocks:
@@ -197,14 +197,14 @@ class PositionedOLMo(InferringOLMo):
 
         # Fused kernels return no weights, so they are computed from queries and keys.
         weights = []
-        for q_BHC, k_BHKC, bias in record:
-            group_size = q_BHC.shape[1] // k_BHKC.shape[1]  # query heads that share keys
-            k_BHKC = k_BHKC.repeat_interleave(group_size, dim=1)
-            scores_BHK = torch.einsum("bhc,bhkc->bhk", q_BHC.float(), k_BHKC.float())
-            scores_BHK = scores_BHK * q_BHC.shape[-1] ** -0.5
+        for q_BHK, k_BGSK, bias in record:
+            group_size = q_BHK.shape[1] // k_BGSK.shape[1]  # query heads that share keys
+            k_BHSK = k_BGSK.repeat_interleave(group_size, dim=1)
+            scores_BHS = torch.einsum("bhk,bhsk->bhs", q_BHK.float(), k_BHSK.float())
+            scores_BHS = scores_BHS * q_BHK.shape[-1] ** -0.5
             if bias is not None:
-                scores_BHK = scores_BHK + bias[:, :, -1]
-            weights.append(scores_BHK.softmax(-1))
+                scores_BHS = scores_BHS + bias[:, :, -1]
+            weights.append(scores_BHS.softmax(-1))
         return torch.cat(weights, dim=1)
 
     def unembed(self, hidden: Tensor) -> Tensor:
