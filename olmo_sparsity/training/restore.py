@@ -108,13 +108,15 @@ def restore(
         else:
             source = source_of_weights(model, origin, meta_weights)
         if processes.is_first:
-            check_room(
+            scarce_room = check_room(
                 Path(config.run_folder),
                 config.checkpoint,
                 num_parameters,
                 origin.state.step,
                 config.training.num_steps,
             )
+            if scarce_room:
+                report(scarce_room)
     engine = build_engine(
         model, config.engine, config.training, config.optimizer, processes, source
     )

@@ -6,6 +6,7 @@ To save, in each interval:
     replicas.py      do all copies of the weights agree?
     writer.py        `CheckpointWriter`: threads write while the next steps are taken
     save.py          one checkpoint, from a temporary folder to its final name
+    expendable.py    which checkpoint is deleted if the disk is full
 
 To go on, once in each start:
 

@@ -12,7 +12,7 @@ save.py writes one checkpoint; resume.py finds the newest one whose files have t
 SHA-256 of its manifest. steps.py decides when to save, and copies what is saved.
 
 An error of the disk makes processes try again, and costs this checkpoint at most: training goes on
-to the next save. If the disk is full, the oldest checkpoint that need not stay is deleted.
+to the next save. If the disk is full, a checkpoint is deleted that need not stay (expendable.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from olmo_sparsity.base.errors import ReportedElsewhere, UserError
 from olmo_sparsity.base.locks import check_not_taken_over
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.sections import CheckpointConfig
-from olmo_sparsity.models.checkpoint_files import list_checkpoints, step_of
+from olmo_sparsity.models.checkpoint_files import step_of
+from olmo_sparsity.training.checkpoints.expendable import find_expendable, saved_until
 from olmo_sparsity.training.checkpoints.save import Content, Save, SaveFailure, delete_checkpoints
 from olmo_sparsity.training.run_folder.attempts import note_saved
 from olmo_sparsity.training.run_folder.trainer_state import TrainerState
@@ -125,22 +126,14 @@ class CheckpointWriter:
             save.whole = self._threads.submit(self._complete, save, begun_s)
 
     def _find_expendable(self, step: int) -> Path | None:
-        """Return the oldest checkpoint that need not stay, on all processes the same: if all of
-        them find the disk full, they delete one. None if only the newest one is left, from which
-        the run would resume."""
+        """Return the checkpoint that is deleted if the disk is full, on all processes the same: if
+        all of them find it full, they delete one. None if all must stay."""
         expendable = None
         if self.processes.is_first:
             with contextlib.suppress(UserError):  # the folder cannot be listed now
-                older = self._saved_until(step)[1:]
-                deletable = [folder for folder in older if not self.settings.stays(step_of(folder))]
-                expendable = deletable[-1] if deletable else None
+                expendable = find_expendable(self.run_folder, self.settings, step)
         chosen_by_first: Path | None = self.processes.gather(expendable)[0]
         return chosen_by_first
-
-    def _saved_until(self, step: int) -> list[Path]:
-        """Return the checkpoints up to a step, the newest first. Those of later steps are damaged:
-        the run was resumed before them."""
-        return [path for path in list_checkpoints(self.run_folder) if step_of(path) <= step]
 
     def _complete(self, save: Save, begun_s: float) -> None:
         """Complete a checkpoint when the own part is written, and do what follows. Runs in the
@@ -160,7 +153,7 @@ class CheckpointWriter:
             check_not_taken_over(self.run_folder)
             trained_s = time.monotonic() - self._opened_at_s
             note_saved(self.run_folder, step, self.first_step, trained_s)
-            beyond_last = self._saved_until(step)[self.settings.keep :]
+            beyond_last = saved_until(self.run_folder, step)[self.settings.keep :]
             delete_checkpoints(
                 [folder for folder in beyond_last if not self.settings.stays(step_of(folder))]
             )

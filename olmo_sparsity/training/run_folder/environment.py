@@ -60,6 +60,11 @@ def add_start(
     return f"the code is commit {commit}; the last start of this run ran {last_commit}"
 
 
+def has_started(run_folder: Path) -> bool:
+    """Return whether a start of this run has come as far as its first step."""
+    return (run_folder / FILE_NAME).exists()
+
+
 def last_resumed_step(run_folder: Path) -> int:
     """Return the largest step from which a start went on; 0 if each began anew."""
     starts = _read_starts(run_folder)

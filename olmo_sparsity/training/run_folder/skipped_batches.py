@@ -31,6 +31,10 @@ COMES_BACK_WITHIN = 100
 not it, so the run goes on from an older checkpoint."""
 
 
+SET_ASIDE = ".set_aside"
+"""Ending of the name of a checkpoint that is set aside. No start goes on from it."""
+
+
 @dataclass(frozen=True)
 class SkippedBatches:
     """The content of `skipped_batches.json`, with an item of each list for each skip."""
@@ -73,6 +77,11 @@ def read_skipped_batches(run_folder: Path) -> list[int]:
     return SkippedBatches.read(run_folder).batches
 
 
+def list_set_aside(run_folder: Path) -> list[Path]:
+    """Return the checkpoints that were set aside, the oldest step first."""
+    return sorted((run_folder / "checkpoints").glob(f"step*{SET_ASIDE}"))
+
+
 def skip_batch_of(step: int, run_folder: Path, max_skips: int) -> str:
     """Leave out the batch of a step, counted from 1, from now on, and choose the checkpoint to go
     on from. Return words that say so. Raise UserError if `max_skips` batches are left out
@@ -96,7 +105,7 @@ def skip_batch_of(step: int, run_folder: Path, max_skips: int) -> str:
     # newer checkpoint than it might, but leaves out the batch.
     skips.with_skip(batch, step, next_start).write(run_folder)
     for checkpoint in given_up:
-        set_aside = checkpoint.with_suffix(".set_aside")
+        set_aside = checkpoint.with_suffix(SET_ASIDE)
         shutil.rmtree(set_aside, ignore_errors=True)  # of the same step, given up before
         checkpoint.rename(set_aside)
 
@@ -105,7 +114,7 @@ def skip_batch_of(step: int, run_folder: Path, max_skips: int) -> str:
     line = f"batch {batch} is skipped ({count}); going on from {origin}"
     if given_up:
         names = ", ".join(checkpoint.name for checkpoint in given_up)
-        line += f", as it came back after {names} (now *.set_aside; delete them by hand)"
+        line += f", as it came back after {names} (now *.set_aside; deleted if the disk is full)"
     return line
 
 

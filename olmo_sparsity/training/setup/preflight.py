@@ -4,7 +4,8 @@ minute.
     check_devices    two processes share a GPU, or the allocated GPUs are not visible
     check_same       the config file of one node is older than that of another
     check_shared     the run folder is on a disk of one node alone
-    check_room       the checkpoints of the run would fill the disk
+    check_room       the checkpoints of the run would fill the disk; a run that has begun needs room
+                     for the next one alone, as it did while it ran
 
 Each raises the error on all processes. start.py calls the first three, restore.py the
 last, which needs the step of the checkpoint.
@@ -27,7 +28,10 @@ from olmo_sparsity.base.differences import differences
 from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.models.checkpoint_files import list_checkpoints, step_of
+from olmo_sparsity.training.checkpoints.expendable import find_expendable, size_of
+from olmo_sparsity.training.checkpoints.writer import EXIT_DISK
 from olmo_sparsity.training.processes.distributed import Processes
+from olmo_sparsity.training.run_folder.environment import has_started
 
 BYTES_PER_PARAMETER = 12
 """Size of a checkpoint: weight and Adam's two moments in fp32, for any engine."""
@@ -84,9 +88,14 @@ def check_same(settings: Mapping[str, Any], processes: Processes) -> None:
 
 def check_room(
     run_folder: Path, settings: CheckpointConfig, num_parameters: int, step: int, num_steps: int
-) -> None:
-    """Raise UserError unless the disk has room for the checkpoints that the run will keep, and for
-    one that is being written.
+) -> str:
+    """Raise UserError if the disk has no room for checkpoints. Return a line if it has room for the
+    next one, and not for all; otherwise an empty text.
+
+    The first start of a run needs room for all checkpoints that the run will keep, and for one that
+    is being written. A later start needs room for the next one alone: a run that was preempted must
+    not stay down where it would have gone on. Its error has the exit code with which a job is
+    requeued, as others who share the disk may have freed space by then.
 
     Args:
         settings: The section `checkpoint`, which says which checkpoints stay.
@@ -94,23 +103,44 @@ def check_room(
     """
     num_saves_left = _count_saves_left(settings, step, num_steps)
     if num_saves_left == 0:
-        return
-    num_existing = sum(not settings.stays(step_of(path)) for path in list_checkpoints(run_folder))
+        return ""
+    existing = list_checkpoints(run_folder)
+    num_existing = sum(not settings.stays(step_of(path)) for path in existing)
     # One more than is kept: the oldest is deleted after the new one is complete.
     num_new = max(min(settings.keep + 1 - num_existing, num_saves_left), 0)
     num_staying = settings.num_staying(step, num_steps)
+    checkpoint_bytes = num_parameters * BYTES_PER_PARAMETER
     # One at least: where all exist already, the next one is written before the oldest is deleted.
-    needed_bytes = max(num_new + num_staying, 1) * num_parameters * BYTES_PER_PARAMETER
+    needed_bytes = max(num_new + num_staying, 1) * checkpoint_bytes
     free_bytes = shutil.disk_usage(run_folder).free
-    if free_bytes < needed_bytes:
+    if free_bytes >= needed_bytes:
+        return ""
+
+    has = f"its disk has {free_bytes / 2**30:.2f} GiB free"
+    if not existing and not has_started(run_folder):
         fewer = "lower checkpoint.keep"
         if settings.keep_every_steps:
             fewer = "pass --checkpoint.keep_every_steps=null or a larger number"
         raise UserError(
-            f"run_folder={run_folder}: its disk has {free_bytes / 2**30:.2f} GiB free, checkpoints "
-            f"need {needed_bytes / 2**30:.2f} (checkpoint.keep={settings.keep}, {num_staying} to "
-            f"stay forever); free space, or {fewer}"
+            f"run_folder={run_folder}: {has}, checkpoints need {needed_bytes / 2**30:.2f} "
+            f"(checkpoint.keep={settings.keep}, {num_staying} to stay forever); free space, or "
+            f"{fewer}"
         )
+
+    # A save deletes one where the disk is full.
+    expendable = find_expendable(run_folder, settings, step)
+    expendable_bytes = size_of(expendable) if expendable is not None else 0
+    if free_bytes + expendable_bytes < checkpoint_bytes:
+        error = UserError(
+            f"run_folder={run_folder}: {has}, the next checkpoint needs "
+            f"{checkpoint_bytes / 2**30:.2f}; free space, then start again"
+        )
+        error.exit_code = EXIT_DISK
+        raise error
+    return (
+        f"{run_folder}: {has}, which is enough for the next checkpoint; all that are still to come "
+        f"need {needed_bytes / 2**30:.2f}: free space while the run goes on"
+    )
 
 
 def _count_saves_left(settings: CheckpointConfig, step: int, num_steps: int) -> int:

@@ -498,6 +498,20 @@ def test_a_full_disk_takes_a_checkpoint_after_the_oldest_is_deleted(
 
 
 @pytest.mark.usefixtures("impatient")
+def test_on_a_full_disk_what_is_set_aside_is_deleted_before_a_checkpoint(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    config = make_config(checkpoint__keep=3)
+    folder = Path(config.run_folder)
+    set_aside = folder / "checkpoints/step000001.set_aside"
+    set_aside.mkdir(parents=True)
+    fail_to_publish(monkeypatch, errno.ENOSPC, lambda step, _: step == 6 and set_aside.exists())
+    assert train(config) is Outcome.FINISHED
+    assert content_of_checkpoints(folder) == {"step000002", "step000004", "step000006"}
+    assert f"deleted {set_aside} to make room" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     ("number", "keep_steps"), [(errno.EDQUOT, [2]), (errno.EDQUOT, [2, 4]), (errno.EIO, [])]
 )

@@ -11,12 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from olmo_sparsity.base.errors import UserError
 from olmo_sparsity.config.sections import CheckpointConfig
+from olmo_sparsity.models.checkpoint_files import WEIGHTS, list_checkpoints
+from olmo_sparsity.training.checkpoints.writer import EXIT_DISK
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.processes.distributed import Processes
 from olmo_sparsity.training.setup.preflight import check_room, check_shared
+from olmo_sparsity.training.steps import Outcome
 from tests.conftest import MakeConfig
 
 
@@ -47,6 +51,58 @@ def test_a_disk_without_room_for_the_checkpoints_is_refused(
     with pytest.raises(UserError, match="run_folder="):
         train(config)
     assert not (Path(config.run_folder) / "metrics.jsonl").exists()
+
+
+def test_a_run_that_resumes_needs_room_for_the_next_checkpoint_alone(
+    make_config: MakeConfig,
+    trained: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    """As it would have gone on with so much room if it had not been preempted."""
+    newest, before = list_checkpoints(trained)
+    shutil.rmtree(newest)
+    num_parameters = sum(tensor.numel() for tensor in load_file(before / WEIGHTS).values())
+    checkpoint_bytes = 12 * num_parameters
+
+    def free(num_bytes: int) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=num_bytes))
+
+    # Steps 5 and 6 are to come, and stay.
+    config = make_config(checkpoint__keep_every_steps=1)
+    free(checkpoint_bytes - 1)
+    with pytest.raises(UserError, match=r"the next checkpoint needs .*free space") as error:
+        train(config)
+    assert error.value.exit_code == EXIT_DISK, "the job is requeued"
+    free(checkpoint_bytes)
+    assert train(config) is Outcome.FINISHED
+    assert "enough for the next checkpoint; all that are still to come" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_a_save_would_delete_counts_as_room(tmp_path: Path) -> None:
+    settings = CheckpointConfig(interval_steps=2, keep_every_steps=1)
+    for name in ("step000004", "step000002.set_aside"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    # More bytes than any disk has.
+    num_parameters = 10**16
+    with pytest.raises(UserError, match="the next checkpoint needs"):
+        check_room(tmp_path, settings, num_parameters, 4, num_steps=8)
+    with (tmp_path / "checkpoints/step000002.set_aside/model").open("wb") as file:
+        file.truncate(2**40)  # takes no space
+    free_bytes = shutil.disk_usage(tmp_path).free
+    fits = (free_bytes + 2**39) // 12
+    assert "enough for the next" in check_room(tmp_path, settings, fits, 4, num_steps=8)
+
+
+def test_a_run_that_has_started_and_saved_nothing_is_not_asked_for_all_room(tmp_path: Path) -> None:
+    """As after training.on_nan=skip went back to the beginning."""
+    settings = CheckpointConfig(interval_steps=2, keep=3)
+    two_fit = shutil.disk_usage(tmp_path).free // 12 // 2
+    with pytest.raises(UserError, match=r"checkpoint\.keep=3") as error:
+        check_room(tmp_path, settings, two_fit, 0, num_steps=8)
+    assert error.value.exit_code == 2
+    (tmp_path / "environment.json").write_text("[]")
+    assert check_room(tmp_path, settings, two_fit, 0, num_steps=8)
 
 
 def fails_at_the_second() -> Any:
