@@ -33,9 +33,7 @@ dimension of size 1.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +45,7 @@ from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.models.document_attention import Documents
 from olmo_sparsity.models.huggingface.attention_names import FUSED
 from olmo_sparsity.models.huggingface.compatibility import Fit, try_model
+from olmo_sparsity.models.huggingface.known_fits import known_fit, remember_fit
 from olmo_sparsity.models.huggingface.layer_views import views_of_layers
 from olmo_sparsity.models.huggingface.masks import Masks, build_masks, window_hides_some
 from olmo_sparsity.models.huggingface.model_parts import ModelParts
@@ -56,7 +55,6 @@ from olmo_sparsity.models.huggingface.position_limits import (
     windows_of,
 )
 from olmo_sparsity.models.huggingface.recomputing import recomputing_layers
-from olmo_sparsity.models.identity.model_identity import ModelIdentity
 from olmo_sparsity.models.identity.use import in_this_thread, in_use, last_identity
 
 if TYPE_CHECKING:  # importing transformers takes two seconds, so only its models do
@@ -64,29 +62,13 @@ if TYPE_CHECKING:  # importing transformers takes two seconds, so only its model
     from torch.utils.hooks import RemovableHandle
     from transformers import Cache, PreTrainedModel
 
+    from olmo_sparsity.models.identity.model_identity import ModelIdentity
+
 
 MAX_MASK_ENTRIES = 2**27
 """Entries (queries × keys) of the largest attention mask that is built. transformers builds a mask
 whole where tokens follow others: one of this size takes 0.6 GiB with its copy in fp32. A longer row
 is computed in chunks; from 32,768 tokens of context, these have fewer than 4,096 tokens."""
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """The outcome of trying a model, and for which model and device it holds."""
-
-    identity: ModelIdentity | None
-    """The identity that the model had. A model that has changed since may no longer fit."""
-
-    device: torch.device
-    """Kernels of another device round differently, and `Fit.batch_noise` depends on rounding."""
-
-    fit: Fit
-
-
-_trials: WeakKeyDictionary[nn.Module, _Trial] = WeakKeyDictionary()
-"""The last trial of each model. A model in memory is wrapped anew in each public call; with this it
-is tried in the first one only."""
 
 
 class HuggingFaceLM(ModelParts):
@@ -118,21 +100,19 @@ class HuggingFaceLM(ModelParts):
         now on as the trial has shown to be right. Called in use (`in_use`)."""
         (original,) = self._original
         identity = last_identity(self)
-        trial = _trials.get(original)
-        # By `is`: `in_use` makes a new identity only if it differs from the last one.
-        is_known = trial is not None and trial.identity is identity and trial.device == self.device
-        if trial is None or not is_known:
+        fit = known_fit(original, identity, self.device)
+        if fit is None:
             # While it is tried, the model computes what any model can, and shares nothing.
             self._compute_as(Fit())
             self.tried_identity = None
             self.wrong_beyond = None  # the eight tokens of a trial reach no limit
-            trial = _Trial(identity, self.device, try_model(self, original=original))
-            _trials[original] = trial
+            fit = try_model(self, original)
+            remember_fit(original, identity, self.device, fit)
 
-        self._compute_as(trial.fit)
-        self.tried_identity = trial.identity
+        self._compute_as(fit)
+        self.tried_identity = identity
         self.wrong_beyond = position_limit(
-            self.model.config, trial.fit.knows_windows, only_wrong_beyond=True
+            self.model.config, fit.knows_windows, only_wrong_beyond=True
         )
 
     def _compute_as(self, fit: Fit) -> None:
