@@ -2,7 +2,9 @@
 
 rows.py              which tokens a forward sees
 scorer.py            losses of rows; row_groups.py: which rows share a forward; row_batch.py: one
-                     forward; tensors.py: copies to the device and back
+                     forward
+model_runner.py      batches that fit in memory, states of texts, −log p; tensors.py: copies to the
+                     device and back
 replaced.py          the same where unrelated text replaces distant text; logprobs.py: log-
                      probabilities of whole prompts
 document_losses.py   L_short and L_long of all targets of a document

@@ -201,7 +201,7 @@ def test_rows_in_batches_of_any_size_and_their_sums(
     distant = [np.arange(n) for n in range(block.num_distant + 1)]
     rows = [context.set_row(one, (1, 3)) for context in contexts for one in distant]
     expected = scorer.losses(rows)
-    monkeypatch.setattr("olmo_sparsity.analysis.scoring.scorer.rows_per_chunk", lambda *_: 3)
+    monkeypatch.setattr("olmo_sparsity.analysis.scoring.model_runner.rows_per_chunk", lambda *_: 3)
     one_by_one = Scorer(model, distant_states=distant_states, batch_tokens=1)
     states = one_by_one.states(longer.tokens) if distant_states == "contextual" else None
     rows = [

@@ -70,7 +70,7 @@ def test_selectors(
     distant_states: InterpretationName,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("olmo_sparsity.analysis.scoring.scorer.rows_per_chunk", lambda *_: 9)
+    monkeypatch.setattr("olmo_sparsity.analysis.scoring.model_runner.rows_per_chunk", lambda *_: 9)
     scorer = Scorer(model, CPU, distant_states=distant_states, batch_tokens=128)
     block = list(windows.blocks(DOCUMENT))[2]
     targets = list(range(block.num_targets))[-3:]
