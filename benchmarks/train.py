@@ -52,8 +52,8 @@ from olmo_sparsity.training.estimate.compute import flops_per_token
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.processes.distributed import Processes
 from olmo_sparsity.training.processes.process_group import connect
+from olmo_sparsity.training.setup.inputs import build_batches
 from olmo_sparsity.training.setup.resolve import resolve
-from olmo_sparsity.training.start import build_batches
 
 CONFIG = Path(__file__).parents[1] / "configs/quick.yaml"
 WARM_UP_STEPS = 2

@@ -5,7 +5,8 @@ The path through a run, which a newcomer may read in this order:
     loop.py ─> start.py ─> steps.py ─> engines/engine.py and after_step/, for each step
 
     loop.py          `train`: start, take steps, export; start again after a skipped batch
-    start.py         builds all that the steps need; restore.py: from a checkpoint, if there is one
+    start.py         builds all that the steps need, a `PreparedRun` (prepared_run.py)
+      restore.py     fills model and engine from a checkpoint, or as a new run begins
     steps.py         takes steps, and does after each what is due
 
 What these call. A folder imports only folders above it, and start.py imports none of

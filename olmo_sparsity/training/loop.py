@@ -1,6 +1,7 @@
 """Train a model: from its last checkpoint to the last step, again after a batch that is skipped.
 
-    train ─> train_from_checkpoint ─> prepare (start.py): engine, batches, the step to begin at
+    train ─> train_from_checkpoint ─> starting (prepared_run.py): counts this start
+                                   ─> prepare (start.py): engine, batches, the step to begin at
                                    ─> take_steps: Steps.take_all (steps.py)
                                    ─> finish: export, last line
 
@@ -19,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from olmo_sparsity.base.errors import UnreadableNowError, UserError
@@ -32,12 +32,11 @@ from olmo_sparsity.training.checkpoints.writer import EXIT_DISK, CheckpointWrite
 from olmo_sparsity.training.metrics.loss_rows import format_losses
 from olmo_sparsity.training.metrics.metrics import Metrics
 from olmo_sparsity.training.metrics.writers import MetricWriter, MetricWriters
+from olmo_sparsity.training.prepared_run import PreparedRun, starting
 from olmo_sparsity.training.processes.distributed import Processes
 from olmo_sparsity.training.processes.stop_signals import stop_signals
-from olmo_sparsity.training.run_folder.attempts import StartCount, counted_start
-from olmo_sparsity.training.run_folder.gpu_hours import GpuHours
 from olmo_sparsity.training.run_folder.skipped_batches import skip_batch_of
-from olmo_sparsity.training.start import PreparedRun, prepare
+from olmo_sparsity.training.start import prepare
 from olmo_sparsity.training.steps import Outcome, Steps
 
 
@@ -87,31 +86,24 @@ def train_from_checkpoint(
     """Train from the last checkpoint until the last step or a signal. At a number that is not
     finite, raise UserError; or, with `training.on_nan=skip`, leave that batch out from now on and
     return BATCH_SKIPPED."""
-    run_folder = Path(config.run_folder)
-    with (
-        contextlib.ExitStack() as folder_lock,  # held until all is written
-        counted_start(run_folder) as start_count,
-    ):
-        gpu_hours = GpuHours(run_folder, config.training.max_gpu_hours, processes)
-        run = prepare(config, processes, folder_lock, start_count, gpu_hours)
+    with starting(config, processes) as start:
+        run = prepare(config, start)
         with processes.raising_together():
             # A finished run only exports, whatever it has cost.
             if run.step < run.config.training.num_steps:
-                gpu_hours.check_earlier(run.step)
+                start.gpu_hours.check_earlier(run.step)
 
         try:
-            outcome, metrics = take_steps(
-                run, processes, profile, folder_lock, start_count, gpu_hours
-            )
+            outcome, metrics = take_steps(run, profile)
         except UserError as error:
             if error.diverged_at is None or run.config.training.on_nan == "stop":
                 raise
-            skip_batch(run, error.diverged_at, error.problem, processes)
+            skip_batch(run, error.diverged_at, error.problem)
             return Outcome.BATCH_SKIPPED
 
         if outcome is Outcome.FINISHED:
             run.watchdog.expect("the export")
-            finish(run, metrics, processes)
+            finish(run, metrics)
         return outcome
 
 
@@ -122,82 +114,67 @@ class _TakenSteps(NamedTuple):
     metrics: Metrics
 
 
-def take_steps(
-    run: PreparedRun,
-    processes: Processes,
-    profile: str | None,
-    folder_lock: contextlib.ExitStack,
-    start_count: StartCount,
-    gpu_hours: GpuHours,
-) -> _TakenSteps:
+def take_steps(run: PreparedRun, profile: str | None) -> _TakenSteps:
     """Take all steps of a start, and write all that they have begun to write.
 
     Args:
         profile: FIRST:LAST, two steps that are profiled; None: no step is.
-        folder_lock: What is closed with the lock of the run folder.
-        start_count: Counts this start. A signal to stop ends it, as the process may be killed
-            before it has saved.
-        gpu_hours: The GPU-hours of the run, which may end it.
     """
-    run_folder = Path(run.config.run_folder)
+    processes = run.processes
     num_steps = run.config.training.num_steps
     with (
         Progress("training", num_steps, "steps", enabled=processes.is_first) as progress,
-        stop_signals(start_count.end) as stop_request,
-        CheckpointWriter(run_folder, run.config.checkpoint, processes, run.step) as writer,
+        # A signal ends the count of this start, as the process may be killed before it has saved.
+        stop_signals(run.start.count.end) as stop_request,
+        CheckpointWriter(run.folder, run.config.checkpoint, processes, run.step) as writer,
         # Not `folder_lock`, which the watchdog closes: W&B may wait for its network as it ends.
         contextlib.ExitStack() as open_writers,
     ):
         with processes.raising_together():
             step_profile = Profile(profile, run)
-            folder_lock.callback(step_profile.stop)
-            metrics = open_metrics(run, processes, open_writers)
-        steps = Steps(run, metrics, writer, progress, stop_request, step_profile, gpu_hours)
+            run.start.folder_lock.callback(step_profile.stop)
+            metrics = open_metrics(run, open_writers)
+        steps = Steps(run, metrics, writer, progress, stop_request, step_profile)
         return _TakenSteps(steps.take_all(), metrics)
 
 
-def open_metrics(
-    run: PreparedRun, processes: Processes, open_writers: contextlib.ExitStack
-) -> Metrics:
+def open_metrics(run: PreparedRun, open_writers: contextlib.ExitStack) -> Metrics:
     """Return the metrics of a run, which the first process writes, also to TensorBoard and W&B if
     the config says so. These are closed with `open_writers`."""
-    run_folder = Path(run.config.run_folder)
     writers: list[MetricWriter] = []
-    if processes.is_first:
-        other_writers = MetricWriters(run.config.logging, run_folder, run.step, run.settings)
+    if run.processes.is_first:
+        other_writers = MetricWriters(run.config.logging, run.folder, run.step, run.settings)
         open_writers.callback(other_writers.close)
         writers = [other_writers]
     return Metrics(
-        run_folder,
+        run.folder,
         run.step,
         writers,
-        writes=processes.is_first,
+        writes=run.processes.is_first,
         while_writing=lambda: run.watchdog.disk_work("writing metrics.jsonl"),
     )
 
 
-def skip_batch(run: PreparedRun, step: int, problem: str, processes: Processes) -> None:
+def skip_batch(run: PreparedRun, step: int, problem: str) -> None:
     """Note in the run folder that the batch of a step is left out from now on, and report it.
 
     Args:
         problem: Says which number of the step is not finite.
     """
-    run_folder = Path(run.config.run_folder)
-    with processes.raising_together():
-        if processes.is_first:
-            skipped = skip_batch_of(step, run_folder, run.config.training.max_skips)
-            run.report(f"{problem}: {skipped}")
+    with run.processes.raising_together():
+        if run.processes.is_first:
+            skipped = skip_batch_of(step, run.folder, run.config.training.max_skips)
+            run.start.report(f"{problem}: {skipped}")
 
 
-def finish(run: PreparedRun, metrics: Metrics, processes: Processes) -> None:
+def finish(run: PreparedRun, metrics: Metrics) -> None:
     """Export the model if the config says so, and report the last held-out losses."""
-    run_folder = Path(run.config.run_folder)
-    with processes.raising_together():
-        if processes.is_first and run.config.checkpoint.export_at_end:
-            out = run_folder / "huggingface"
+    with run.processes.raising_together():
+        if run.processes.is_first and run.config.checkpoint.export_at_end:
+            out = run.folder / "huggingface"
             if not out.exists():  # a finished run may be started again
-                export(run_folder, out)
-    if processes.is_first:
+                export(run.folder, out)
+    if run.processes.is_first:
         losses = metrics.last_heldout()
         shown = format_losses(losses) if losses else "lost, with its line of metrics.jsonl"
-        run.report(f"held-out loss by position: {shown}")
+        run.start.report(f"held-out loss by position: {shown}")

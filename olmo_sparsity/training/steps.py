@@ -38,9 +38,9 @@ from olmo_sparsity.training.checkpoints.save_steps import SaveSteps, SaveTime, i
 from olmo_sparsity.training.checkpoints.writer import CheckpointWriter
 from olmo_sparsity.training.metrics.metrics import Metrics
 from olmo_sparsity.training.optimizer.learning_rate import learning_rate
+from olmo_sparsity.training.prepared_run import PreparedRun
 from olmo_sparsity.training.processes.stop_signals import StopRequest
 from olmo_sparsity.training.run_folder.gpu_hours import GpuHours
-from olmo_sparsity.training.start import PreparedRun
 
 TEXT_UNREADABLE = "the text of the next step cannot be read"
 """The reason to stop of a process whose next batch cannot be read."""
@@ -73,18 +73,17 @@ class Steps:
         progress: Progress,
         stop_request: StopRequest,
         profile: Profile,
-        gpu_hours: GpuHours,
     ) -> None:
         self.run = run
         self.config = run.config
         self.engine = run.engine
-        self.processes = run.engine.processes
+        self.processes = run.processes
         self.metrics = metrics
         self.writer = writer
         self.progress = progress
         self.stop_request = stop_request
         self.profile = profile
-        self.gpu_hours = gpu_hours
+        self.gpu_hours = run.start.gpu_hours
         self.first_step = run.step + 1
         self.num_steps = run.config.training.num_steps
         self.clock = Clock(run.step)

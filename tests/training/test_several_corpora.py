@@ -20,8 +20,8 @@ from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics.read import read_metrics
 from olmo_sparsity.training.processes.distributed import Processes
+from olmo_sparsity.training.setup.inputs import build_batches
 from olmo_sparsity.training.setup.resolve import resolve
-from olmo_sparsity.training.start import build_batches
 from tests.conftest import small_run
 
 

@@ -23,7 +23,7 @@ from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics.read import read_metrics
 from olmo_sparsity.training.processes.distributed import Processes
 from olmo_sparsity.training.processes.watchdog import Watchdog
-from olmo_sparsity.training.start import build_batches
+from olmo_sparsity.training.setup.inputs import build_batches
 from tests.conftest import data_section, small_run
 
 YARN = {"scaling": "yarn", "factor": 4, "original_length": 16}

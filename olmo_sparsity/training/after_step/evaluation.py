@@ -11,7 +11,7 @@ from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.training.checkpoints.writer import CheckpointWriter
 from olmo_sparsity.training.metrics.loss_rows import LossRow, format_losses
 from olmo_sparsity.training.metrics.metrics import Metrics
-from olmo_sparsity.training.start import PreparedRun
+from olmo_sparsity.training.prepared_run import PreparedRun
 
 
 def evaluate_step(

@@ -19,7 +19,7 @@ from olmo_sparsity.training.after_step.clock import Clock
 from olmo_sparsity.training.checkpoints.writer import CheckpointWriter
 from olmo_sparsity.training.engines.engine import Engine
 from olmo_sparsity.training.metrics.metrics import Metrics
-from olmo_sparsity.training.start import PreparedRun, StepWork
+from olmo_sparsity.training.prepared_run import PreparedRun, StepWork
 
 
 def count_left_out(run: PreparedRun, writer: CheckpointWriter) -> dict[str, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +10,7 @@ import torch
 from olmo_sparsity.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from olmo_sparsity.training.start import PreparedRun
+    from olmo_sparsity.training.prepared_run import PreparedRun
 
 
 class Profile:
@@ -31,7 +30,7 @@ class Profile:
                 f"--profile={steps} must be FIRST:LAST, two steps from {run.step + 1} to "
                 f"{num_steps}, such as 10:15"
             )
-        self.path = Path(run.config.run_folder) / f"trace_{self.first_step}_{self.last_step}.json"
+        self.path = run.folder / f"trace_{self.first_step}_{self.last_step}.json"
         self.is_here = steps is not None and run.engine.processes.is_first
         self.profiler: torch.profiler.profile | None = None
 

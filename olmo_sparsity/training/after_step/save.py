@@ -18,8 +18,8 @@ from olmo_sparsity.training.checkpoints.replicas import check_replicas
 from olmo_sparsity.training.checkpoints.save_steps import SaveTime
 from olmo_sparsity.training.checkpoints.writer import CheckpointWriter
 from olmo_sparsity.training.metrics.metrics import Metrics, check_finite
+from olmo_sparsity.training.prepared_run import PreparedRun
 from olmo_sparsity.training.run_folder.trainer_state import ENGINE_FOLDER, TrainerState
-from olmo_sparsity.training.start import PreparedRun
 
 
 def save_checkpoint(

@@ -1,8 +1,8 @@
 """Evaluate a model in training on held-out text.
 
-    evaluation = build_evaluation(heldout, config)    # start.py, once
+    evaluation = build_evaluation(heldout, config)    # setup/inputs.py, once
     evaluation.check()                                # is there enough text?
-    evaluation.losses(engine)                         # steps.py, at each evaluation
+    evaluation.losses(engine)                         # after_step/evaluation.py, each time
 
 A model that is trained on sequences of 512 tokens with PoSE up to position 2,048:
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -41,6 +41,10 @@ from olmo_sparsity.text.runs import spread_evenly
 from olmo_sparsity.training.engines.engine import Engine
 from olmo_sparsity.training.evaluation.position_sums import PositionSums
 from olmo_sparsity.training.metrics.loss_rows import LossRow
+
+Measures = dict[str, Callable[[int, Mapping[str, Tensor]], dict]]
+"""Functions that measure something else in each evaluation, such as tasks of lm_eval. Each is
+called with a step and a copy of its weights. Keys are the names of their results in the metrics."""
 
 NUM_PASSAGES = 64
 """The number of passages of the induction drop."""

@@ -1,6 +1,6 @@
 """Evaluate a copy of a model in training on tasks of lm_eval (`evaluation.lm_eval`).
 
-    tasks = Tasks(config, tokenizer, device, processes)    # start.py
+    tasks = Tasks(config, tokenizer, device, processes)    # setup/inputs.py
     tasks(1000, weights)    # {"arc_easy/acc": 0.31, "arc_easy/acc_norm": 0.29}, to the metrics
 
 The weights are exported to transformers, so the numbers are those of `lm_eval --model hf` on an

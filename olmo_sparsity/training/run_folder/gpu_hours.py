@@ -9,8 +9,8 @@ when the folder is unlocked. So the hours of a start that hangs count, too, and 
 minute at most if its first process is killed. (If that process is stopped, the time until the
 others end is lost.) On a CPU the hours are those of processes.
 
-loop.py makes the counter, start.py stores its hours while the folder is locked, and steps.py asks
-it after each step whether to stop.
+prepared_run.py makes the counter, start.py stores its hours while the folder is locked, and
+steps.py asks it after each step whether to stop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Check a run and fill in its config, before a model is built. Called by start.py and dry_run.py.
+"""Check a run and complete its config, before a model is built. Called by start.py and dry_run.py.
 
-resolve.py           what hardware and tokenizer determine: micro-batches, precision, vocabulary
-preflight.py         checks GPUs, settings and disks of all processes
-epochs.py            how often the run reads its text; rejects too often
-corpus_weights.py    by which weights several corpora are mixed, in each stretch of batches
+inputs.py              the complete config, and what reads the text: batches, evaluations
+  resolve.py           what hardware and tokenizer determine: micro-batches, precision, vocabulary
+  corpus_weights.py    by which weights several corpora are mixed, in each stretch of batches
+epochs.py              how often the run reads its text; rejects too often
+preflight.py           checks GPUs, settings and disks of all processes together
 """

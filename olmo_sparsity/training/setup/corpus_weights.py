@@ -12,7 +12,7 @@
       to the end             Weights({"web": 0.2, "code": 0.8}, until=None)
 
 A branch must know what its trunk has read, as it goes on in each corpus where the trunk has stopped
-reading. resolve.py stores `earlier_weights` in the config; start.py and epochs.py ask
+reading. resolve.py stores `earlier_weights` in the config; inputs.py and epochs.py ask
 `weights_of` for the batches.
 """
 

@@ -7,7 +7,7 @@
       training.precision: auto             bf16 on a GPU that multiplies it
       training.micro_batch_size: auto      16, what fits into memory
 
-Called by start.py for a run, and by dry_run.py for its price.
+Called by inputs.py for a run, and by dry_run.py for its price.
 """
 
 from __future__ import annotations

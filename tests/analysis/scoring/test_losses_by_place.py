@@ -23,7 +23,7 @@ from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.models.load import load_model, wrap_model
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics.read import read_metrics
-from olmo_sparsity.training.start import build_evaluation
+from olmo_sparsity.training.setup.inputs import build_evaluation
 from tests.support.explanations import WORDS, make_model, make_tokenizer
 
 LENGTH = 40

@@ -17,8 +17,8 @@ from olmo_sparsity.models.losses import token_losses
 from olmo_sparsity.text.vocabulary import IGNORED
 from olmo_sparsity.training.engines.engine import Engine
 from olmo_sparsity.training.estimate.hardware import Hardware
+from olmo_sparsity.training.setup.inputs import build_evaluation
 from olmo_sparsity.training.setup.resolve import resolve
-from olmo_sparsity.training.start import build_evaluation
 from tests.conftest import MakeConfig
 
 CPU = torch.device("cpu")
