@@ -276,7 +276,7 @@ def start_by_stages(variant: str) -> Iterator[Row]:
 
     from olmo_sparsity.models.build import build_model
     from olmo_sparsity.training.engines.choose import build_engine
-    from olmo_sparsity.training.engines.deepspeed import import_deepspeed
+    from olmo_sparsity.training.engines.deepspeed_import import import_deepspeed
     from olmo_sparsity.training.processes.distributed import Processes
     from olmo_sparsity.training.processes.process_group import start_alone
 

@@ -211,7 +211,7 @@ def measure(engine_name: str, layers: int, out: Path, resumes: bool) -> None:
     import olmo_sparsity.training.engines.choose  # noqa: F401 (imports the engines' libraries)
     from olmo_sparsity.command.memory import give_back_freed_memory
     from olmo_sparsity.models.build import build_model
-    from olmo_sparsity.training.engines.deepspeed import import_deepspeed
+    from olmo_sparsity.training.engines.deepspeed_import import import_deepspeed
     from olmo_sparsity.training.engines.deferred import Deferred
     from olmo_sparsity.training.engines.fsdp import FSDPEngine  # noqa: F401 (imports DTensor)
     from olmo_sparsity.training.processes.process_group import connect, start_alone

@@ -3,7 +3,10 @@
     choose.py                 the engine of a run, by `engine.name` and the number of processes
       engine.py               `Engine`: one process; `DDPEngine`: a whole model on each
       fsdp.py                 `FSDPEngine`: weights divided by PyTorch's `fully_shard`
-      deepspeed.py            `ZeroEngine`: ZeRO-1, 2 and 3; deepspeed_settings.py: its JSON file
+      deepspeed.py            `ZeroEngine`: ZeRO-1, 2 and 3
+        deepspeed_settings.py   its JSON file, with what our config determines
+        deepspeed_shards.py     where it keeps the fp32 weights and moments of a parameter
+        deepspeed_import.py     the library, of the right version
 
 What they share:
 

@@ -1,15 +1,22 @@
-"""Train with DeepSpeed's ZeRO, which shards the state of the optimizer (stage 1), also gradients
-(2), and also weights (3).
+"""Train with DeepSpeed's ZeRO, which divides the state of a run among its processes.
+
+How many numbers each of N processes holds of a model with P parameters:
+
+    stage    weights of the step    gradients    fp32 copy of weights, and each moment
+    1        P                      P            P / N
+    2        P                      P / N        P / N
+    3        P / N                  P / N        P / N
+
+With stage 3, the weights of a layer are gathered when it computes.
 
     choose.py ─> ZeroEngine(model, …)
-                          place      each weight to the device, one at a time; stage 3 keeps a shard
-                          prepare    deepspeed.initialize(model, our AdamW, settings)
-    steps.py         ─> engine.step(batch)    engine.py; `backward` and `update` are DeepSpeed's
-                     ─> copy_weights, copy_moments, load_moments    for checkpoints
+                   place      moves each weight to the device, one at a time
+                   prepare    deepspeed.initialize(model, our AdamW, settings)
+    steps.py  ─> engine.step(batch)     as in engine.py, with the `backward` and `update` of here
+              ─> copy_weights, copy_moments, load_moments     for checkpoints, which hold fp32
 
-Loss, optimizer, schedule, clipping and batch are ours; a JSON file (deepspeed_settings.py)
-configures only the communication. In bf16 an fp32 copy of the weights is sharded with the moments.
-Checkpoints hold that copy.
+DeepSpeed sums gradients over processes, clips them and calls the optimizer. Loss, AdamW, schedule
+and batch are ours; a JSON file (deepspeed_settings.py) configures only the communication.
 
 Three things here have similar names: `deepspeed` is the library, `deepspeed_engine` its wrapper of
 our model, and `zero_optimizer` its wrapper of our optimizer.
@@ -19,21 +26,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from packaging.version import Version
 from torch import Tensor, nn
 
-from olmo_sparsity.base.errors import ConfigError, UserError
+from olmo_sparsity.base.errors import UserError
 from olmo_sparsity.config.sections import OptimizerConfig, TrainingConfig
 from olmo_sparsity.data.batches import Batch
+from olmo_sparsity.training.engines.deepspeed_import import import_deepspeed
 from olmo_sparsity.training.engines.deepspeed_settings import with_live_weights
+from olmo_sparsity.training.engines.deepspeed_shards import (
+    ShardPart,
+    part_of_stage_3,
+    part_of_stages_1_and_2,
+)
 from olmo_sparsity.training.engines.engine import Engine, count_processes
+from olmo_sparsity.training.engines.model_parts import replace_parameters
 from olmo_sparsity.training.optimizer.moments import MomentSlice, copy_moments
 from olmo_sparsity.training.optimizer.optim import build_adamw, moments_of
 from olmo_sparsity.training.processes.distributed import Processes
@@ -146,8 +158,8 @@ class ZeroEngine(Engine):
             )
 
     def _restore_fp32_weights(self) -> None:
-        """Fill DeepSpeed's fp32 copy from the source: it has made the copy from weights that were
-        rounded to bf16."""
+        """Fill DeepSpeed's fp32 copy of the weights from the source. DeepSpeed has made the copy
+        from weights that were rounded to bf16."""
         if self.dtype == torch.float32:
             return
         from deepspeed.utils import safe_set_full_fp32_param
@@ -190,8 +202,13 @@ class ZeroEngine(Engine):
         # Only in between is the norm known, so the decision to skip is made inside of that call.
         # `is_skipped` counts and communicates, so it must be called once a step.
         decide_once = cache(lambda: is_skipped(self.norm))
-        optimizer_step = type(self.optimizer).step
-        self.optimizer.step = lambda: None if decide_once() else optimizer_step(self.optimizer)
+        adamw_step = type(self.optimizer).step  # of the class, as the object's is replaced here
+
+        def step_unless_skipped() -> None:
+            if not decide_once():
+                adamw_step(self.optimizer)
+
+        self.optimizer.step = step_unless_skipped
         self.deepspeed_engine.step()
         return self.norm
 
@@ -225,12 +242,10 @@ class ZeroEngine(Engine):
     def moments(self) -> Iterator[MomentSlice]:
         """Yield the moments in this process's flat shard, parameter by parameter."""
         for name, parameter in self.model.named_parameters():
-            if self.stage == 3:
-                part = self._part_of_stage_3(parameter)
-            else:
-                part = self._part_of_stages_1_and_2(parameter)
+            part = self._find_part(parameter)
             if part is None:  # other processes hold it
                 continue
+            # To the optimizer the whole shard is one parameter, with moments of its length.
             moments_of_shard = moments_of(self.optimizer, part.shard)
             end = part.offset + part.length
             moments_of_part = {
@@ -238,97 +253,8 @@ class ZeroEngine(Engine):
             }
             yield MomentSlice(name, part.start, moments_of_part)
 
-    def _part_of_stages_1_and_2(self, parameter: Any) -> ShardPart | None:
-        """Return where this process holds a parameter; None if it does not. These stages
-        concatenate all parameters and cut the result into equal shards, so that a parameter may be
-        in one shard or in several."""
-        # DeepSpeed's words: lp is the parameter in low precision, hp its fp32 copy in the shard.
-        mapping = parameter._hp_mapping
-        if mapping is None:
-            return None
-        name = "single_partition_of_fp32_groups"
-        if not hasattr(self.zero_optimizer, name):  # BF16_Optimizer
-            name = "fp32_groups_flat_partition"
-        shards_of_groups = getattr(self.zero_optimizer, name)
-        in_parameter = mapping.lp_fragment_address
-        return ShardPart(
-            shard=shards_of_groups[mapping.param_group_index],
-            offset=mapping.hp_fragment_address.start,
-            start=in_parameter.start,
-            length=in_parameter.numel,
-        )
-
-    def _part_of_stage_3(self, parameter: Any) -> ShardPart | None:
-        """Return where this process holds a parameter; None if it holds padding only. ZeRO-3 cuts
-        each parameter into equal parts, of which the last is padded, and concatenates the parts of
-        a process."""
-        # For 10 numbers on 4 processes padded_length is 3, and rank 3 holds the last number alone.
-        parameter_id = self.zero_optimizer.get_param_id(parameter)
-        group, offset, padded_length = self.zero_optimizer.grad_position[parameter_id]
-        start = self.processes.rank * padded_length
-        length = min(padded_length, parameter.ds_numel - start)
-        if length <= 0:  # only padding
-            return None
-        shard = self.zero_optimizer.fp32_partitioned_groups_flat[group]
-        return ShardPart(shard, offset, start, length)
-
-
-class ShardPart(NamedTuple):
-    """The place of a part of a parameter in the flat shard of this process:
-
-    parameter    0 … start … start + length … end
-    shard             offset … offset + length
-    """
-
-    shard: Tensor
-    offset: int
-    """The first element of the part in the shard."""
-
-    start: int
-    """The first element of the part in the flat parameter."""
-
-    length: int
-
-
-def replace_parameters(model: nn.Module, replacements: Mapping[int, nn.Parameter]) -> None:
-    """Replace each parameter of a model. Tied weights are one parameter of several modules, and
-    stay one.
-
-    Args:
-        replacements: The new parameters, by the `id` of the old ones.
-    """
-    for module in model.modules():
-        # Not `named_parameters`, which names a tied weight once.
-        for name, weight in module._parameters.items():
-            module._parameters[name] = None if weight is None else replacements[id(weight)]
-
-
-MIN_VERSION = "0.19.7"
-"""The oldest version of DeepSpeed. Older ones divide gradients by the number of micro-batches."""
-
-
-def import_deepspeed(device: torch.device) -> Any:
-    """Return the module `deepspeed`, ready to be used. Raise ConfigError if it is missing or
-    old."""
-    if device.type == "cpu":
-        os.environ["DS_ACCELERATOR"] = "cpu"
-    # torch renamed collectives that DeepSpeed calls each step.
-    warnings.filterwarnings("ignore", r"`torch\.distributed\.", FutureWarning)
-    try:
-        import deepspeed
-    except ImportError as error:
-        raise ConfigError(
-            f"engine.name requires DeepSpeed, which cannot be imported ({error}): "
-            f"pip install 'deepspeed>={MIN_VERSION}'"
-        ) from None
-    if Version(deepspeed.__version__) < Version(MIN_VERSION):
-        raise ConfigError(
-            f"engine.name requires a newer DeepSpeed than the installed {deepspeed.__version__}: "
-            f"pip install 'deepspeed>={MIN_VERSION}'"
-        )
-    # Disables shared-memory collectives, which are for inference, and the search for extensions,
-    # which starts compilers. They would be compiled on first use, under a lock that a killed
-    # process never releases.
-    deepspeed.ops.__compatible_ops__ = {}
-    deepspeed.init_distributed(auto_mpi_discovery=False, dist_init_required=False)
-    return deepspeed
+    def _find_part(self, parameter: nn.Parameter) -> ShardPart | None:
+        """Return where this process holds a part of a parameter; None if it holds none."""
+        if self.stage == 3:
+            return part_of_stage_3(self.zero_optimizer, parameter, self.processes.rank)
+        return part_of_stages_1_and_2(self.zero_optimizer, parameter)

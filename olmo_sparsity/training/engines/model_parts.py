@@ -2,12 +2,14 @@
 
     layers_of(model)    # [block 0, block 1]
     parts_of(model)     # {"embedding": [W], "block_0": [W, W, …], "block_1": […], "other": [W]}
+    replace_parameters(model, {id(old_weight): new_weight, …})
 
 Engines compile and shard layer by layer; the log of gradient norms has a number for each part.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -39,3 +41,16 @@ def parts_of(model: Any) -> dict[str, list[nn.Parameter]]:
     for weight in model.parameters():
         parts.setdefault(part_of_weight.get(id(weight), "other"), []).append(weight)
     return parts
+
+
+def replace_parameters(model: nn.Module, replacements: Mapping[int, nn.Parameter]) -> None:
+    """Replace each parameter of a model. Tied weights are one parameter of several modules, and
+    stay one.
+
+    Args:
+        replacements: The new parameters, by the `id` of the old ones.
+    """
+    for module in model.modules():
+        # Not `named_parameters`, which names a tied weight once.
+        for name, weight in module._parameters.items():
+            module._parameters[name] = None if weight is None else replacements[id(weight)]

@@ -15,7 +15,7 @@ import torch
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.training.engines.deepspeed import import_deepspeed
+from olmo_sparsity.training.engines.deepspeed_import import import_deepspeed
 from olmo_sparsity.training.engines.deepspeed_settings import deepspeed_settings
 from tests.conftest import MakeConfig
 
