@@ -1,14 +1,19 @@
 """Run training steps on one process or several: device, precision, accumulation, clipping.
 
-    step(batch) ─> backward(micro-batch), for each ─> update: clip, optimizer, zero gradients
-
     engine = build_engine(model, …)                 # choose.py, from restore.py
     loss, gradient_norm = engine.step(batch, 3e-4)  # steps.py, for each step
-    engine.copy_weights(), engine.copy_moments()    # steps.py, for each checkpoint
+    engine.copy_weights(), engine.copy_moments()    # after_step/save.py, for each checkpoint
 
-`Engine` is one process. `DDPEngine` here, `ZeroEngine` (deepspeed.py) and `FSDPEngine`
-(fsdp.py) override how weights are placed, how gradients are summed, and where the state of a
-checkpoint is found.
+    step(batch) ─> backward(micro-batch), for each ─> update: clip, optimizer, zero gradients
+
+Engines differ in what each process holds, and in who sums gradients over processes. They override
+`place`, `prepare`, `backward` and `moments` accordingly:
+
+    engine        file            weights              gradients summed by    optimizer state
+    Engine        here            all                  (one process)          all
+    DDPEngine     here            all                  DDP                    all
+    FSDPEngine    fsdp.py         rows of each         `fully_shard`          of these rows
+    ZeroEngine    deepspeed.py    all; ZeRO-3: part    DeepSpeed              a flat shard
 
 The loss of a step is the mean over the labels of all processes, which may have different numbers of
 labels: each process contributes the sum of its losses divided by the number of all labels. With 6
@@ -132,17 +137,12 @@ class Engine:
             jump_detector: Skips the update of a step that jumps, for which the host waits for the
                 norm. None: no update is skipped.
         """
-        num_labels = batch.num_labels
-        if num_labels is None:  # the host waits for all processes
-            num_labels = self.processes.sum_integers(int((batch.labels_BL != IGNORED).sum()))
         if not self.model.training:
             self.model.train()  # only if needed, as it visits all modules
-        num_sequences = self.training.micro_batch_size or len(batch.tokens_BL)
-        # micro_batch_size counts sequences of the longest length. Of shorter ones more fit.
-        num_sequences *= self.training.length // batch.tokens_BL.shape[1]
-        micro_batches = list(batch.split(num_sequences))
+        num_labels = self._count_labels(batch)
+        micro_batches = list(batch.split(self._sequences_at_once(batch)))
 
-        # The labels are those of all processes, so the losses of micro-batches add up to the mean.
+        # Each loss is divided by the labels of all processes, so that their sum is the mean.
         loss = torch.zeros((), device=self.device)
         for index, micro_batch in enumerate(micro_batches):
             is_last = index == len(micro_batches) - 1
@@ -151,6 +151,19 @@ class Engine:
             dist.all_reduce(loss)
         gradient_norm = self.update(learning_rate, partial(self.is_skipped, jump_detector, loss))
         return StepNumbers(loss, gradient_norm)
+
+    def _count_labels(self, batch: Batch) -> int:
+        """Return the number of labels of a step, on all processes."""
+        if batch.num_labels is not None:
+            return batch.num_labels
+        # It depends on the text, so the host waits for all processes.
+        return self.processes.sum_integers(int((batch.labels_BL != IGNORED).sum()))
+
+    def _sequences_at_once(self, batch: Batch) -> int:
+        """Return the number of sequences of a micro-batch."""
+        at_full_length = self.training.micro_batch_size or len(batch.tokens_BL)
+        # Of shorter sequences more fit: as many as have the tokens of a full micro-batch.
+        return at_full_length * (self.training.length // batch.tokens_BL.shape[1])
 
     def is_skipped(self, jump_detector: JumpDetector | None, loss: Tensor, norm: Tensor) -> bool:
         """Return whether the update of a step is skipped, with the same answer on all processes."""

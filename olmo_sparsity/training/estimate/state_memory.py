@@ -1,21 +1,25 @@
 """Compute the bytes that an engine holds on each process: weights, gradients, optimizer, buffers.
 
-    state_bytes("bf16", 10**9, "ddp")                     # 18e9: 16 bytes, and 2 of a cast copy
-    state_bytes("bf16", 10**9, "zero1", num_shards=64)    # fewer, as the optimizer is divided
-    start_bytes("bf16", 10**9, "ddp")                     # 8e9: the optimizer is not there yet
+    state_bytes("bf16", 10**9, "ddp")                  # 18e9: held in a step, besides activations
+    state_bytes("bf16", 10**9, "zero1", num_shards=8)  # 9.5e9: the optimizer is divided
+    start_bytes("bf16", 10**9, "ddp")                  # 8e9: the peak while the engine is built
 
 P parameters, N processes that divide them, s bytes of a weight as a step computes with it (2 in
 bf16, 4 in fp32). The optimizer is AdamW: two moments, and with ZeRO an fp32 copy of the weights.
 
-    engine         weights                gradients    optimizer    buffers of collectives
-    single, ddp    4 P (+ 2 P in bf16)    4 P          8 P
-    fsdp           4 P / N                4 P / N      8 P / N      what is whole for a while
-    zero1          s P                    4 P          12 P / N     s P
-    zero2          s P                    4 P / N      12 P / N     s · buckets
-    zero3          s P / N                4 P / N      12 P / N     s · buckets
+    engine         weights                gradients    optimizer    buffers of collectives       GB
+    single, ddp    4 P (+ 2 P in bf16)    4 P          8 P          0                          18.0
+    fsdp           4 P / N                4 P / N      8 P / N      what is whole for a while   3.2
+    zero1          s P                    4 P          12 P / N     s P                         9.5
+    zero2          s P                    4 P / N      12 P / N     s · buckets                 4.3
+    zero3          s P / N                4 P / N      12 P / N     s · buckets                3.05
 
-`state_bytes` is what a step holds besides activations, `start_bytes` the peak while the engine is
-built. `python -m benchmarks.memory` compares both with measured peaks; docs/train.md has the rows.
+The last column is an example: 10^9 parameters on 8 processes in bf16, so that zero1 takes 2 + 4 +
+12 / 8 + 2 GB. With `fsdp`, 0.2 · 10^9 weights are whole at a time; the largest weight of zero3 has
+0.1 · 10^9 numbers.
+
+`python -m benchmarks.memory` compares both functions with measured peaks; docs/train.md has the
+rows.
 """
 
 from __future__ import annotations
@@ -114,10 +118,21 @@ def start_bytes(
         num_shards: As in `state_bytes`.
         largest_weight: With `zero3`, the numbers of the largest weight, which is whole for a while.
     """
+    if engine == "fsdp":  # its part of the fp32 weights
+        return int(4 * num_parameters / num_shards)
+    if engine.startswith("zero"):
+        return _zero_start(precision, num_parameters, engine, num_shards, largest_weight)
+    if engine == "ddp":  # makes its buckets, which become the gradients, when it is built
+        return 8 * num_parameters
+    return 4 * num_parameters
+
+
+def _zero_start(
+    precision: Precision, num_parameters: int, engine: str, num_shards: int, largest_weight: int
+) -> int:
+    """Return the bytes on each device at the peak while DeepSpeed is initialized."""
     weight_bytes = _bytes_of_weight(precision)
     num_per_process = num_parameters / num_shards
-    if engine == "fsdp":  # its part of the fp32 weights
-        return int(4 * num_per_process)
     if engine == "zero1" and precision == "bf16":
         # DeepSpeed's BF16_Optimizer makes all gradients in fp32, and its part of the fp32 weights.
         return int((weight_bytes + 4) * num_parameters + 4 * num_per_process)
@@ -127,15 +142,11 @@ def start_bytes(
         with_flat_copy = 2 * weight_bytes * num_parameters
         with_fp32_part = weight_bytes * num_parameters + 8 * num_per_process
         return int(max(with_flat_copy, with_fp32_part))
-    if engine == "zero3":
-        # A weight is made in fp32 and cast before its first shard is kept. Later, beside all shards
-        # and places for their gradients, it is made again for DeepSpeed's fp32 copy.
-        when_cast = weight_bytes * num_per_process + (4 + weight_bytes) * largest_weight
-        when_made_again = (weight_bytes + 8) * num_per_process + 4 * largest_weight
-        return int(max(when_cast, when_made_again))
-    if engine == "ddp":  # makes its buckets, which become the gradients, when it is built
-        return 8 * num_parameters
-    return 4 * num_parameters
+    # With zero3 a weight is made in fp32 and cast before its first shard is kept. Later, beside all
+    # shards and places for their gradients, it is made again for DeepSpeed's fp32 copy.
+    when_cast = weight_bytes * num_per_process + (4 + weight_bytes) * largest_weight
+    when_made_again = (weight_bytes + 8) * num_per_process + 4 * largest_weight
+    return int(max(when_cast, when_made_again))
 
 
 def gathered_at_once(model: nn.Module, sizes: ModelConfig) -> int:

@@ -176,9 +176,9 @@ class Watchdog:
 
     def _watch(self) -> None:
         """End the process if its task takes too long. Runs in a thread."""
-        # The task that got more time, as another process waits for its disk.
+        # The last task that got more time, as another process waits for its disk.
         extended_task: Task | None = None
-        deadline = float("inf")
+        extended_deadline = float("inf")
         while self.task.deadline < float("inf"):  # until `stop`
             # If this thread is blocked, too, one without Python prints stacks and ends the process.
             # Each call replaces the one before.
@@ -187,16 +187,19 @@ class Watchdog:
             task = self.task  # read once, as the main thread may go on to another
             self._announce(task.is_disk_work)
             now = time.monotonic()
-            if task is not extended_task:
-                deadline = task.deadline
+            deadline = extended_deadline if task is extended_task else task.deadline
             if now > deadline and not task.is_disk_work and self._someone_waits_for_a_disk():
-                # When the disk is back, the step has its whole time again; but not for ever, as a
-                # process that died in its disk work stays counted.
                 extended_task = task
-                longest_deadline = task.deadline - task.limit_s + self.limits.work_timeout_s
-                deadline = min(now + task.limit_s, longest_deadline)
+                deadline = extended_deadline = self._extend(task, now)
             if now > deadline:
                 self._end(task)
+
+    def _extend(self, task: Task, now: float) -> float:
+        """Return a later deadline of a task that waits for another process's disk. When the disk is
+        back, the task has its whole time again; but it ends `engine.work_timeout_s` after it began
+        at the latest, as a process that died in its disk work stays counted as waiting."""
+        began_s = task.deadline - task.limit_s
+        return min(now + task.limit_s, began_s + self.limits.work_timeout_s)
 
     def _announce(self, is_disk_work: bool) -> None:
         """Tell the others whether this process waits for a disk, if that has changed."""

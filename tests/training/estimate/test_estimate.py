@@ -123,6 +123,15 @@ def test_state_is_what_the_table_says() -> None:
         assert state_bytes("bf16", 10**6, engine, 4) == size * 10**6, engine
 
 
+def test_state_is_what_the_example_of_the_table_says() -> None:
+    """Its last column: GB of 10^9 parameters in bf16, on 8 processes if the engine divides them."""
+    assert state_bytes("bf16", 10**9, "ddp") == 18.0e9
+    assert state_bytes("bf16", 10**9, "fsdp", 8, gathered=2 * 10**8) == 3.2e9
+    assert state_bytes("bf16", 10**9, "zero1", 8) == 9.5e9
+    assert state_bytes("bf16", 10**9, "zero2", 8) == 4.3e9
+    assert state_bytes("bf16", 10**9, "zero3", 8, largest_weight=10**8) == 3.05e9
+
+
 def test_buckets_are_those_of_the_shipped_files() -> None:
     for stage, num in ((1, 0), (2, 3), (3, 4)):
         path = CONFIGS / f"deepspeed/zero{stage}.json"
