@@ -123,9 +123,8 @@ def _check_extras(config: RunConfig) -> None:
     a task of lm_eval cannot be loaded."""
     check_metric_writers(config.logging)
     if config.evaluation.lm_eval:
-        from olmo_sparsity.training.evaluation.lm_eval_tasks import (
-            load_tasks,  # imports lm_eval, an extra
-        )
+        # Imports lm_eval, an extra.
+        from olmo_sparsity.training.evaluation.lm_eval_tasks import load_tasks
 
         load_tasks(config.evaluation.lm_eval)
 
