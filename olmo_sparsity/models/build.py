@@ -10,7 +10,7 @@ from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.huggingface.families import FAMILIES, transformers_config
 from olmo_sparsity.models.huggingface.model import HuggingFaceLM
-from olmo_sparsity.models.identity.use import forget
+from olmo_sparsity.models.identity.known_identities import forget
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

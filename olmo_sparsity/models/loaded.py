@@ -28,7 +28,8 @@ from olmo_sparsity.base.renamed import OldAttribute
 from olmo_sparsity.models.huggingface.folder import count_parameters
 from olmo_sparsity.models.huggingface.model import HuggingFaceLM
 from olmo_sparsity.models.huggingface.position_limits import SHORTER, PositionLimit, position_limit
-from olmo_sparsity.models.identity.use import in_use, last_identity
+from olmo_sparsity.models.identity.known_identities import last_identity
+from olmo_sparsity.models.identity.use import in_use
 from olmo_sparsity.models.pretrained_tokenizer import (
     special_tokens,
     spelled_in,

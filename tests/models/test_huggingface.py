@@ -14,7 +14,7 @@ from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.models.attention import causal_bias
 from olmo_sparsity.models.huggingface import model as huggingface
 from olmo_sparsity.models.huggingface.model import HuggingFaceLM
-from olmo_sparsity.models.identity.use import forget
+from olmo_sparsity.models.identity.known_identities import forget
 from tests.support.families import (
     COUNTED,
     CPU,

@@ -26,7 +26,7 @@ from olmo_sparsity import attribute, explain, load_model, measure
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.models.huggingface import model as huggingface
 from olmo_sparsity.models.huggingface.attention_names import OWN_SDPA
-from olmo_sparsity.models.identity import checksums, replaced_code, use
+from olmo_sparsity.models.identity import checksums, known_identities, replaced_code, use
 from olmo_sparsity.models.identity.model_identity import read_identity
 from olmo_sparsity.models.load import wrap_model
 from tests.support.explanations import SHORT, TEXT, WORDS, asked, make_model, make_tokenizer
@@ -166,7 +166,9 @@ def test_a_model_in_memory_is_read_once_a_call_and_tried_once(
 
         return counted
 
-    monkeypatch.setattr(use, "read_identity", counting("read", use.read_identity))
+    monkeypatch.setattr(
+        known_identities, "read_identity", counting("read", known_identities.read_identity)
+    )
     monkeypatch.setattr(huggingface, "try_model", counting("tried", huggingface.try_model))
     first = long_loss(model)
     assert sorted(done) == ["read", "tried"]

@@ -33,8 +33,8 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.windows import LOCAL_OF_ONE_PREDICTION, default_local, long_window
+from olmo_sparsity.models.identity.known_identities import check_unchanged, last_identity
 from olmo_sparsity.models.identity.model_identity import ModelIdentity
-from olmo_sparsity.models.identity.use import check_unchanged, last_identity
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document

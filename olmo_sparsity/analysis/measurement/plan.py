@@ -48,7 +48,7 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.scoring.sink import sink_check
 from olmo_sparsity.base.extend import fingerprint_of_files
 from olmo_sparsity.base.streams import VERSION
-from olmo_sparsity.models.identity.use import check_unchanged, last_identity
+from olmo_sparsity.models.identity.known_identities import check_unchanged, last_identity
 from olmo_sparsity.models.loaded import LoadedModel, identity_of, using
 from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document, Documents

@@ -55,7 +55,8 @@ from olmo_sparsity.models.huggingface.position_limits import (
     windows_of,
 )
 from olmo_sparsity.models.huggingface.recomputing import recomputing_layers
-from olmo_sparsity.models.identity.use import in_this_thread, in_use, last_identity
+from olmo_sparsity.models.identity.known_identities import last_identity
+from olmo_sparsity.models.identity.use import in_this_thread, in_use
 
 if TYPE_CHECKING:  # importing transformers takes two seconds, so only its models do
     from peft import PeftModel

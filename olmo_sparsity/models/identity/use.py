@@ -7,7 +7,7 @@ Inside, one thread uses the model, in evaluation mode. Afterwards the model has 
 the weights that had gradients have them again.
 
 Users train, edit or quantize models between our calls. So whenever a model is entered that is not
-in use yet, its identity is read (model_identity.py), and a wrapper tries a changed model again
+in use yet, its identity is read (known_identities.py), and a wrapper tries a changed model again
 (huggingface/compatibility.py). Our hooks act in their own thread only, so other threads may
 generate with the model meanwhile.
 """
@@ -20,14 +20,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, ParamSpec, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from olmo_sparsity.base.errors import ConfigError, DataError, printable
-from olmo_sparsity.base.progress import say
-from olmo_sparsity.models.identity.model_identity import ModelIdentity, check_hooks, read_identity
+from olmo_sparsity.base.errors import ConfigError, printable
+from olmo_sparsity.models.identity.known_identities import (
+    forget,
+    is_wrapper,
+    last_identity,
+    unwrapped,
+    update_identity,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,10 +39,6 @@ R = TypeVar("R")
 _lock = threading.RLock()
 _models_in_use: list[nn.Module] = []
 """The models that are in use by the thread that holds the lock, wrapped or not."""
-
-_identities: WeakKeyDictionary[nn.Module, ModelIdentity] = WeakKeyDictionary()
-"""The identity of each model at its last use. A key is the object that all wrappers of one model
-share (`_inner`)."""
 
 
 @contextmanager
@@ -73,15 +73,15 @@ def with_model_in_use(function: Callable[P, R]) -> Callable[P, R]:
 @contextmanager
 def _one_in_use(model: nn.Module) -> Iterator[None]:
     """Use one model inside the block. Called with the lock held."""
-    inner = _inner(model)
-    is_first_wrapper = not any(_inner(other) is inner for other in _models_in_use)
+    inner = unwrapped(model)
+    is_first_wrapper = not any(unwrapped(other) is inner for other in _models_in_use)
     trained_weights = [weight for weight in inner.parameters() if weight.requires_grad]
     _models_in_use.append(model)
     try:
         with _outside_inference_mode(), evaluating(model):
             if is_first_wrapper:
-                _update_identity(inner)
-            _fit_again_if_changed(model, inner)
+                update_identity(model)
+            _fit_again_if_changed(model)
             yield
     finally:
         _models_in_use.remove(model)
@@ -89,6 +89,19 @@ def _one_in_use(model: nn.Module) -> Iterator[None]:
         for weight in trained_weights:
             if not weight.requires_grad:
                 weight.requires_grad_()
+
+
+def _fit_again_if_changed(model: nn.Module) -> None:
+    """Let a wrapper try the model again if it was last tried with another identity."""
+    if not is_wrapper(model):
+        return
+    wrapper: Any = model
+    if wrapper.tried_identity is not last_identity(model):
+        try:
+            wrapper.fit()
+        except BaseException:
+            forget(model)  # otherwise the next use would take the model for one that fits
+            raise
 
 
 @contextmanager
@@ -99,83 +112,6 @@ def _outside_inference_mode() -> Iterator[None]:
     # activations. So the mode that the caller has is set again after it.
     with torch.inference_mode(False), torch.set_grad_enabled(is_enabled):
         yield
-
-
-def last_identity(model: Any) -> ModelIdentity | None:
-    """Return the identity that a model had at its last use, or has now if it was not used yet.
-    Return None for what is not a model of PyTorch, such as a server."""
-    if not isinstance(model, nn.Module):
-        return None
-    inner = _inner(model)
-    if inner not in _identities:
-        _identities[inner] = read_identity(inner)
-    return _identities[inner]
-
-
-def forget(model: nn.Module) -> None:
-    """Forget the identity of a model, so that its next use counts as its first."""
-    _identities.pop(_inner(model), None)
-
-
-def check_unchanged(model: Any, identity: ModelIdentity | None, since: str) -> None:
-    """Raise DataError if a model has changed since an earlier call. Called with the model in use.
-
-    Args:
-        model: The model.
-        identity: Its identity at that call; None if it was not a model of PyTorch.
-        since: The name of that call, which the message asks to repeat.
-    """
-    current_identity = last_identity(model)
-    if identity is None or current_identity is None:
-        return
-    differences = identity.differences(current_identity)
-    if differences:
-        raise DataError(f"the model has changed since {since} ({differences}): {since} again")
-
-
-def _inner(model: nn.Module) -> nn.Module:
-    """Return the object that all wrappers of one model share: the model in a `HuggingFaceLM`, or a
-    model of this project itself."""
-    wrapped = getattr(model, "model", None)
-    return wrapped if _is_wrapper(model) and isinstance(wrapped, nn.Module) else model
-
-
-def _is_wrapper(model: Any) -> bool:
-    """Return whether this is a `HuggingFaceLM`. Told by an attribute that no other model has, as
-    the class imports this module."""
-    return hasattr(model, "tried_identity")
-
-
-def _update_identity(inner: nn.Module) -> None:
-    """Read the identity of the model, and say so if it has changed since its last use."""
-    check_hooks(inner)
-    known_identity = _identities.get(inner)
-    identity = read_identity(inner)
-    if known_identity == identity:
-        return  # the known object stays, as others compare identities with `is`
-    family = type(inner).__name__
-    if known_identity is not None:
-        difference = known_identity.differences(identity)
-        say(f"{family} has changed since its last use ({difference}): used as it is now")
-    elif identity.replaced:
-        first_replaced = min(identity.replaced)
-        say(
-            f"{family}: {first_replaced} was replaced; results are stored as those of another model"
-        )
-    _identities[inner] = identity
-
-
-def _fit_again_if_changed(model: nn.Module, inner: nn.Module) -> None:
-    """Let a wrapper try the model again if it was last tried with another identity."""
-    if not _is_wrapper(model):
-        return
-    wrapper: Any = model
-    if wrapper.tried_identity is not _identities[inner]:
-        try:
-            wrapper.fit()
-        except BaseException:
-            _identities.pop(inner)  # otherwise the next use would take the model for one that fits
-            raise
 
 
 @contextmanager
