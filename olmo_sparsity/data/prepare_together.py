@@ -38,7 +38,8 @@ from olmo_sparsity.data.prepare_folder import (
 )
 from olmo_sparsity.data.shard_manifest import Manifest, ShardFile
 from olmo_sparsity.data.split_checks import check_both_splits, check_not_empty
-from olmo_sparsity.text.corpus import DAMAGED, list_inputs
+from olmo_sparsity.text.corpus import list_inputs
+from olmo_sparsity.text.corpus_readers import DAMAGED
 from olmo_sparsity.text.record_files import is_records
 from olmo_sparsity.text.tally import Tally
 

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from olmo_sparsity.base.errors import DataError, one_line
 from olmo_sparsity.base.files import read_bounded
-from olmo_sparsity.text.corpus import olmo_data_folder
+from olmo_sparsity.text.corpus_readers import olmo_data_folder
 
 PIECE_CHARACTERS = 2**19
 """The number of characters above which a document is tokenized in pieces (`cut_into_pieces`)."""

@@ -4,7 +4,8 @@ From what a user names to documents:
 
     inputs.py            `open_documents`, the entry
       forms.py           the corpus that a text names; rows in memory
-      corpus.py          a corpus as a stream of records
+      corpus.py          a corpus as a stream of records; which documents are held out
+        corpus_readers.py   the records of each of its inputs
         input_files.py   the files that a path names
         record_files.py  files → lines, rows or whole texts
         python_sources.py   the Python files of this machine

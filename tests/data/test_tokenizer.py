@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.data import tokenizer
 from olmo_sparsity.data.tokenizer import find_eos_id, load_tokenizer, train_tokenizer
-from olmo_sparsity.text.corpus import olmo_data_folder
+from olmo_sparsity.text.corpus_readers import olmo_data_folder
 from olmo_sparsity.text.vocabulary import tokenizer_fingerprint
 from tests.data.conftest import WORDS
 

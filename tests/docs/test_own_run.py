@@ -17,7 +17,7 @@ from olmo_sparsity.command.cli import build_parser, main
 from olmo_sparsity.config.run import flatten, load_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.experiment.file import read_experiment
-from olmo_sparsity.text.corpus import olmo_data_folder
+from olmo_sparsity.text.corpus_readers import olmo_data_folder
 from olmo_sparsity.training.loop import train
 
 TEXT = (Path(__file__).parents[2] / "docs/train.md").read_text(encoding="utf-8")
