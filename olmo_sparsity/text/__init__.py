@@ -23,5 +23,6 @@ From documents to what is measured:
                          abbreviations.py: dots that end no sentence
     windows.py           documents → blocks of targets with their windows
     units.py             distant tokens that are ranked as one
+    distant_text.py      distant tokens, by their places in a document
     controls.py          unrelated texts, which replace distant tokens
 """

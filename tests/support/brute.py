@@ -20,7 +20,7 @@ from olmo_sparsity.analysis.selectors.influence import Choice, Question
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.build import build_model
 from olmo_sparsity.models.huggingface.model import HuggingFaceLM
-from olmo_sparsity.text.controls import DistantText
+from olmo_sparsity.text.distant_text import DistantText
 from olmo_sparsity.text.units import Units
 from olmo_sparsity.text.windows import Block, Windows
 from tests.support.families import SUPPORTED, build, find

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.text.controls import Controls, DistantText, ReplacedText
+from olmo_sparsity.text.controls import Controls
+from olmo_sparsity.text.distant_text import DistantText, ReplacedText
 from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.text.windows import Block, Windows
 

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from olmo_sparsity.base.errors import ConfigError, DataError
-from olmo_sparsity.text.controls import DistantText
+from olmo_sparsity.text.distant_text import DistantText
 from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.text.units import Units
 from tests.support.tokenizers_of_bytes import llama_like_tokenizer

@@ -22,7 +22,7 @@ import numpy as np
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT
 from olmo_sparsity.analysis.scoring.rows import Context
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.text.controls import DistantText
+from olmo_sparsity.text.distant_text import DistantText
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.units import Spans
 from olmo_sparsity.text.windows import Windows

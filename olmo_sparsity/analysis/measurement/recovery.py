@@ -45,7 +45,8 @@ from olmo_sparsity.analysis.results.target_rows import DOCUMENT
 from olmo_sparsity.analysis.scoring.rows import Context
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.models.identity.use import with_model_in_use
-from olmo_sparsity.text.controls import Controls, DistantText, ReplacedText
+from olmo_sparsity.text.controls import Controls
+from olmo_sparsity.text.distant_text import DistantText, ReplacedText
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.units import Spans
 from olmo_sparsity.text.windows import Block, Windows

@@ -19,7 +19,8 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.models.load import wrap_model
-from olmo_sparsity.text.controls import Controls, DistantText
+from olmo_sparsity.text.controls import Controls
+from olmo_sparsity.text.distant_text import DistantText
 from olmo_sparsity.text.documents import Documents
 from olmo_sparsity.text.windows import Windows
 from tests.support.brute import (
