@@ -30,8 +30,8 @@ from olmo_sparsity.base.errors import is_out_of_memory
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.models.attention import fast_kernels
 from olmo_sparsity.models.distant_states import DistantStates, to_device
-from olmo_sparsity.models.identity.model_identity import ModelIdentity
 from olmo_sparsity.models.identity.known_identities import last_identity
+from olmo_sparsity.models.identity.model_identity import ModelIdentity
 from olmo_sparsity.models.identity.use import in_use
 from olmo_sparsity.models.language_model import LanguageModel
 from olmo_sparsity.models.losses import rows_per_chunk
