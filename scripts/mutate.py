@@ -29,7 +29,8 @@ import transformers  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 CORE = (
-    *("scorer", "recovery", "targets", "statistics", "summary", "evidence", "verdicts"),
+    *("scorer", "model_runner", "recovery", "targets", "statistics", "target_sums", "summary"),
+    *("evidence", "verdicts"),
     *("statements", "distant_states", "attention", "influence", "windows", "units"),
     *("documents", "controls", "batches", "positions", "shards", "moments", "checkpoint"),
     *("optim", "rope", "locks", "work_folder"),

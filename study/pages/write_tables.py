@@ -222,7 +222,7 @@ def gains_beside(name: str, of: dict[str, tuple[str, str]]) -> Rows:
                 resample(sums[[("gain", name), ("targets", name)]]) for name in names
             )
         )
-        means = {"first": first.estimate, "second": second.estimate, "documents": len(sums)}
+        means = {"first": first.value, "second": second.value, "documents": len(sums)}
         yield {"called": called, **means, **with_ends("more", first - second)}
 
 

@@ -6,8 +6,9 @@ results.py                       a finished measurement; stored_results.py reads
 compare.py                       compares two
 
 pairing.py                       a row for each target, with own and unrelated losses side by side
-statistics.py                    the summary; intervals.py: the bootstrap; student_t.py: intervals
-                                 over few documents; rank_correlation.py: Spearman's
+statistics.py                    the summary; target_sums.py: the ratios of sums in it
+intervals.py                     the bootstrap; student_t.py: intervals over few documents;
+                                 rank_correlation.py: Spearman's
 two_measurements.py              differences and means of two measurements
 reported.py                      the final form of intervals
 by_distance.py, chosen_units.py  how far back the units are

@@ -35,8 +35,8 @@ from olmo_sparsity.analysis.results.pairing import pair
 from olmo_sparsity.analysis.results.reported import with_t_intervals
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.shown_columns import HEADINGS
-from olmo_sparsity.analysis.results.statistics import known_gap
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT, KEYS, PLACEBO
+from olmo_sparsity.analysis.results.target_sums import known_gap
 from olmo_sparsity.analysis.results.view import format_number, spell, with_interval
 
 RANDOM = "random"
@@ -119,11 +119,11 @@ def _lines_of_bins(
                 "last": 2 ** (power + 1) - 1,
                 "share_units": share_units_P[index],
                 "share_random": share_random_P[index],
-                "recovery": at_document.own.estimate,
-                "unrelated": at_document.unrelated.estimate,
-                "excess": at_document.excess.estimate,
-                "placebo": at_placebo.excess.estimate,
-                "net": net.estimate,
+                "recovery": at_document.own.value,
+                "unrelated": at_document.unrelated.value,
+                "excess": at_document.excess.value,
+                "placebo": at_placebo.excess.value,
+                "net": net.value,
                 "net_low": net_interval.low,
                 "net_high": net_interval.high,
             }

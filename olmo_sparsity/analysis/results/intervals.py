@@ -82,11 +82,11 @@ def percentile_interval(resampled_R: np.ndarray, value: float) -> Interval:
 class Bootstrapped:
     """A number that was computed from all documents, and again from each bootstrap resample.
 
-    Sums, differences and ratios are those of the estimates and, resample by resample, those of the
-    replicates. Numbers of the same resample belong together, so intervals of differences are
-    paired over documents."""
+    The sum of two of them is computed from both values, and again in each resample, and so are
+    differences and ratios. So both numbers come from the same documents each time, and the interval
+    of a difference is paired over documents."""
 
-    estimate: Any
+    value: Any
     """The number computed from all documents."""
 
     replicates_R: np.ndarray
@@ -104,24 +104,25 @@ class Bootstrapped:
             return elementwise(np.divide, self, other)
 
     def interval(self) -> Interval:
-        """Return the estimate and the ends of its 95% percentile interval."""
-        return percentile_interval(self.replicates_R, self.estimate)
+        """Return the value and the ends of its 95% percentile interval."""
+        return percentile_interval(self.replicates_R, self.value)
 
 
 def elementwise(
     function: Callable[..., np.ndarray], *arguments: Bootstrapped | float
 ) -> Bootstrapped:
-    """Apply a function of arrays to the estimates, and to the replicates of each resample."""
-    estimates: list[Any] = []
+    """Apply a function of arrays to the values, and again to the numbers of the resamples. A
+    constant is the same in all resamples."""
+    values: list[Any] = []
     replicates: list[Any] = []
     for argument in arguments:
         if isinstance(argument, Bootstrapped):
-            estimates.append(argument.estimate)
+            values.append(argument.value)
             replicates.append(argument.replicates_R)
-        else:  # a constant
-            estimates.append(argument)
+        else:
+            values.append(argument)
             replicates.append(argument)
-    return Bootstrapped(function(*estimates), function(*replicates))
+    return Bootstrapped(function(*values), function(*replicates))
 
 
 def resample(counts: pd.DataFrame | np.ndarray) -> list[Bootstrapped]:

@@ -5,9 +5,8 @@
 `summarize` does both steps; `as_reported` of reported.py then gives the intervals their final form.
 For one row of the summary, the rows of its targets go through these steps:
 
-    rows of targets → sums over the targets of each document
-                    → sums over all documents, and over each bootstrap resample   `TargetSums`
-                    → ratios and differences of these sums                        `Bootstrapped`
+    rows of targets → sums over documents, and over bootstrap resamples    (target_sums.py)
+                    → ratios and differences of these sums
                     → a value with the ends of its interval
 
 All losses are in nats. Sums are over the targets t of one target set; L_k is the loss with the
@@ -32,7 +31,7 @@ Intervals are 95% percentile bootstraps over documents, whose targets are not in
 other; parts of a document that was split are resampled together. Differences are resampled in
 pairs. Never imports torch.
 
-Dimension key: M documents, T targets, Q values of an item (the sums in `TargetSums`), R resamples.
+Dimension key: T targets.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.results.columns import SUMMARY
-from olmo_sparsity.analysis.results.intervals import Bootstrapped, elementwise, resample
+from olmo_sparsity.analysis.results.intervals import Bootstrapped, resample
 from olmo_sparsity.analysis.results.pairing import pair
 from olmo_sparsity.analysis.results.target_rows import (
     DOCUMENT,
@@ -51,6 +50,13 @@ from olmo_sparsity.analysis.results.target_rows import (
     PLACEBO,
     SplitDocuments,
     whole_documents,
+)
+from olmo_sparsity.analysis.results.target_sums import (
+    NO_GAP_NATS,
+    SUMMED,
+    bootstrap_sums,
+    documents_of,
+    ratios_of_sums,
 )
 from olmo_sparsity.base.errors import DataError, check_type
 
@@ -60,38 +66,11 @@ ENOUGH = 0.9
 NUM_NEIGHBORS = 5
 """Each target of the placebo is compared with this many document targets of about its gap."""
 
-NO_GAP_NATS = 1e-4
-"""Below this mean gap, ratios to it consist of rounding errors."""
-
 RELIABILITY = "unrelated texts"
 """Rows of the table lds with this selector say how well halves of the unrelated texts agree."""
 
 GROUPS = ["target_set", "units", "selector", "k"]
 """The columns that tell a row of the summary from others."""
-
-
-class TargetSums(NamedTuple):
-    """Sums over targets, of all documents and of each bootstrap resample. The fields are also the
-    columns of `pair` that are summed, in nats but for `weight`."""
-
-    own_reduction: Bootstrapped
-    """Σ (L_short − L_k): by how much the loss falls when the k own units are added."""
-
-    unrelated_reduction: Bootstrapped
-    """The same for the k units of an unrelated text."""
-
-    removal_increase: Bootstrapped
-    """Σ (L_without − L_long): by how much the loss rises when the k own units are removed."""
-
-    gap: Bootstrapped
-    """Σ (L_short − L_long)."""
-
-    weight: Bootstrapped
-    """The number of targets: each has a weight of 1, unless targets are weighted to equal gaps."""
-
-
-SUMMED = list(TargetSums._fields)
-"""The columns of `pair` that are summed, in the order of `TargetSums`."""
 
 
 class TargetRows(NamedTuple):
@@ -203,31 +182,6 @@ def quantities_with_intervals(target_rows: TargetRows) -> dict[str, float]:
     return with_intervals(ratios | differences | placebo_recovery)
 
 
-def ratios_of_sums(sums: TargetSums) -> dict[str, Bootstrapped]:
-    """Compute the columns that are ratios of sums over targets: name → value. Columns that are not,
-    such as a median, belong in `quantities_with_intervals`."""
-    gap = known_gap(sums.gap, sums.weight)
-    # Both numbers come from the same resamples, so their difference has a paired interval.
-    excess_nats = sums.own_reduction - sums.unrelated_reduction
-    return {
-        "recovery": sums.own_reduction / gap,
-        "unrelated": sums.unrelated_reduction / gap,
-        "excess": excess_nats / gap,
-        "removal": sums.removal_increase / gap,
-        "excess_nats": excess_nats / sums.weight,
-    }
-
-
-def known_gap(gap: Bootstrapped, num_targets: Bootstrapped) -> Bootstrapped:
-    """Return the sum of gaps, with NaN in place of a sum of about 0 or below: there is nothing to
-    recover then, and a ratio to it would be noise."""
-
-    def gap_or_nan(gap_R: np.ndarray, num_targets_R: np.ndarray) -> np.ndarray:
-        return np.where(gap_R >= NO_GAP_NATS * num_targets_R, gap_R, np.nan)
-
-    return elementwise(gap_or_nan, gap, num_targets)
-
-
 def placebo_and_net(target_rows: TargetRows, documents: pd.Index) -> dict[str, Bootstrapped]:
     """Compute excess and removal at placebo targets, and net excess, which subtracts this excess.
     Return name → value.
@@ -292,43 +246,6 @@ def with_intervals(values: dict[str, Bootstrapped]) -> dict[str, float]:
         value, low, high = bootstrapped.interval()
         numbers |= {name: value, f"{name}_low": low, f"{name}_high": high}
     return numbers
-
-
-# --- sums over documents --------------------------------------------------------------------------
-
-
-def documents_of(*row_groups: pd.DataFrame) -> pd.Index:
-    """Return the whole documents that have a target in any of these tables, each once. Documents
-    that are resampled together must be listed together."""
-    return pd.Index(np.unique(np.concatenate([rows.whole_document for rows in row_groups])))
-
-
-def bootstrap_sums(rows: pd.DataFrame, documents: pd.Index) -> TargetSums:
-    """Sum the columns of `SUMMED` over the targets of all documents, and over those of each
-    resample.
-
-    Args:
-        rows: Rows of targets.
-        documents: The documents to resample. Some may have no target in `rows`.
-    """
-    return TargetSums(*resample(_sums_by_document(rows, documents)))
-
-
-def _sums_by_document(rows: pd.DataFrame, documents: pd.Index) -> np.ndarray:
-    """Return sums_MQ: each column of `SUMMED`, summed over the targets of each document. A sum is 0
-    for a document without targets, and NaN if it has targets, but no value of them is known."""
-    # `DataFrame.groupby` would take ten times as long.
-    document_T = documents.get_indexer(rows.whole_document)  # the row of sums_MQ of each target
-    sums = []
-    for name in SUMMED:
-        values_T = rows[name].to_numpy(float)
-        is_known_T = ~np.isnan(values_T)
-        known_values_T = np.where(is_known_T, values_T, 0.0)
-        sums_M = np.bincount(document_T, known_values_T, len(documents)).astype(float)
-        if not is_known_T.all():
-            sums_M[np.setdiff1d(document_T, document_T[is_known_T])] = np.nan
-        sums.append(sums_M)
-    return np.stack(sums, axis=1)
 
 
 # --- the table lds --------------------------------------------------------------------------------

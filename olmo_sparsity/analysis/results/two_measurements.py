@@ -15,13 +15,11 @@ import pandas as pd
 from olmo_sparsity.analysis.results.columns import SUMMARY
 from olmo_sparsity.analysis.results.statistics import (
     GROUPS,
-    bootstrap_sums,
-    documents_of,
     group_targets,
     placebo_and_net,
-    ratios_of_sums,
     with_intervals,
 )
+from olmo_sparsity.analysis.results.target_sums import bootstrap_sums, documents_of, ratios_of_sums
 from olmo_sparsity.base.errors import DataError
 
 
