@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from olmo_sparsity.analysis.options import MIN_GAP
-from olmo_sparsity.sources.report.verdict_text import verdict_in_words
+from olmo_sparsity.sources.report.verdict_text import Effect, SourceEffects, verdict_in_words
 from olmo_sparsity.sources.verdicts.evidence import collect_evidence
 from olmo_sparsity.sources.verdicts.losses import StatementLosses
 from olmo_sparsity.sources.verdicts.verdict import find_exclusive_tokens, judge, needs_more_decoys
@@ -195,18 +194,20 @@ def test_the_least_that_counts(gives: list[float], lost: list[float], expected: 
 def test_the_words_have_the_numbers_of_the_verdict(
     kind: str, gives: list[float], words: str
 ) -> None:
-    names = ["lost", "beyond_lost", "tried_lost", "beyond_gives", "tried_gives"]
-    cells = pd.DataFrame([[3.0, 5, 6, 7, 8]] * 2, ["a", "b"], names)
-    cells = cells[: len(gives)].astype({name: int for name in names[1:]}).assign(gives=gives)
-    said = verdict_in_words(kind, cells, 7.0, 0.5, 8)
+    lost = Effect(3.0, num_tried=6, num_beaten=5)
+    effects = [
+        SourceEffects(source, Effect(nats, num_tried=8, num_beaten=7), lost)
+        for source, nats in zip("ab", gives, strict=False)
+    ]
+    said = verdict_in_words(kind, effects, 7.0, 0.5, 8)
     assert re.findall(r"\b(?:[ab](?! decoy)\b|[\d.]+)", said) == words.split()
     assert ("gives" in said) == (gives == [3.1])
-    assert "-" not in verdict_in_words("none", cells, -0.04, 0.5, 8)
+    assert "-" not in verdict_in_words("none", [], -0.04, 0.5, 8)
 
 
 def test_more_decoys_are_advised_only_where_they_can_decide() -> None:
-    cells = pd.DataFrame([[3.0, np.nan]], ["a"], ["lost", "gives"])
-    assert "draws=16" in verdict_in_words("undecided", cells, 7.0, 0.7, 8)
-    advice = verdict_in_words("undecided", cells, 7.0, 0.8, 8)
+    effects = [SourceEffects("a", gives=Effect(np.nan, 0, 0), lost=Effect(3.0, 8, 8))]
+    assert "draws=16" in verdict_in_words("undecided", effects, 7.0, 0.7, 8)
+    advice = verdict_in_words("undecided", effects, 7.0, 0.8, 8)
     assert "draws" not in advice
     assert "varies by 0.8 nats" in advice

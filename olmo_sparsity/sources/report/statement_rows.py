@@ -27,7 +27,7 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.sources.prompt.layout import Layout
-from olmo_sparsity.sources.report.verdict_text import is_shown_by_gives, verdict_in_words
+from olmo_sparsity.sources.report.verdict_text import SourceEffects, verdict_in_words
 from olmo_sparsity.sources.report.words import WordNats, describe_words, nats_by_word
 from olmo_sparsity.sources.verdicts.effect_tests import EFFECTS
 from olmo_sparsity.sources.verdicts.losses import StatementLosses, mean_over_decoys
@@ -66,7 +66,7 @@ class StatementRows:
 
         # An undecided verdict is about the sources that may matter.
         described_names = open_names if verdict.kind == "undecided" else named
-        cells = self.matrix.loc[index].loc[described_names]
+        described = SourceEffects.of_rows(self.matrix.loc[index].loc[described_names])
         nats = self.losses.gap_T[index]
         # One number for the statement; sources differ only where there are more than four.
         spread = evidence.spread_TS[index].mean()
@@ -81,13 +81,13 @@ class StatementRows:
             "kind": verdict.kind,
             "sources": tuple(named),
             "open": tuple(open_names),
-            "verdict": verdict_in_words(verdict.kind, cells, nats, spread, self.draws),
-            "by_word": self._by_word(index, verdict, cells),
+            "verdict": verdict_in_words(verdict.kind, described, nats, spread, self.draws),
+            "by_word": self._by_word(index, verdict, described),
         }
 
-    def _by_word(self, index: int, verdict: Verdict, cells: pd.DataFrame) -> str:
+    def _by_word(self, index: int, verdict: Verdict, named: Sequence[SourceEffects]) -> str:
         """Return how the nats of a statement are spread over its words; empty if it rests on no
-        source. `cells`: rows of the matrix for this statement and the sources of its verdict."""
+        source. `named`: the effects of the sources of its verdict."""
         if self.token_losses is None or not verdict.sources:
             return ""
         gives_WS = mean_over_decoys(self.token_losses.gives_TSD)
@@ -105,7 +105,7 @@ class StatementRows:
             nats_W = self.token_losses.gap_T
         else:
             (source,) = verdict.sources
-            shown_WS = gives_WS if is_shown_by_gives(cells.iloc[0]) else lost_WS
+            shown_WS = gives_WS if named[0].is_shown_by_gives else lost_WS
             nats_W = shown_WS[:, source]
         # A single list of words needs no name, as the verdict above it has the name.
         return describe_words({"": self._words(index, nats_W)})
