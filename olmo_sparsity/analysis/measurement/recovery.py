@@ -103,24 +103,29 @@ def recover(
         ks=tuple(ks),
         tables=tables,
     )
-    document_evaluation = _DocumentEvaluation(
-        scorer=scorer,
-        document=document,
-        windows=windows,
-        controls=controls,
-        text_evaluation=text_evaluation,
-        tables=tables,
-    )
-
     blocks = sort_into_blocks(windows, document, targets_by_part)
+    for group in _groups_that_share_texts(windows, blocks):
+        _BlocksEvaluation(
+            scorer=scorer,
+            document=document,
+            windows=windows,
+            controls=controls,
+            blocks=group,
+            text_evaluation=text_evaluation,
+            tables=tables,
+        ).evaluate()
+    return tables.frames()
+
+
+def _groups_that_share_texts(
+    windows: Windows, blocks: dict[BlockBounds, SpansByPart]
+) -> list[dict[BlockBounds, SpansByPart]]:
+    """Split the blocks of a document into groups that are evaluated together: all blocks if their
+    long windows begin where the document begins, or else each block alone."""
     if windows.has_all:
         # The distant texts of all blocks are beginnings of the same texts, whose states they share.
-        if blocks:
-            document_evaluation.evaluate_blocks(blocks)
-    else:
-        for bounds, spans_by_part in blocks.items():
-            document_evaluation.evaluate_blocks({bounds: spans_by_part})
-    return tables.frames()
+        return [blocks] if blocks else []
+    return [{bounds: spans_by_part} for bounds, spans_by_part in blocks.items()]
 
 
 def _as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
@@ -128,36 +133,33 @@ def _as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-@dataclass(kw_only=True)
-class _DocumentEvaluation:
-    """Puts all distant texts before the blocks of one document, one after another, and has each
+@dataclass(frozen=True, kw_only=True)
+class _BlocksEvaluation:
+    """Puts all distant texts before some blocks of a document, one after another, and has each
     evaluated."""
 
     scorer: Scorer
     document: Document
     windows: Windows
     controls: Controls | None
+    blocks: dict[BlockBounds, SpansByPart]
+    """The targets of each block, by distant part."""
+
     text_evaluation: TextEvaluation
     tables: RecoveryTables
 
-    start_of_last_block: int = 0
-    """Place of the first target of the last block that `evaluate_blocks` evaluates together with
-    others. The states of a text must reach that far."""
-
-    def evaluate_blocks(self, blocks: dict[BlockBounds, SpansByPart]) -> None:
-        """Evaluate the targets of several blocks, with all their distant texts."""
+    def evaluate(self) -> None:
+        """Evaluate the targets of the blocks with all their distant texts."""
         # Text after text, and for each text all blocks: so only the states of one text are in
-        # memory at a time.
-        self.start_of_last_block = max(bounds.start for bounds in blocks)
-        # A dict keeps the order in which the kinds are met, and so the order of evaluation.
-        distant_parts = dict.fromkeys(chain(*blocks.values()))
+        # memory at a time. A dict keeps the order in which distant parts are met.
+        distant_parts = dict.fromkeys(chain(*self.blocks.values()))
         for distant_part in distant_parts:
-            for bounds, spans_by_part in blocks.items():
+            for bounds, spans_by_part in self.blocks.items():
                 if distant_part in spans_by_part:
                     self._evaluate_own_text(bounds, distant_part, spans_by_part[distant_part])
         num_draws = 0 if self.controls is None else self.controls.num_draws
         for draw in range(num_draws):
-            for bounds, spans_by_part in blocks.items():
+            for bounds, spans_by_part in self.blocks.items():
                 self._evaluate_unrelated_texts(bounds, spans_by_part, draw)
 
     def _evaluate_own_text(self, bounds: BlockBounds, distant_part: str, spans: Spans) -> None:
@@ -228,7 +230,8 @@ class _DocumentEvaluation:
         if self.windows.has_all and distant.is_run and keeps_states:
             # One pass over a text serves all blocks, if it reaches as far as the last one sees. The
             # scorer keeps the states, so that the next block finds them.
-            num_seen = self.windows.tokens_before(self.start_of_last_block) - block.windows.short
+            start_of_last_block = max(bounds.start for bounds in self.blocks)
+            num_seen = self.windows.tokens_before(start_of_last_block) - block.windows.short
             first = int(distant.places_F[0])
             distant_tokens = distant.document.tokens[first : first + num_seen]
             prefix = block.tokens[: block.num_prefix]

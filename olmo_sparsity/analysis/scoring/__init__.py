@@ -11,5 +11,6 @@ document_losses.py   L_short and L_long of all targets of a document
 induction.py         does the model copy?
 sink.py              does it need a prefix?
 cost.py              the same interface without a model, to count token-forwards
-losses_by_place.py   the loss by place of checkpoints, which checkpoints.py lists
+losses_by_place.py   the loss by place of checkpoints, which checkpoints.py lists; shared_text.py:
+                     the documents of all; stored_losses.py: a folder for finished ones
 """

@@ -5,13 +5,14 @@ that uses it has lower losses there.
 
     losses_by_place(["runs/pose", "runs/rope"], text="heldout.jsonl", length=1024)
         → all checkpoints of both runs                          (checkpoints.py)
-        → 64 documents of 1,024 tokens, and a loss for each of their tokens
+        → 64 documents of 1,024 tokens                          (shared_text.py)
+        → a loss for each of their tokens                       (logprobs.py)
         → sums of the losses of a document in the places 0 to 127, 128 to 255, 256 to 511 and 512 to
           1023
         → LossesByPlace: means, intervals, paired differences   (results/losses_by_place.py)
 
 `losses_by_place` is the function that users call from Python; `read_losses` answers the request of
-the command `losses`.
+the command `losses`. stored_losses.py keeps the losses of finished checkpoints.
 
 Dimension key: B rows of a batch (documents), L tokens of a row (those that have a loss).
 """
@@ -19,16 +20,13 @@ Dimension key: B rows of a batch (documents), L tokens of a row (those that have
 from __future__ import annotations
 
 import dataclasses
-import json
-from dataclasses import asdict, dataclass, replace
-from hashlib import sha256
-from itertools import islice, pairwise
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import pandas as pd
-from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.measurement.reading import load
 from olmo_sparsity.analysis.options import LossSettings, ModelOptions
@@ -36,21 +34,15 @@ from olmo_sparsity.analysis.request import Request
 from olmo_sparsity.analysis.results.losses_by_place import COLUMNS, LossesByPlace
 from olmo_sparsity.analysis.scoring.checkpoints import CheckpointToRead, list_checkpoints
 from olmo_sparsity.analysis.scoring.logprobs import logprobs_of
+from olmo_sparsity.analysis.scoring.shared_text import SharedText, open_shared_text
+from olmo_sparsity.analysis.scoring.stored_losses import StoredLosses
 from olmo_sparsity.analysis.scoring.tensors import check_finite
-from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.files import writing
 from olmo_sparsity.base.path_options import path_of
 from olmo_sparsity.base.progress import Progress, say
-from olmo_sparsity.base.work_folder import Pieces, WorkFolder
 from olmo_sparsity.models.loaded import LoadedModel, using
 from olmo_sparsity.models.losses import place_edges
-from olmo_sparsity.models.prompts import Prompt
-from olmo_sparsity.text.documents import Documents
-from olmo_sparsity.text.inputs import open_documents
-from olmo_sparsity.text.vocabulary import encode_alike, tokenizer_fingerprint
-
-MIN_DOCUMENTS = 8
-"""With fewer documents an error is raised, as intervals over fewer mean nothing."""
 
 DOCUMENTS_PER_CALL = 8
 """The number of documents that are scored in one call."""
@@ -129,10 +121,18 @@ def read_losses(request: LossesRequest) -> LossesByPlace:
         checkpoints += list_checkpoints(model)
     # The first model is loaded even if its losses are stored: its tokenizer encodes the text.
     first_model = _load(checkpoints[0], request)
-    text = _open_text(request, first_model)
+    text = open_shared_text(
+        request.text, first_model, request.settings, request.field, request.loading.prefix
+    )
     store = None
     if request.out is not None:
-        store = _open_store(Path(request.out), _identity_of(request, text, first_model))
+        identity = {
+            **text.identity(),
+            "settings": asdict(request.settings),
+            # A loss in bf16 is another number; checkpoints of one call are loaded alike.
+            "dtype": first_model.dtype,
+        }
+        store = StoredLosses.open(Path(request.out), identity)
 
     num_checkpoints = len(checkpoints)
     if num_checkpoints > 1:
@@ -162,124 +162,14 @@ def _load(checkpoint: CheckpointToRead, request: LossesRequest) -> LoadedModel:
     return load(checkpoint.model, request.tokenizer, request.loading, whole_prompts=True)
 
 
-# --- the text -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _EncodedText:
-    """The documents that all checkpoints read, as tokens of the first model's tokenizer."""
-
-    documents: Documents
-    """Documents of one length. Their numbers are 0, 1, 2, …"""
-
-    prefix: tuple[int, ...]
-    """Token IDs before each document; empty without a prefix."""
-
-    tokenizer: Tokenizer
-    """The tokenizer of the first model. Models with another one would read other tokens."""
-
-    model_name: str
-    """The name of the first model, for messages."""
-
-
-def _open_text(request: LossesRequest, first_model: LoadedModel) -> _EncodedText:
-    """Open and encode the documents that are long enough. Each is cut to `length` tokens, so that
-    every place has the same number of documents. Raise DataError if they are too few."""
-    length = request.settings.length
-    max_documents = request.settings.documents
-    text = request.text
-    if isinstance(text, Documents):
-        documents = text
-    else:
-        documents = open_documents(
-            text, first_model, max_documents, field=request.field, min_tokens=length
-        )
-    # Documents that a user opened may be shorter, and more than `documents` says.
-    long_enough = (document for document in documents if len(document.tokens) >= length)
-    items = [
-        replace(document, tokens=document.tokens[:length], number=number)
-        for number, document in enumerate(islice(long_enough, max_documents))
-    ]
-    if len(items) < MIN_DOCUMENTS:
-        raise DataError(
-            f"{documents.name}: {len(items)} documents have {length=} tokens, and "
-            f"{MIN_DOCUMENTS} are needed; lower length, or pass more text"
-        )
-    prefix = tuple(first_model.prefix_ids(request.loading.prefix, items[0].texts[0]))
-    tokenizer = _tokenizer_of(first_model)
-    return _EncodedText(replace(documents, items=items), prefix, tokenizer, first_model.name)
-
-
-def _tokenizer_of(model: LoadedModel) -> Tokenizer:
-    """Return a model's tokenizer. Raise DataError if it has none."""
-    if model.tokenizer is None:
-        raise DataError(f"'{model.name}' has no tokenizer")
-    return model.tokenizer
-
-
-# --- stored losses --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _StoredLosses:
-    """The folder with the rows of finished checkpoints."""
-
-    pieces: Pieces
-    identity: str
-    """What all checkpoints share: text, tokenizer and settings."""
-
-    def read(self, checkpoint: CheckpointToRead) -> pd.DataFrame | None:
-        """Return the rows of a checkpoint that an earlier call has stored; None if there are none,
-        or if its files have changed."""
-        stored = self.pieces.read(self._name_of(checkpoint), self.identity + checkpoint.files)
-        return pd.DataFrame(stored["rows"]) if stored else None
-
-    def write(self, checkpoint: CheckpointToRead, rows: pd.DataFrame) -> None:
-        """Store the rows of a checkpoint."""
-        content = {"rows": rows.to_dict("records")}
-        self.pieces.write(self._name_of(checkpoint), self.identity + checkpoint.files, content)
-
-    def _name_of(self, checkpoint: CheckpointToRead) -> str:
-        """Return the name under which the rows of a checkpoint are stored. It is a hash, as the
-        name of a run may hold slashes."""
-        return sha256(f"{checkpoint.name} {checkpoint.step}".encode()).hexdigest()[:16]
-
-
-def _open_store(out: Path, identity: dict[str, Any]) -> _StoredLosses:
-    """Create the folder `out`, or open it. Raise ConfigError if its identity is another one."""
-    work = WorkFolder(out, "out", "identity.json", own_key="text")
-    work.create("checkpoints")
-    work.identify(identity)
-    return _StoredLosses(Pieces(work.path / "checkpoints"), json.dumps(identity))
-
-
-def _identity_of(
-    request: LossesRequest, text: _EncodedText, first_model: LoadedModel
-) -> dict[str, Any]:
-    """Return what all checkpoints of a folder share, as identity.json stores it."""
-    return {
-        "text": text.documents.fingerprint,
-        "tokenizer": tokenizer_fingerprint(text.tokenizer),
-        "prefix": list(text.prefix),
-        "settings": asdict(request.settings),
-        # A loss in bf16 is another number; checkpoints of one call are loaded alike.
-        "dtype": first_model.dtype,
-    }
-
-
 # --- the losses of one checkpoint -----------------------------------------------------------------
 
 
 def _measure(
-    checkpoint: CheckpointToRead, model: LoadedModel, text: _EncodedText, request: LossesRequest
+    checkpoint: CheckpointToRead, model: LoadedModel, text: SharedText, request: LossesRequest
 ) -> pd.DataFrame:
     """Compute the losses of a checkpoint. Return the rows of `LossesByPlace`."""
-    characters = "\n".join("".join(document.texts) for document in text.documents)
-    if not encode_alike(text.tokenizer, _tokenizer_of(model), characters):
-        raise DataError(
-            f"{model.name} has another tokenizer than {text.model_name}, so its losses are of "
-            "other tokens; pass models of one tokenizer"
-        )
+    text.check_tokenizer(model)
     length = request.settings.length
     model.check_positions(len(text.prefix) + length, "lower length")
     with using(model):
@@ -288,29 +178,16 @@ def _measure(
     return rows.assign(model=checkpoint.name, step=checkpoint.step)[COLUMNS]
 
 
-def _losses_of_tokens(
-    model: LoadedModel, text: _EncodedText, batch_tokens: int | None
-) -> np.ndarray:
-    """Return nll_BL of the tokens of each document, in nats: of all tokens if a prefix predicts the
-    first one, else of all except the first."""
+def _losses_of_tokens(model: LoadedModel, text: SharedText, batch_tokens: int | None) -> np.ndarray:
+    """Return nll_BL of the tokens of each document that a prompt scores, in nats."""
     scorer = logprobs_of(model, batch_tokens)
-    prompts = [_prompt_of(document.tokens, text.prefix) for document in text.documents]
+    prompts = text.prompts()
     log_p: list[np.ndarray] = []
     for start in range(0, len(prompts), DOCUMENTS_PER_CALL):
         log_p += scorer.score(prompts[start : start + DOCUMENTS_PER_CALL])
     nll_BL = -np.stack(log_p)
     check_finite(nll_BL.ravel(), "tokens")
     return nll_BL
-
-
-def _prompt_of(tokens: np.ndarray, prefix: tuple[int, ...]) -> Prompt:
-    """Return a document as a prompt. Its continuation, which is scored, is all tokens that
-    something precedes."""
-    ids = np.asarray(tokens, np.int64)
-    if prefix:
-        return Prompt(np.array(prefix, np.int64), ids)
-    # A prompt needs a token before its continuation, so the first token is not scored.
-    return Prompt(ids[:1], ids[1:])
 
 
 def _sum_by_place(nll_BL: np.ndarray, length: int) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ import transformers
 from olmo_sparsity import TrainerLosses, losses_by_place
 from olmo_sparsity.analysis.results.losses_by_place import COLUMNS, LossesByPlace
 from olmo_sparsity.analysis.scoring import losses_by_place as module
+from olmo_sparsity.analysis.scoring.shared_text import open_shared_text
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.run import config_from_dict
@@ -238,7 +239,9 @@ def test_held_out_documents_are_the_same_for_the_trainer_and_the_command(
 ) -> None:
     """Both choose eight evenly over all that are long enough, not the first ones."""
     request = module.LossesRequest.of(models=(str(trained),), length=16, documents=8)
-    documents = module._open_text(request, load_model(str(trained))).documents
+    loaded = load_model(str(trained))
+    text = open_shared_text(request.text, loaded, request.settings, request.field, "auto")
+    documents = text.documents
     read = [document.tokens.tolist() for document in documents]
     run_dict["evaluation"] |= {"documents": 8, "document_length": 16}
     config = config_from_dict(run_dict)
