@@ -18,6 +18,7 @@ from olmo_sparsity.models.huggingface.folder import count_parameters
 from olmo_sparsity.training.estimate.device_memory import bytes_copied_for_tasks, count_shards
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.estimate.meta_model import without_memory
+from olmo_sparsity.training.run_folder.skipped_batches import COMES_BACK_WITHIN
 
 CHECKPOINT_BYTES_PER_PARAMETER = 12
 """Weights and two moments, in fp32."""
@@ -46,6 +47,10 @@ class Disk:
     run_folder_bytes: int
     """All checkpoints that exist at once, with the one that is being written."""
 
+    num_set_aside: int
+    """About how many checkpoints `training.on_nan=skip` may set aside, beside those of
+    `run_folder_bytes`."""
+
 
 def disk_of(config: RunConfig) -> Disk:
     """Return the bytes that a run takes on disk. The vocabulary of the config must be known."""
@@ -61,7 +66,20 @@ def disk_of(config: RunConfig) -> Disk:
         text_bytes=num_tokens * bytes_of_token,
         checkpoint_bytes=bytes_of_checkpoint,
         run_folder_bytes=bytes_of_checkpoint * num_checkpoints,
+        num_set_aside=_count_set_aside(config),
     )
+
+
+def _count_set_aside(config: RunConfig) -> int:
+    """Return about how many checkpoints a run may set aside at most, if each batch that it leaves
+    out after the first was not the cause (run_folder/skipped_batches.py)."""
+    if config.training.on_nan != "skip":
+        return 0
+    # With the last ones those that stay, of the steps in which a cause is taken to be the same.
+    num_each_time = config.checkpoint.keep
+    if config.checkpoint.keep_every_steps:
+        num_each_time += COMES_BACK_WITHIN // config.checkpoint.keep_every_steps
+    return (config.training.max_skips - 1) * num_each_time
 
 
 def checkpoint_bytes(config: RunConfig) -> int:

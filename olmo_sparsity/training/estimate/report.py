@@ -24,6 +24,7 @@ from olmo_sparsity.training.estimate.cost import (
 )
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.estimate.host import (
+    Disk,
     copied_for_save,
     copied_for_tasks,
     disk_of,
@@ -231,7 +232,7 @@ def _lines_of_host(config: RunConfig, hardware: Hardware) -> dict[str, str]:
     bytes_of_node = bytes_of_process * hardware.num_processes / hardware.num_nodes
 
     disk = disk_of(config)
-    return {
+    lines = {
         "main memory": (
             f"{_gib(bytes_of_process)} GiB a process ({', '.join(uses)}); "
             f"{bytes_of_node / 2**30:.0f} GiB a node"
@@ -241,8 +242,27 @@ def _lines_of_host(config: RunConfig, hardware: Hardware) -> dict[str, str]:
             f"{disk.checkpoint_bytes / 1e9:.1f} GB, the run folder "
             f"{disk.run_folder_bytes / 1e9:.1f} GB ({_describe_kept(config)})"
         ),
-        "a save": _describe_save(config, hardware),
     }
+    if disk.num_set_aside or config.start_over:
+        lines["set aside"] = _describe_set_aside(config, disk)
+    return lines | {"a save": _describe_save(config, hardware)}
+
+
+def _describe_set_aside(config: RunConfig, disk: Disk) -> str:
+    """Return a line about checkpoints that are not counted in those of the run folder."""
+    parts = []
+    if disk.num_set_aside:
+        gigabytes = disk.num_set_aside * disk.checkpoint_bytes / 1e9
+        parts.append(
+            f"up to about {disk.num_set_aside} more checkpoints, {gigabytes:.1f} GB, if numbers "
+            "that are not finite come back (training.on_nan=skip); deleted when the disk is full"
+        )
+    if config.start_over:
+        parts.append(
+            f"up to {disk.run_folder_bytes / 1e9:.1f} GB more in set_aside_1 if all checkpoints "
+            "are damaged (start_over=true); never deleted"
+        )
+    return "; ".join(parts)
 
 
 def _describe_kept(config: RunConfig) -> str:

@@ -477,6 +477,24 @@ def test_a_long_run_keeps_each_tenth_of_its_checkpoints(
     assert (f"one each {interval or 0:,} steps" in run.lines["disk"]) == bool(interval)
 
 
+def test_checkpoints_that_may_be_set_aside_have_a_line_of_their_own() -> None:
+    hardware = Hardware.of("h100", 8, None)
+    config = c4("150m", "--engine.name=ddp")
+    assert "set aside" not in estimate(config, hardware)
+    config.training.on_nan = "skip"
+    config.training.max_skips = 3
+    config.checkpoint.keep = 2
+    # Twice the last two: a first batch sets nothing aside.
+    gigabytes = 4 * 12 * count_parameters(without_memory(config.model)) / 1e9
+    line = estimate(config, hardware)["set aside"]
+    assert line.startswith(f"up to about 4 more checkpoints, {gigabytes:.1f} GB, ")
+    config.checkpoint.keep_every_steps = 50  # two in 100 steps
+    assert "about 8 more checkpoints" in estimate(config, hardware)["set aside"]
+    config.training.on_nan = "stop"
+    config.start_over = True
+    assert "GB more in set_aside_1" in estimate(config, hardware)["set aside"]
+
+
 def test_a_gpu_of_two_sizes_is_the_one_that_is_named() -> None:
     sizes = {"a100-40": 40, "a100-80": 80, "a100": 80, "NVIDIA A100-SXM4-40GB": 40}
     for name, gigabytes in sizes.items():
