@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import transformers
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from olmo_sparsity import attribute, explain, load_model, measure
+from olmo_sparsity import attribute, explain, load_model, losses_by_place, measure
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.models.huggingface import model as huggingface
 from olmo_sparsity.models.huggingface.attention_names import OWN_SDPA
@@ -35,6 +36,7 @@ from tests.support.sources import GIVEN
 
 WHERE = re.compile("w7 w8")
 TEXTS = [" ".join(np.random.default_rng(i).choice(WORDS, 80).tolist()) for i in range(10, 14)]
+EIGHT_TEXTS = TEXTS + [" ".join(reversed(text.split())) for text in TEXTS]
 MEASURED: dict[str, Any] = {
     "long": 32, "short": 8, "stride": 16, "selectors": "add_one_screened", "ks": (1,), "draws": 1,
     "halves": 0, "min_gap": 0.0, "share": 0.5, "max_targets": 2,
@@ -314,6 +316,32 @@ def test_after_any_call_everything_is_as_before(model: Any, call: str, tmp_path:
         after = about(model)
         assert not [name for name in before if not same(before[name], after[name])], step
     assert OWN_SDPA in transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
+
+
+@pytest.mark.parametrize(
+    "losses_of",
+    [
+        lambda model: asked(model, at=WHERE).targets.loss_long,
+        lambda model: asked(model, at=WHERE).check(2).table,
+        lambda model: attribute(model, make_tokenizer(), **GIVEN, draws=4).statements,
+        lambda model: measure(model, TEXTS, tokenizer=make_tokenizer(), **MEASURED).losses,
+        lambda model: losses_by_place(model, make_tokenizer(), text=EIGHT_TEXTS, length=32).table,
+    ],
+    ids=["explain", "check", "attribute", "measure", "losses_by_place"],
+)
+def test_autocast_around_a_call_changes_no_number(
+    model: Any, losses_of: Callable[[Any], pd.DataFrame | pd.Series]
+) -> None:
+    expected = losses_of(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert losses_of(model).equals(expected)
+        assert torch.is_autocast_enabled("cpu")
+
+
+def test_autocast_inside_a_use_changes_no_number(model: Any) -> None:
+    expected = long_loss(model)
+    with use.in_use(model), torch.autocast("cpu", torch.bfloat16):
+        assert long_loss(model) == expected
 
 
 def test_no_answer_holds_weights(model: Any) -> None:

@@ -3,8 +3,8 @@
     with in_use(model):                       # every public call does this
         losses = token_losses(model, ...)     # may enter `in_use(model)` again, which costs nothing
 
-Inside, one thread uses the model, in evaluation mode. Afterwards the model has its former mode, and
-the weights that had gradients have them again.
+Inside, one thread uses the model, in evaluation mode and without autocast. Afterwards the model has
+its former mode, and the weights that had gradients have them again.
 
 Users train, edit or quantize models between our calls. So whenever a model is entered that is not
 in use yet, its identity is read (known_identities.py), and a wrapper tries a changed model again
@@ -45,9 +45,11 @@ _models_in_use: list[nn.Module] = []
 def in_use(*models: Any) -> Iterator[None]:
     """Let this thread alone use models inside the block; other threads that enter wait. The models
     are in evaluation mode there, and afterwards in the mode that they had. A model that has changed
-    since its last use is tried again. `models`: models of PyTorch; others, such as a server, are
-    passed over."""
+    since its last use is tried again. `torch.autocast` around the block is off inside. `models`:
+    models of PyTorch; others, such as a server, are passed over."""
     with _lock, ExitStack() as stack:
+        # Whenever a model is entered, as a caller may have switched it on since an outer `in_use`.
+        stack.enter_context(_without_autocast())
         for model in models:
             if isinstance(model, nn.Module) and not any(model is other for other in _models_in_use):
                 stack.enter_context(_one_in_use(model))
@@ -111,6 +113,22 @@ def _outside_inference_mode() -> Iterator[None]:
     # `inference_mode(False)` switches gradients on, also inside `no_grad`: a program would keep all
     # activations. So the mode that the caller has is set again after it.
     with torch.inference_mode(False), torch.set_grad_enabled(is_enabled):
+        yield
+
+
+_AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "xla")
+"""Types of devices for which a program may have switched autocast on."""
+
+
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    """Switch autocast off inside the block. It would compute a model of fp32 in bf16, and results
+    are stored, and read back, as those of the model's own dtype."""
+    with ExitStack() as stack:
+        for device_type in _AUTOCAST_DEVICES:
+            # Only where it is on: PyTorch warns about devices that this machine does not have.
+            if torch.is_autocast_enabled(device_type):
+                stack.enter_context(torch.autocast(device_type, enabled=False))
         yield
 
 
