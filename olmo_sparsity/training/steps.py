@@ -18,6 +18,7 @@ import contextlib
 import time
 from collections.abc import Generator, Iterator
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -60,6 +61,19 @@ class Outcome(IntEnum):
     BATCH_SKIPPED = -1
     """A number was not finite, and the batch of its step is left out from now on. `train` then goes
     back to the last checkpoint, so this is no exit code."""
+
+
+class Ahead(NamedTuple):
+    """What follows a step on one process."""
+
+    own_reason: str
+    """Why this process asks all to stop after the step; empty if it does not."""
+
+    batch: Batch | None = None
+    """The batch of the next step. None after the last step, or with a reason to stop."""
+
+    reading_error: UserError | OSError | None = None
+    """Why the next batch could not be read; None if it could."""
 
 
 class Steps:
@@ -112,22 +126,26 @@ class Steps:
                 # exchange a step is enough, and if one process cannot read its text, all end at
                 # once. Otherwise the others would wait for it in the next step, and leave as if its
                 # node had failed.
-                own_reason = self.stop_request.signal_name or self.gpu_hours.reason_to_stop()
-                reading_error = None
-                if step < self.num_steps and not own_reason:
-                    try:
-                        batch = self.read_batch(batches, step + 1)
-                    except (UserError, OSError) as error:
-                        reading_error = error
-                        own_reason = TEXT_UNREADABLE
-
+                ahead = self.look_ahead(step, batches)
                 with self.clock.paused():
                     # If one process gets a signal, all stop at the same step.
-                    stop_reason = self.processes.first_nonempty(own_reason)
-                    self.save_or_raise(step, stop_reason, reading_error)
+                    stop_reason = self.processes.first_nonempty(ahead.own_reason)
+                    self.save_or_raise(step, stop_reason, ahead.reading_error)
                     if stop_reason and step < self.num_steps:
                         return self.stop_early(step, stop_reason)
+                if ahead.batch is not None:
+                    batch = ahead.batch
         return Outcome.FINISHED
+
+    def look_ahead(self, step: int, batches: Iterator[Batch]) -> Ahead:
+        """Return what follows a step on this process: the next batch, or a reason to stop."""
+        own_reason = self.stop_request.signal_name or self.gpu_hours.reason_to_stop()
+        if own_reason or step == self.num_steps:
+            return Ahead(own_reason)
+        try:
+            return Ahead(own_reason="", batch=self.read_batch(batches, step + 1))
+        except (UserError, OSError) as error:
+            return Ahead(TEXT_UNREADABLE, reading_error=error)
 
     def read_batch(self, batches: Iterator[Batch], step: int) -> Batch:
         """Return the batch of a step, which is usually read already."""

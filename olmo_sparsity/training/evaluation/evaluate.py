@@ -20,7 +20,6 @@ Dimension key: B batch, L length, D documents, R ranges of positions.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -40,7 +39,7 @@ from olmo_sparsity.models.losses import place_edges, repetition_losses
 from olmo_sparsity.text.runs import spread_evenly
 from olmo_sparsity.training.engines.engine import Engine
 from olmo_sparsity.training.evaluation.position_sums import PositionSums
-from olmo_sparsity.training.metrics.loss_rows import LossRow
+from olmo_sparsity.training.metrics.loss_rows import LossRow, weighted_mean_rows
 
 Measures = dict[str, Callable[[int, Mapping[str, Tensor]], dict]]
 """Functions that measure something else in each evaluation, such as tasks of lm_eval. Each is
@@ -144,9 +143,8 @@ class Evaluation:
             per_document=self.per_document,
         ):
             own_batch, num_own = own_rows(batch, engine)
-            # The loss at index i is that of the token after position i, which is the target. The
-            # last token of a row has none.
-            nll_BL = engine.token_losses(own_batch)[:num_own, :-1].double().cpu()
+            nll_BL = target_losses(engine, own_batch)[:num_own]
+            # The loss at index i is that of the token after position i, which is the target.
             targets_BL = own_batch.positions_BL[:num_own, :-1] + 1
             texts_BL = None
             if self.per_document and own_batch.documents_BL is not None:
@@ -162,14 +160,7 @@ class Evaluation:
     def mean_losses(self, by_corpus: Mapping[str, list[LossRow]]) -> list[LossRow]:
         """Return a row for each range with the means over corpora, weighted by their weights in
         `data.corpus`, and the sums of their counts."""
-        rows_of_range: dict[tuple[int, int], list[_WeightedRow]] = defaultdict(list)
-        for name, rows in by_corpus.items():
-            weight = self.weights[name]
-            if weight == 0:  # such a corpus is evaluated, and not part of the mean
-                continue
-            for row in rows:
-                rows_of_range[row["from"], row["to"]].append(_WeightedRow(weight, row))
-        return [_mean_row(rows_of_range[limits]) for limits in sorted(rows_of_range)]
+        return weighted_mean_rows(by_corpus, self.weights)
 
     # --- loss by place in long documents --------------------------------------------------------
 
@@ -209,7 +200,7 @@ class Evaluation:
         for start in range(0, num_documents, batch_size):
             batch = _contiguous_batch(self.documents[start : start + batch_size])
             own_batch, num_own = own_rows(batch, engine)
-            nll_BL = engine.token_losses(own_batch)[:num_own, :-1].double().cpu()
+            nll_BL = target_losses(engine, own_batch)[:num_own]
             # The documents of this process, which `own_rows` has taken out of the batch.
             documents = range(start, min(start + batch_size, num_documents))
             own_documents = list(documents)[rank::world_size]
@@ -252,32 +243,6 @@ class Evaluation:
         return self.settings.batch_size * engine.processes.world_size
 
 
-class _WeightedRow(NamedTuple):
-    """The losses of one corpus in a range of positions."""
-
-    weight: float
-    """The weight of the corpus in the mean."""
-
-    row: LossRow
-
-
-def _mean_row(weighted_rows: list[_WeightedRow]) -> LossRow:
-    """Return the mean of the corpora that have tokens in one range of positions. One of short
-    documents may have none (`positions.per_document`), so weights are divided by their sum here."""
-    total_weight = sum(weight for weight, _ in weighted_rows)
-    first_row = weighted_rows[0].row
-    return {
-        "from": first_row["from"],
-        "to": first_row["to"],
-        "loss": sum(weight * row["loss"] for weight, row in weighted_rows) / total_weight,
-        "bits_per_byte": (
-            sum(weight * row["bits_per_byte"] for weight, row in weighted_rows) / total_weight
-        ),
-        "num_tokens": sum(row["num_tokens"] for _, row in weighted_rows),
-        "num_documents": sum(row["num_documents"] for _, row in weighted_rows),
-    }
-
-
 class OwnRows(NamedTuple):
     """The rows of a batch that this process evaluates."""
 
@@ -295,6 +260,12 @@ def own_rows(batch: Batch, engine: Engine) -> OwnRows:
     if num_rows == 0:
         return OwnRows(batch.rows(slice(1)), num_rows=0)
     return OwnRows(own_batch, num_rows)
+
+
+def target_losses(engine: Engine, batch: Batch) -> Tensor:
+    """Return nll_BL of the targets of a batch in fp64, in main memory. L is one less than the
+    length of the rows, whose last token has no target."""
+    return engine.token_losses(batch)[:, :-1].double().cpu()
 
 
 def _contiguous_batch(tokens_BL: np.ndarray) -> Batch:

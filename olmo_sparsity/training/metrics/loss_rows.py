@@ -11,8 +11,9 @@ imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NotRequired, TypedDict
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, NotRequired, TypedDict
 
 LossRow = TypedDict(
     "LossRow",
@@ -47,6 +48,55 @@ class EvaluationRow(TypedDict):
 
     lm_eval: NotRequired[dict[str, float]]
     """With `evaluation.lm_eval`: the value of each TASK/METRIC."""
+
+
+def weighted_mean_rows(
+    by_corpus: Mapping[str, Sequence[LossRow]], weights: Mapping[str, float]
+) -> list[LossRow]:
+    """Return a row for each range with the means over corpora, and the sums of their counts. In one
+    range, with the weights 0.75 of web and 0.25 of code:
+
+        web 3.2, code 2.0    0.75 · 3.2 + 0.25 · 2.0 = 2.9
+        web 3.2 alone        3.2, where all documents of code are too short for the range
+
+    Args:
+        by_corpus: The rows of each corpus, by its name.
+        weights: The weight of each corpus. One of 0 is evaluated, and not part of the mean.
+    """
+    rows_of_range: dict[tuple[int, int], list[_WeightedRow]] = defaultdict(list)
+    for name, rows in by_corpus.items():
+        weight = weights[name]
+        if weight == 0:
+            continue
+        for row in rows:
+            rows_of_range[row["from"], row["to"]].append(_WeightedRow(weight, row))
+    return [_mean_row(rows_of_range[limits]) for limits in sorted(rows_of_range)]
+
+
+class _WeightedRow(NamedTuple):
+    """The losses of one corpus in a range of positions."""
+
+    weight: float
+    """The weight of the corpus in the mean."""
+
+    row: LossRow
+
+
+def _mean_row(weighted_rows: Sequence[_WeightedRow]) -> LossRow:
+    """Return the mean of the corpora that have tokens in one range of positions. One of short
+    documents may have none (`positions.per_document`), so weights are divided by their sum here."""
+    total_weight = sum(weight for weight, _ in weighted_rows)
+    first_row = weighted_rows[0].row
+    return {
+        "from": first_row["from"],
+        "to": first_row["to"],
+        "loss": sum(weight * row["loss"] for weight, row in weighted_rows) / total_weight,
+        "bits_per_byte": (
+            sum(weight * row["bits_per_byte"] for weight, row in weighted_rows) / total_weight
+        ),
+        "num_tokens": sum(row["num_tokens"] for _, row in weighted_rows),
+        "num_documents": sum(row["num_documents"] for _, row in weighted_rows),
+    }
 
 
 def format_losses(rows: Sequence[LossRow]) -> str:

@@ -9,8 +9,8 @@
     node 1      ["node2", "10.0.0.2"]
 
 gloo otherwise takes the address of the node's own name, which may be one of loopback. Interfaces
-may be named differently on each node, so that no node can choose for another one. process_group.py
-calls `choose_interface` before the process group is made.
+may be named differently on each node, so that no node can choose for another one. meeting.py calls
+`choose_interface` when all processes have come.
 """
 
 from __future__ import annotations

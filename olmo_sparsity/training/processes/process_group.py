@@ -3,9 +3,11 @@
     with connect(limits) as processes:    # waits until all have come; Processes(rank=2, …)
         train(config, processes)
 
-    MASTER_ADDR, MASTER_PORT ─> a store in the first process, where all write that they have come
-                             ─> process group: NCCL for tensors of GPUs, gloo for those of CPUs
-                             ─> a gloo group for messages (distributed.py)
+    connect
+      ─> read_launch         rank and number of processes, from the launcher's variables
+      ─> open_store          a key-value store where all write that they have come (meeting.py)
+      ─> init_process_group  collectives: NCCL for tensors of GPUs, gloo for those of CPUs
+      ─> processes_of_group  `Processes`, with a gloo group for messages (distributed.py)
 
 The commands call `connect`. DDP, `fully_shard` and DeepSpeed need a process group also for a single
 process, which `start_alone` makes.
@@ -15,20 +17,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import timedelta
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from olmo_sparsity.base.errors import ConfigError, UserError, one_line
+from olmo_sparsity.base.errors import UserError, one_line
 from olmo_sparsity.base.launch import EXIT_UNREACHED, Launch, read_launch
 from olmo_sparsity.config.sections import EngineConfig
 from olmo_sparsity.training.processes.distributed import LostProcess, Processes
-from olmo_sparsity.training.processes.network_interface import choose_interface
+from olmo_sparsity.training.processes.meeting import open_store, read_meeting_point
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ def _init_process_group(launch: Launch, meeting_limit_s: int, collective_limit: 
         meeting_limit_s: Seconds in which all processes must come.
         collective_limit: How long a collective may take.
     """
-    meeting_point = _read_meeting_point()
+    meeting_point = read_meeting_point()
     # DeepSpeed reads these itself, and some launchers set only some of them.
     os.environ |= {
         "RANK": str(launch.rank),
@@ -78,7 +78,7 @@ def _init_process_group(launch: Launch, meeting_limit_s: int, collective_limit: 
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
 
     try:
-        store = _open_store(launch, meeting_point, timedelta(seconds=meeting_limit_s))
+        store = open_store(launch, meeting_point, timedelta(seconds=meeting_limit_s))
         dist.init_process_group(
             _backend(),
             timeout=collective_limit,
@@ -97,65 +97,6 @@ def _init_process_group(launch: Launch, meeting_limit_s: int, collective_limit: 
         # the port taken. So a job tries again.
         unreached.exit_code = EXIT_UNREACHED
         raise unreached from None
-
-
-class _MeetingPoint(NamedTuple):
-    """Where all processes meet: at the first one."""
-
-    address: str
-    port: str
-
-
-def _read_meeting_point() -> _MeetingPoint:
-    """Return address and port of the first process, as torchrun, deepspeed and slurm/job.sh set
-    them."""
-    address = os.environ.get("MASTER_ADDR")
-    port = os.environ.get("MASTER_PORT")
-    if not address or not port:
-        missing = "MASTER_PORT" if address else "MASTER_ADDR"
-        raise ConfigError(
-            f"{missing} is not set, which all processes must share: launch with torchrun, "
-            "deepspeed or slurm/job.sh"
-        )
-    return _MeetingPoint(address, port)
-
-
-def _open_store(launch: Launch, meeting_point: _MeetingPoint, limit: timedelta) -> dist.Store:
-    """Return the key-value store of the first process, through which all find each other, once all
-    have come.
-
-    Args:
-        limit: How long to wait for them.
-    """
-    # torchrun keeps a store in its own process, to which also the first of ours connects.
-    is_host = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    # `wait_for_workers` would time out without saying who is missing. `_wait_for_all` does.
-    store = dist.TCPStore(
-        meeting_point.address,
-        int(meeting_point.port),
-        is_master=is_host,
-        timeout=limit,
-        wait_for_workers=False,
-    )
-    # torchrun keeps one store for all its attempts, so each attempt has names of its own in it.
-    own_store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", ""), store)
-    _wait_for_all(own_store, launch, limit)
-    choose_interface(own_store, launch, meeting_point.address)
-    return own_store
-
-
-def _wait_for_all(store: dist.Store, launch: Launch, limit: timedelta) -> None:
-    """Wait until all processes have come. Raise LostProcess, which names those that have not."""
-    store.set(f"process {launch.rank}", socket.gethostname())
-    names = [f"process {rank}" for rank in range(launch.world_size)]
-    try:
-        store.wait(names, limit)
-    except dist.DistStoreError:
-        missing = [name for name in names if not store.check([name])]
-        raise LostProcess(
-            f"{', '.join(missing)} of {launch.world_size} did not come within "
-            f"engine.meeting_timeout_s={limit.total_seconds():.0f}"
-        ) from None
 
 
 def _backend() -> str:

@@ -10,8 +10,8 @@ import pytest
 from olmo_sparsity.base.errors import ConfigError, DataError, ReportedElsewhere, UserError
 from olmo_sparsity.base.launch import EXIT_UNREACHED
 from olmo_sparsity.config.sections import EngineConfig
-from olmo_sparsity.training.processes import process_group
 from olmo_sparsity.training.processes.distributed import ErrorReport, LostProcess, Processes
+from olmo_sparsity.training.processes.meeting import read_meeting_point
 from olmo_sparsity.training.processes.process_group import connect
 from tests.support.children import free_port
 
@@ -19,7 +19,7 @@ from tests.support.children import free_port
 @pytest.mark.usefixtures("no_launcher")
 def test_a_launch_without_a_meeting_point_is_refused() -> None:
     with pytest.raises(ConfigError, match="MASTER_ADDR is not set"):
-        process_group._read_meeting_point()
+        read_meeting_point()
 
 
 def agreeing(rank: int, texts: list[str | None]) -> Processes:
