@@ -11,8 +11,8 @@ two sums of each weight are compared, as weights are too many to send:
                          process 3    12.5
 
 If the copies that differ are all on one node, slurm/job.sh starts the run again without that node;
-otherwise nobody knows which copies are wrong, and a person has to look. Called by steps.py before
-each save.
+otherwise nobody knows which copies are wrong, and a person has to look. Called before each
+save by after_step/save.py.
 
 Dimension key: R processes (ranks) that hold copies of one part, W weights, 2 sums of each.
 """

@@ -7,8 +7,8 @@
     step000200  intact                                     the run goes on from it
     step000100                                             not looked at
 
-Called by start.py; restore.py then reads the checkpoint. That of a 7B model has 87 GB,
-which one process hashes for a minute or more, so all processes share its files.
+Called by start.py; restore.py then reads the checkpoint. That of a 7B model has 87 GB, which one
+process hashes for a minute or more, so all processes share its files.
 """
 
 from __future__ import annotations

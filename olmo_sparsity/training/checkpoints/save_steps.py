@@ -7,8 +7,7 @@
 
 With a number of steps, `due` is a plain interval. With `auto`, steps and copies are timed: a save
 comes every ten minutes, or more seldom, up to every 30, where copies would take more than 2% of the
-time. steps.py calls `due` after
-each step, and `after_save` after each save.
+time. steps.py calls `due` after each step, and `after_save` after each save.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
 
     checkpoints/    step000300/  step000600.1f4c09ae.tmp/      step 600 is being written
 
-save.py writes one checkpoint; resume.py finds the newest one whose files have the
-SHA-256 of its manifest. steps.py decides when to save, and copies what is saved.
+save.py writes one checkpoint; resume.py finds the newest one whose files have the SHA-256 of its
+manifest. steps.py decides when to save, and after_step/save.py copies what is saved.
 
 An error of the disk makes processes try again, and costs this checkpoint at most: training goes on
 to the next save. If the disk is full, a checkpoint is deleted that need not stay (expendable.py).

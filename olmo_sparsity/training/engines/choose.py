@@ -6,7 +6,7 @@
     fsdp                 4            FSDPEngine (fsdp.py)
     zero1, zero2, zero3  4            ZeroEngine (deepspeed.py)
 
-start.py calls `check_engine` before anything is read, restore.py `build_engine` with a
+setup/inputs.py calls `check_engine` before anything is read, restore.py `build_engine` with a
 model.
 """
 

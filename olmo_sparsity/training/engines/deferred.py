@@ -12,8 +12,7 @@ Each operation on a weight is recorded, with the state of the random numbers bef
     source["W₁"]       set state 1, normal_, mul_ by 0.5, on an empty tensor
 
 So each weight has the numbers that it would have in a model built as usual. start.py makes the
-source, and engines that shard (fsdp.py, deepspeed.py) look up one weight after the
-other.
+source, and engines that shard (fsdp.py, deepspeed.py) look up one weight after the other.
 """
 
 from __future__ import annotations

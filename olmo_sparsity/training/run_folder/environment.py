@@ -3,8 +3,8 @@
     [{"started": "2026-03-01T12:00:00+0000", "resumed_at_step": 0, "commit": "58c06bfa…", …},
      {"started": "2026-03-01T14:10:00+0000", "resumed_at_step": 300, …}]
 
-restore.py adds an entry for each start. checkpoints/resume.py asks for the last step at
-which one resumed: a run has saved it, even if no checkpoint is there any more.
+restore.py adds an entry for each start. checkpoints/resume.py asks for the last step at which one
+resumed: a run has saved it, even if no checkpoint is there any more.
 """
 
 from __future__ import annotations

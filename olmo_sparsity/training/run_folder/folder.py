@@ -15,8 +15,8 @@ A start compares its settings with those in config.yaml, as flat keys. For examp
     model.n_layers: 12 → 24             neither may have it: a branch keeps `FIXED_KEYS`
     model.vocab_size: 0 → 50280         no change: a start fills in `RESOLVED_KEYS` itself
 
-start.py opens the folder, restore.py compares the settings with those of a checkpoint,
-and an experiment asks whether a folder `is_work_of` one of its models.
+start.py opens the folder, restore.py compares the settings with those of a checkpoint, and an
+experiment asks whether a folder `is_work_of` one of its models.
 """
 
 from __future__ import annotations

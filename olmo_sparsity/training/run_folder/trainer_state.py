@@ -3,8 +3,8 @@
     {"step": 300, "tokens": 9830400, "data_fingerprint": "5e1f…", "metrics_crc32": "a1b2c3d4",
      "recent": [], "num_skipped": 0, "skipped_batches": []}
 
-after_step/save.py makes a `TrainerState` for each save, restore.py reads that of the
-checkpoint from which a run goes on.
+after_step/save.py makes a `TrainerState` for each save, restore.py reads that of the checkpoint
+from which a run goes on.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ minute.
     check_room       the checkpoints of the run would fill the disk; a run that has begun needs room
                      for the next one alone, as it did while it ran
 
-Each raises the error on all processes. start.py calls the first three, restore.py the
-last, which needs the step of the checkpoint.
+Each raises the error on all processes. start.py calls the first three, restore.py the last, which
+needs the step of the checkpoint.
 """
 
 from __future__ import annotations
