@@ -1,7 +1,8 @@
 """Take training steps: forward, backward, sum of gradients, update.
 
     choose.py                 the engine of a run, by `engine.name` and the number of processes
-      engine.py               `Engine`: one process; `DDPEngine`: a whole model on each
+      engine.py               `Engine`: one process, and what all engines have in common
+      ddp.py                  `DDPEngine`: the whole model on each process
       fsdp.py                 `FSDPEngine`: weights divided by PyTorch's `fully_shard`
       deepspeed.py            `ZeroEngine`: ZeRO-1, 2 and 3
         deepspeed_settings.py   its JSON file, with what our config determines

@@ -2,7 +2,7 @@
 
     engine.name          processes    build_engine returns
     auto, single         1            Engine (engine.py)
-    auto, ddp            4            DDPEngine (engine.py)
+    auto, ddp            4            DDPEngine (ddp.py)
     fsdp                 4            FSDPEngine (fsdp.py)
     zero1, zero2, zero3  4            ZeroEngine (deepspeed.py)
 
@@ -20,9 +20,10 @@ from torch import Tensor
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.sections import EngineConfig, OptimizerConfig, TrainingConfig
+from olmo_sparsity.training.engines.ddp import DDPEngine
 from olmo_sparsity.training.engines.deepspeed import ZeroEngine
 from olmo_sparsity.training.engines.deepspeed_settings import deepspeed_settings
-from olmo_sparsity.training.engines.engine import DDPEngine, Engine
+from olmo_sparsity.training.engines.engine import Engine
 from olmo_sparsity.training.processes.distributed import Processes
 
 

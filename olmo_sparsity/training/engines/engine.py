@@ -11,7 +11,7 @@ Engines differ in what each process holds, and in who sums gradients over proces
 
     engine        file            weights              gradients summed by    optimizer state
     Engine        here            all                  (one process)          all
-    DDPEngine     here            all                  DDP                    all
+    DDPEngine     ddp.py          all                  DDP                    all
     FSDPEngine    fsdp.py         rows of each         `fully_shard`          of these rows
     ZeroEngine    deepspeed.py    all; ZeRO-3: part    DeepSpeed              a flat shard
 
@@ -34,7 +34,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from olmo_sparsity.config.sections import OptimizerConfig, TrainingConfig
 from olmo_sparsity.data.batches import Batch
@@ -53,7 +52,6 @@ from olmo_sparsity.training.optimizer.moments import (
 from olmo_sparsity.training.optimizer.optim import build_optimizer, moments_of
 from olmo_sparsity.training.processes.device import be_deterministic, own_device
 from olmo_sparsity.training.processes.distributed import Processes
-from olmo_sparsity.training.processes.process_group import start_alone
 
 
 class StepNumbers(NamedTuple):
@@ -311,37 +309,6 @@ class Engine:
             "world_size": self.processes.world_size,
             "backend": dist.get_backend() if dist.is_initialized() else None,
         }
-
-
-class DDPEngine(Engine):
-    """Runs steps on several processes, each with the complete model. DDP sums gradients."""
-
-    def prepare(self, optimizer: OptimizerConfig) -> None:
-        """Build the optimizer, and wrap the model with DDP."""
-        super().prepare(optimizer)
-        start_alone()  # if there is only one process
-        self.title = f"DistributedDataParallel, {count_processes(self.processes.world_size)}"
-        if self.training.compile:
-            # Otherwise the step is split where DDP's buckets end, to send them while the rest is
-            # computed (3% of a step on one machine). Older versions of PyTorch reject our graphs.
-            torch._dynamo.config.optimize_ddp = False
-        on_gpu = self.device.type == "cuda"
-        self.parallel = DistributedDataParallel(
-            self.losses,
-            device_ids=[self.device] if on_gpu else None,
-            gradient_as_bucket_view=True,  # otherwise gradients are stored twice
-        )
-
-    def backward(self, micro_batch: Batch, num_labels: int, is_last: bool) -> Tensor:
-        """Do as `Engine.backward`, and sum gradients over processes in the last micro-batch."""
-        with contextlib.nullcontext() if is_last else self.parallel.no_sync():
-            with self.autocast():
-                loss = self.parallel(micro_batch, num_labels)
-            (loss * self.processes.world_size).backward()  # DDP takes the mean, we need the sum
-        return loss
-
-    def describe(self) -> dict[str, Any]:
-        return super().describe() | {"class": type(self.parallel).__name__}
 
 
 def count_processes(number: int) -> str:
