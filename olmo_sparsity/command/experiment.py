@@ -24,13 +24,8 @@ from olmo_sparsity.command.gpus import check_gpus_are_of_a_dry_run, hardware_of
 from olmo_sparsity.command.share import parse_shard
 from olmo_sparsity.command.training import run_train
 from olmo_sparsity.experiment.file import Experiment, read_experiment, saved_experiment
-from olmo_sparsity.experiment.jobs import (
-    Job,
-    MeasurementJob,
-    TrainingJob,
-    format_states,
-    jobs_of,
-)
+from olmo_sparsity.experiment.job import Job, MeasurementJob, TrainingJob
+from olmo_sparsity.experiment.jobs import format_states, jobs_of
 from olmo_sparsity.experiment.measurements import Measurement
 
 

@@ -4,7 +4,7 @@
       grid.py           all combinations of what it varies
       models.py         the models that are trained
       measurements.py   what is measured of them
-    jobs.py             lists the jobs of both, and how each stands
+    jobs.py             lists the jobs of both; job.py: one job, and how it stands
       here.py           runs them on this machine
       slurm.py          submits and cancels them; slurm_queue.py: which are in the queue
       price.py          estimates their cost: price_training.py, price_measurement.py

@@ -21,7 +21,8 @@ from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.base.launch import EXIT_STOPPED, STOP_SIGNALS, handling
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.experiment.file import Experiment
-from olmo_sparsity.experiment.jobs import Job, format_states, jobs_of
+from olmo_sparsity.experiment.job import Job
+from olmo_sparsity.experiment.jobs import format_states, jobs_of
 
 if TYPE_CHECKING:
     from olmo_sparsity.config.text import DataConfig

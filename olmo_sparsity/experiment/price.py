@@ -17,13 +17,8 @@ from typing import Any, NamedTuple
 
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.experiment.file import Experiment
-from olmo_sparsity.experiment.jobs import (
-    Job,
-    MeasurementJob,
-    TrainingJob,
-    check_no_other_work,
-    jobs_of,
-)
+from olmo_sparsity.experiment.job import Job, MeasurementJob, TrainingJob
+from olmo_sparsity.experiment.jobs import check_no_other_work, jobs_of
 from olmo_sparsity.experiment.measurements import Measurement
 from olmo_sparsity.experiment.price_measurement import PriceCache, price_config
 from olmo_sparsity.experiment.price_training import TrainingPrice, describe_texts, price_training

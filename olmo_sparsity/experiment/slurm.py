@@ -24,13 +24,8 @@ from typing import NamedTuple
 from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.experiment.file import Experiment
-from olmo_sparsity.experiment.jobs import (
-    Job,
-    TrainingJob,
-    check_no_other_work,
-    format_states,
-    jobs_of,
-)
+from olmo_sparsity.experiment.job import Job, TrainingJob
+from olmo_sparsity.experiment.jobs import check_no_other_work, format_states, jobs_of
 from olmo_sparsity.experiment.models import is_named_by
 from olmo_sparsity.experiment.slurm_queue import keep_numbers, own_queued, queued
 

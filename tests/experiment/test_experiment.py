@@ -27,12 +27,8 @@ from olmo_sparsity.experiment import here
 from olmo_sparsity.experiment.agreement import describe_agreement
 from olmo_sparsity.experiment.comparisons import comparisons_of
 from olmo_sparsity.experiment.file import read_experiment, saved_experiment
-from olmo_sparsity.experiment.jobs import (
-    MeasurementJob,
-    TrainingJob,
-    format_states,
-    jobs_of,
-)
+from olmo_sparsity.experiment.job import MeasurementJob, TrainingJob
+from olmo_sparsity.experiment.jobs import format_states, jobs_of
 from olmo_sparsity.experiment.slurm import Flags
 from olmo_sparsity.training.dry_run import describe_run
 from olmo_sparsity.training.estimate.cost import cost_of_run
