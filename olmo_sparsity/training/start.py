@@ -132,7 +132,8 @@ def restore_model(inputs: Inputs, checkpoint: Path | None, start: Start) -> Rest
     with start.processes.raising_together():
         # The first weights are those of the seed, whatever was drawn before.
         torch.manual_seed(config.seed)
-        new_model = build_new_model(config, is_filled=checkpoint is not None)
+        is_filled = checkpoint is not None or config.init_from is not None
+        new_model = build_new_model(config, is_filled)
     state, engine = restore(
         config,
         inputs.settings,
@@ -158,7 +159,8 @@ class NewModel(NamedTuple):
 
 def build_new_model(config: RunConfig, is_filled: bool) -> NewModel:
     """Return a new model. Engines that shard get one without memory, as it may not fit into a
-    process as a whole. If it `is_filled` from a checkpoint, no random weights are drawn."""
+    process as a whole. If it `is_filled`, from a checkpoint or `init_from`, no random weights are
+    drawn. Later random numbers do not depend on that: each step begins with a seed of its own."""
     # A model of transformers is tried when it is built, for which it needs its weights.
     if config.model.architecture != "olmo":
         return NewModel(build_model(config.model), meta_weights=None)

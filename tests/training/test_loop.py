@@ -165,6 +165,70 @@ def test_a_resumed_run_draws_no_random_weights(
     assert repeatable_rows(config.run_folder) == before
 
 
+@pytest.mark.parametrize("engine", ["single", "fsdp"])
+def test_a_run_from_given_weights_draws_none_and_ends_as_if_it_had(
+    make_config: MakeConfig,
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str,
+) -> None:
+    """Also its dropout, which draws random numbers in each step."""
+    was_filled: list[bool] = []
+    build = start.build_new_model
+    draws_all_the_same = False
+
+    def watched(config: RunConfig, is_filled: bool) -> start.NewModel:
+        was_filled.append(is_filled)
+        before = torch.get_rng_state()
+        new_model = build(config, is_filled and not draws_all_the_same)
+        has_drawn = not torch.equal(before, torch.get_rng_state())
+        assert has_drawn == draws_all_the_same
+        return new_model
+
+    monkeypatch.setattr(start, "build_new_model", watched)
+    ends = []
+    for draws_all_the_same in (False, True):
+        config = make_config(
+            run_folder=str(tmp_path / f"from_{draws_all_the_same}"),
+            init_from=str(trained),
+            model__residual_dropout=0.1,
+            engine__name=engine,
+        )
+        train(config)
+        weights = load_model(config.run_folder, device="cpu").model.state_dict()
+        ends.append((weights, repeatable_rows(config.run_folder)))
+    assert was_filled == [True, True]
+    (weights, losses), (expected_weights, expected_losses) = ends
+    assert losses == expected_losses
+    torch.testing.assert_close(weights, expected_weights, rtol=0, atol=0)
+
+
+def test_a_damaged_environment_json_does_not_stop_a_run(
+    make_config: MakeConfig, trained: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path = trained / "environment.json"
+    damaged = path.read_bytes()[:50]
+    path.write_bytes(damaged)
+    assert train(make_config()) is Outcome.FINISHED
+    kept = trained / "environment.json.damaged"
+    assert f"the file is damaged; it is now {kept}" in capsys.readouterr().err
+    assert kept.read_bytes() == damaged
+    (start,) = json.loads(path.read_text())
+    assert start["resumed_at_step"] == 6
+
+
+def test_without_checkpoints_a_damaged_environment_json_does_not_stop_a_run(
+    make_config: MakeConfig, trained: Path
+) -> None:
+    """As that of a run whose first start was killed before it saved."""
+    shutil.rmtree(trained / "checkpoints")
+    for name in ("attempts.json", "metrics.jsonl"):
+        (trained / name).unlink()
+    (trained / "environment.json").write_text("[{")
+    assert train(make_config()) is Outcome.FINISHED
+
+
 def test_a_start_with_other_code_than_the_last_one_says_so(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

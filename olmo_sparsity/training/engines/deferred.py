@@ -34,7 +34,8 @@ RANDOM = {torch.ops.aten.uniform_.default, torch.ops.aten.normal_.default}
 @contextlib.contextmanager
 def without_drawing() -> Iterator[None]:
     """Inside, a constructor draws no random numbers, so that its weights have no defined values. It
-    is for a model that is filled from a checkpoint: to draw 7B numbers takes minutes."""
+    is for a model that is filled from a checkpoint or another model: to draw 7B numbers takes
+    minutes."""
     patched = mock.patch.object(nn.init, "trunc_normal_", lambda weight, *_, **__: weight)
     with patched, _DrawsNothing():
         yield

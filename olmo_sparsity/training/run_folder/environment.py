@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olmo_sparsity.base.devices import device_name
+from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import read_json, write_json
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.provenance import provenance, typed_command
 
 if TYPE_CHECKING:
@@ -37,7 +39,15 @@ def add_start(
     """
     import torch
 
-    earlier_starts = _read_starts(run_folder)
+    path = run_folder / FILE_NAME
+    try:
+        earlier_starts = _read_starts(path)
+    except DataError as error:
+        # Only a note, which must not stop a run. It is kept, as the disk may have been away.
+        kept = path.with_name(f"{FILE_NAME}.damaged")
+        path.replace(kept)
+        say(f"{error}: the file is damaged; it is now {kept}, and a new one begins")
+        earlier_starts = []
     this_start = {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "resumed_at_step": resumed_at,
@@ -50,7 +60,7 @@ def add_start(
         **provenance(device_name(device)),
     }
     # Written anew as a whole, which is atomic: a run has few starts.
-    write_json(run_folder / FILE_NAME, [*earlier_starts, this_start])
+    write_json(path, [*earlier_starts, this_start])
 
     commit = this_start["commit"]
     last_commit = earlier_starts[-1].get("commit") if earlier_starts else None
@@ -66,14 +76,18 @@ def has_started(run_folder: Path) -> bool:
 
 
 def last_resumed_step(run_folder: Path) -> int:
-    """Return the largest step from which a start went on; 0 if each began anew."""
-    starts = _read_starts(run_folder)
+    """Return the largest step from which a start went on; 0 if each began anew, or if the file is
+    damaged."""
+    try:
+        starts = _read_starts(run_folder / FILE_NAME)
+    except DataError:  # `add_start` says so
+        return 0
     return max((int(start.get("resumed_at_step", 0)) for start in starts), default=0)
 
 
-def _read_starts(run_folder: Path) -> list[dict]:
-    """Return the entries of all starts, the first one first."""
-    path = run_folder / FILE_NAME
+def _read_starts(path: Path) -> list[dict]:
+    """Return the entries of all starts, the first one first. Raise DataError if the file is
+    damaged."""
     if not path.exists():
         return []
-    return read_json(path, list[dict], "delete it to go on without")
+    return read_json(path, list[dict], "")
