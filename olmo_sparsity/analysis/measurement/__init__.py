@@ -4,7 +4,8 @@ request.py             the options of a call, checked together
 planning.py            model, text and settings → plan.py, which computes one document at a time
   enough_text.py       whether the text has enough documents and units
   reading.py           reads model and text; fitting.py fits settings to both
-  reuse.py             losses, targets and settings of another measurement
+  identity.py          whether two calls are one measurement
+  reused_settings.py   settings of another measurement; reuse.py: its losses and targets
     matching.py        finds its targets and units in other tokens (matched.py)
     choices.py         units that it ranked
 targets.py             which tokens are evaluated

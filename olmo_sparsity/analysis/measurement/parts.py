@@ -21,12 +21,12 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from olmo_sparsity.analysis.measurement.identity import complete_identity
 from olmo_sparsity.analysis.measurement.stored_part import (
     PartContents,
     read_contents,
@@ -35,7 +35,6 @@ from olmo_sparsity.analysis.measurement.stored_part import (
     write_part,
 )
 from olmo_sparsity.analysis.measurement.unfinished import UnfinishedDocument
-from olmo_sparsity.analysis.options import MIN_GAP
 from olmo_sparsity.analysis.results.json_values import to_json_value, write_as_json
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.schemas import MADE_OF_PARTS, PHASES, SCHEMAS, Columns
@@ -44,7 +43,6 @@ from olmo_sparsity.analysis.results.tables import to_table, write_table
 from olmo_sparsity.base.files import is_partial, read_json, writing
 from olmo_sparsity.base.manifest import MANIFEST, write_manifest
 from olmo_sparsity.base.provenance import versions_of_numbers
-from olmo_sparsity.base.renamed import with_current_names
 from olmo_sparsity.base.work_folder import WorkFolder
 
 UNFINISHED = "unfinished"
@@ -63,23 +61,6 @@ MAX_PAUSE_S = 30
 def results_folder(out: str | Path) -> WorkFolder:
     """Return the folder of a measurement. Its file identity.json tells it from other folders."""
     return WorkFolder(Path(out), "out", "identity.json", own_key="data")
-
-
-def without_idle_min_gap(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of an identity with the default of `min_gap`, where it has no effect."""
-    return {**settings, "min_gap": MIN_GAP}
-
-
-def _complete_identity(stored: dict[str, Any]) -> dict[str, Any]:
-    """Return the identity that an earlier version stored, as today's version would write it."""
-    identity = with_current_names(stored)
-    settings = identity.get("settings")
-    if isinstance(settings, dict) and "min_gap" in settings:
-        # Earlier versions accepted `min_gap` also where it chooses nothing.
-        chooses_by_size = "gap" in settings.get("sets", ()) and settings.get("share") != 1
-        if identity.get("targets") is not None or not chooses_by_size:
-            identity["settings"] = without_idle_min_gap(settings)
-    return identity
 
 
 class Parts:
@@ -112,7 +93,7 @@ class Parts:
         work = results_folder(folder)
         work.create(*(f"parts/{name}" for name in (*PHASES, UNFINISHED)))
         self._identity = work.identify(
-            to_json_value(identity), complete=_complete_identity, versions=versions_of_numbers()
+            to_json_value(identity), complete=complete_identity, versions=versions_of_numbers()
         )
         self._buffer: dict[str, dict[int, dict[str, pa.Table]]] = {phase: {} for phase in PHASES}
         self._contents_of_parts: dict[str, dict[Path, PartContents | None]] = {

@@ -14,7 +14,7 @@ column `document` of all tables.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +24,8 @@ import pandas as pd
 from olmo_sparsity.analysis.measurement.at import At
 from olmo_sparsity.analysis.measurement.enough_text import find_measured_numbers
 from olmo_sparsity.analysis.measurement.fitting import fraction_of_blocks
-from olmo_sparsity.analysis.measurement.parts import Parts, without_idle_min_gap
+from olmo_sparsity.analysis.measurement.identity import identity_of_measurement
+from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.measurement.reuse import reusable_losses, with_blocks_of
 from olmo_sparsity.analysis.measurement.settled import FixedTargets, ReusedLosses
@@ -33,7 +34,6 @@ from olmo_sparsity.analysis.measurement.targets import (
     fit_threshold,
     sampled_blocks,
     targets_by_text,
-    targets_fingerprint,
     targets_of_document,
 )
 from olmo_sparsity.analysis.options import Settings
@@ -46,10 +46,8 @@ from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.replaced import scorer_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.scoring.sink import sink_check
-from olmo_sparsity.base.extend import fingerprint_of_files
-from olmo_sparsity.base.streams import VERSION
 from olmo_sparsity.models.identity.known_identities import check_unchanged, last_identity
-from olmo_sparsity.models.loaded import LoadedModel, identity_of, using
+from olmo_sparsity.models.loaded import LoadedModel, using
 from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document, Documents
 from olmo_sparsity.text.windows import Block
@@ -292,25 +290,4 @@ class Plan:
 
     def identity(self) -> dict[str, Any]:
         """Return everything that processes must share to measure into one folder."""
-        fixed = self.fixed
-        choices = None if fixed is None else fixed.choices
-        settings = asdict(self.settings)
-        if fixed is not None or not self.settings.chooses_by_size:
-            settings = without_idle_min_gap(settings)
-        identity: dict[str, Any] = {
-            **identity_of(self.model),
-            "data": self.documents.fingerprint,
-            "num_documents": len(self.documents),
-            "random_streams": VERSION,
-            "settings": settings,
-        }
-        # Earlier versions did not write these keys. They are left out where they say nothing, so
-        # that folders of earlier versions can be resumed.
-        files = fingerprint_of_files((*self.settings.selectors, *self.settings.units))
-        if files:
-            identity["files"] = files
-        if fixed is not None and fixed.only_named:
-            identity["only_named"] = True
-        identity["targets"] = None if fixed is None else targets_fingerprint(fixed.targets)
-        identity["choices"] = None if choices is None else choices.fingerprint
-        return identity
+        return identity_of_measurement(self.model, self.documents, self.settings, self.fixed)

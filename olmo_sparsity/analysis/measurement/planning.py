@@ -36,8 +36,8 @@ from olmo_sparsity.analysis.measurement.reading import (
     within_limit,
 )
 from olmo_sparsity.analysis.measurement.request import MeasureRequest
-from olmo_sparsity.analysis.measurement.reuse import (
-    read_other,
+from olmo_sparsity.analysis.measurement.reuse import read_other
+from olmo_sparsity.analysis.measurement.reused_settings import (
     settings_of_choices,
     with_settings_of_targets,
 )

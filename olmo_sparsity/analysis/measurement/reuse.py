@@ -1,26 +1,25 @@
-"""Reuse another measurement: its losses, its targets, or the settings of its choices.
+"""Reuse another measurement: its losses, its targets, or the units that it ranked.
 
-    option of `measure`   what is reused                   functions here
+    option of `measure`   what is reused                   function
     losses=               L_short and L_long               reusable_losses
-    targets=              its targets, with their placebo  with_settings_of_targets, locate_targets
-    choices=              its targets and ranked units     settings_of_choices, locate_targets
+    targets=              its targets, with their placebo  locate_targets
+    choices=              its targets and ranked units     locate_targets, with_units=True
 
 Losses are those of one model. Targets and choices mostly come from another model that has read the
 same text. For example, a measurement of model A finds that token 18 of document 1 is a target, and
 ranks "Anna" first for it. With `choices=` a measurement of model B evaluates "Anna" at token 18.
 
-planning.py and settled.py call these functions. If the other model has another tokenizer,
-matching.py finds its targets and units by the characters of the text. choices.py holds the units.
+planning.py, plan.py and settled.py call these functions. If the other model has another tokenizer,
+matching.py finds its targets and units by the characters of the text. choices.py holds the units,
+and reused_settings.py takes the settings that targets and choices bring with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.measurement.matched import Matched
@@ -35,22 +34,11 @@ from olmo_sparsity.analysis.results.json_values import to_json_value
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.stored_results import read_results
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT
-from olmo_sparsity.analysis.selectors.influence import find_selector
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.streams import VERSION
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.text.documents import Documents
-
-WINDOW_SETTINGS = ("long", "short", "stride")
-"""Settings that the other measurement determines if both have one tokenizer."""
-
-SHARED_WITH_TARGETS = (*WINDOW_SETTINGS, "draws", "seed")
-"""Settings that `targets` takes from the other measurement where the user passed none, besides the
-prefix: with others, there are no placebo targets."""
-
-FREE_SETTINGS = {*WINDOW_SETTINGS, "prefix_ids", "ks", "sample", "blocks"}
-"""Settings that may be passed with `choices`. The other measurement determines all others."""
 
 
 def read_other(option: str, other: Any) -> Results | None:
@@ -64,78 +52,6 @@ def read_other(option: str, other: Any) -> Results | None:
     if other is not None and not isinstance(other, Results):
         raise ConfigError(f"{option}={other!r:.80} must be what measure returned, or its folder")
     return other
-
-
-def with_settings_of_targets(
-    other: Results, settings: Settings, typed: Collection[str], prefix: str
-) -> Settings:
-    """Return settings with the windows, stride, draws and seed of the measurement whose targets are
-    evaluated, so that its placebo targets are evaluated, too. Tell the user which are taken.
-
-    Args:
-        other: The measurement whose targets are evaluated.
-        settings: The settings of this call.
-        typed: Names of the settings that the user passed, which stay as they are.
-        prefix: The option `prefix`. Unless it is `auto`, the other's prefix is not taken.
-    """
-    stored = other.meta.windows | other.meta.controls | {"seed": other.meta.seed}
-    options = dict(settings.changed_options)
-    changes = []
-    for name in SHARED_WITH_TARGETS:
-        if name in typed or stored.get(name) is None:
-            continue
-        # Also where the value is equal, as `quick` would change it.
-        options[name] = stored[name]
-        if stored[name] != getattr(settings, name):
-            changes.append(f"{name}={stored[name]}")
-    if "prefix_ids" not in typed and prefix == "auto":
-        options["prefix_ids"] = tuple(stored.get("prefix", ()))
-    if changes:
-        say(f"targets: {', '.join(changes)}, as in the other measurement")
-    shared = Settings(**options)
-    shared.check()
-    return shared
-
-
-class _Difference(NamedTuple):
-    """A setting with different values in this measurement and the other one."""
-
-    here: Any
-    other: Any
-
-
-def _differing_settings(other: Results, settings: Settings) -> dict[str, _Difference]:
-    """Return the settings in which the other measurement differs from this one, by name. Only
-    settings count that decide which targets have losses and which text is the placebo's."""
-    current = to_json_value(settings.windows.as_stored()) | {
-        "seed": settings.seed,
-        "draws": settings.draws,
-        "sample": settings.sample,
-        "random_streams": VERSION,
-    }
-    meta = other.meta
-    stored = {"seed": meta.seed} | meta.windows | meta.controls
-    stored["random_streams"] = meta.identity["random_streams"]
-    return {
-        name: _Difference(here=value, other=stored.get(name))
-        for name, value in current.items()
-        if stored.get(name) != value
-    }
-
-
-def _is_same_data(other: Results, documents: Documents) -> bool:
-    """Return whether the other measurement has read the same documents in the same tokens."""
-    return bool(other.meta.data.get("fingerprint") == documents.fingerprint)
-
-
-def with_blocks_of(other: Results, documents: Documents, settings: Settings) -> Settings:
-    """Return settings with the sample of the other measurement, so that the blocks of its targets
-    have losses here. Return the settings as they are if something else differs that decides on
-    blocks: its blocks are not blocks here, then."""
-    with_same_sample = replace(settings, sample=other.meta.windows["sample"])
-    if not _is_same_data(other, documents) or _differing_settings(other, with_same_sample):
-        return settings
-    return with_same_sample
 
 
 def reusable_losses(
@@ -162,6 +78,19 @@ def reusable_losses(
     # are stored.
     by_document = other.losses.groupby("document", sort=False)
     return {int(number): rows.drop(columns="document") for number, rows in by_document}
+
+
+# --- its targets ---------------------------------------------------------------------------------
+
+
+def with_blocks_of(other: Results, documents: Documents, settings: Settings) -> Settings:
+    """Return settings with the sample of the other measurement, so that the blocks of its targets
+    have losses here. Return the settings as they are if something else differs that decides on
+    blocks: its blocks are not blocks here, then."""
+    with_same_sample = replace(settings, sample=other.meta.windows["sample"])
+    if not _is_same_data(other, documents) or _differing_settings(other, with_same_sample):
+        return settings
+    return with_same_sample
 
 
 def locate_targets(
@@ -224,71 +153,35 @@ def _locate_in_other_tokens(
     return matched
 
 
-def settings_of_choices(
-    other: Results, passed: dict[str, Any], has_other_tokenizer: bool
-) -> Settings:
-    """Return the settings under which another measurement ranked its units, so that windows,
-    targets and unrelated texts agree. Raise ConfigError if the user passed one that the other
-    measurement determines.
+# --- what differs ---------------------------------------------------------------------------------
 
-    Args:
-        other: The other measurement.
-        passed: The settings that the user passed, by name.
-        has_other_tokenizer: Whether its windows are counted in other tokens. The windows are then
-            those of this call.
-    """
+
+class _Difference(NamedTuple):
+    """A setting with different values in this measurement and the other one."""
+
+    here: Any
+    other: Any
+
+
+def _differing_settings(other: Results, settings: Settings) -> dict[str, _Difference]:
+    """Return the settings in which the other measurement differs from this one, by name. Only
+    settings count that decide which targets have losses and which text is the placebo's."""
+    current = to_json_value(settings.windows.as_stored()) | {
+        "seed": settings.seed,
+        "draws": settings.draws,
+        "sample": settings.sample,
+        "random_streams": VERSION,
+    }
     meta = other.meta
-    free_settings = FREE_SETTINGS
-    if not has_other_tokenizer:
-        free_settings = FREE_SETTINGS - {*WINDOW_SETTINGS}
-    determined = [name for name in passed if name not in free_settings]
-    if determined:
-        names = ", ".join(sorted(determined))
-        raise ConfigError(f"{names}: `choices` takes this from the other measurement; omit it")
-    if meta.identity["random_streams"] != VERSION and not has_other_tokenizer:
-        raise DataError("choices: their unrelated texts differ from today's; measure again")
-
-    settings = Settings(
-        **_windows_of_choices(other, passed, has_other_tokenizer),
-        distant_states=meta.windows["distant_states"],
-        replacements=meta.windows.get("replacements"),
-        units=tuple(meta.units),
-        selectors=_selectors_that_rank(other),
-        ks=tuple(np.atleast_1d(passed.get("ks", meta.ks)).tolist()),
-        control=meta.controls["control"],
-        # Units of the first unrelated text are stored, so that one text is evaluated.
-        draws=1,
-        # Halves score a selector's own scores, and no selector runs here.
-        halves=0,
-        seed=meta.seed,
-    )
-    settings.check()
-    return settings
+    stored = {"seed": meta.seed} | meta.windows | meta.controls
+    stored["random_streams"] = meta.identity["random_streams"]
+    return {
+        name: _Difference(here=value, other=stored.get(name))
+        for name, value in current.items()
+        if stored.get(name) != value
+    }
 
 
-def _windows_of_choices(
-    other: Results, passed: dict[str, Any], has_other_tokenizer: bool
-) -> dict[str, Any]:
-    """Return the settings of the windows, by name: those of the other measurement, or those that
-    the user passed if the other's are counted in other tokens."""
-    if has_other_tokenizer:
-        names = {*WINDOW_SETTINGS, "prefix_ids"}
-        return {name: value for name, value in passed.items() if name in names}
-    windows = other.meta.windows
-    settings = {name: windows[name] for name in WINDOW_SETTINGS}
-    settings["prefix_ids"] = tuple(windows["prefix"])
-    settings["sample"] = windows["sample"]
-    return settings
-
-
-def _selectors_that_rank(other: Results) -> tuple[str, ...]:
-    """Return the selectors of the other measurement, without those that draw units at random. Raise
-    DataError if none remains."""
-    selectors = other.meta.selectors
-    rules = tuple(name for name in selectors if find_selector(name).draws == 1)
-    if not rules:
-        raise DataError(
-            f"choices: the other measurement drew its units at random ({', '.join(selectors)})"
-            "; measure it with a selector that ranks them, such as add_one_screened"
-        )
-    return rules
+def _is_same_data(other: Results, documents: Documents) -> bool:
+    """Return whether the other measurement has read the same documents in the same tokens."""
+    return bool(other.meta.data.get("fingerprint") == documents.fingerprint)
