@@ -197,7 +197,8 @@ def test_folders_of_training_import_folders_above_them() -> None:
 
 
 PACKAGES_WITH_A_MAP = (
-    *("base", "config", "text", "command", "data", "experiment", "training"),
+    *("base", "config", "text", "command", "data", "data/preparation"),
+    *("experiment", "training"),
     *(f"training/{room}" for room in TRAINING),
     *("models", "models/gguf", "models/huggingface", "models/identity", "models/olmo"),
     *("sources", "sources/gate", "sources/prompt", "sources/reading", "sources/report"),

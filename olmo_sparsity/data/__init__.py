@@ -3,11 +3,7 @@
 `prepare`, once for a text:
 
     prepare.py                one corpus or several, one process or several
-      prepare_folder.py       fills one folder, or resumes filling it
-      prepare_together.py     several processes share the files of a corpus
-      split_checks.py         is there training text and held-out text?
-    document_batches.py       documents → batches for the tokenizer, and where a shard ends
-    encode_shards.py          batches → shards: background.py, shard_writer.py
+      preparation/            fills a folder: documents → batches → tokens → shards
     tokenizer.py              loads or trains the tokenizer
     shard_manifest.py         which shards a folder has, and how they were made
 
@@ -20,6 +16,7 @@ A run, in each step:
       positions.py            its position IDs: contiguous, PoSE, randomized
       transform.py            sequences that a function of the user changes
     heldout.py                batches of held-out text, for evaluations
+    background.py             a thread that prepares the next items; `prepare` uses it, too
 
 A newcomer may read shards.py, batches.py and positions.py, in this order.
 """

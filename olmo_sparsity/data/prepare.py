@@ -3,7 +3,8 @@
     prepare(data)                  one process, one corpus: fills `data.folder`
     prepare(data, shard=(2, 8))    the third of eight processes that share the files of a corpus
 
-A folder is filled by prepare_folder.py, and by several processes through prepare_together.py.
+A folder is filled by preparation/folder.py, and by several processes through
+preparation/together.py.
 Several corpora have a folder each, below `data.folder`, and one tokenizer:
 
     data/mine/tokenizer.json       trained on text of all corpora, in proportion to their weights
@@ -28,7 +29,7 @@ from olmo_sparsity.base.locks import locked
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.base.share import WHOLE, Share
 from olmo_sparsity.base.work_folder import check_unchanged
-from olmo_sparsity.data.prepare_folder import (
+from olmo_sparsity.data.preparation.folder import (
     TOKENIZER_SAMPLE_CHARACTERS,
     decisive_settings,
     fill_folder,
@@ -36,7 +37,7 @@ from olmo_sparsity.data.prepare_folder import (
     load_or_train_tokenizer,
     sample_for_tokenizer,
 )
-from olmo_sparsity.data.prepare_together import check_files_can_be_shared, prepare_together
+from olmo_sparsity.data.preparation.together import check_files_can_be_shared, prepare_together
 from olmo_sparsity.data.shard_manifest import Manifest
 from olmo_sparsity.data.tokenizer import load_tokenizer
 

@@ -18,8 +18,8 @@ Two documents, "ab" and "c", of two groups:
     ends      3 5                tokens 0 to 2 are the first document, 3 and 4 the second
     groups    8823… 1406…
 
-Token files have the format of OLMo's `MemMapDataset`, which names them .npy. encode_shards.py
-writes them.
+Token files have the format of OLMo's `MemMapDataset`, which names them .npy.
+preparation/encode_shards.py writes them.
 """
 
 from __future__ import annotations

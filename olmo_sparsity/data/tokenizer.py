@@ -5,7 +5,7 @@
     find_eos_id(tokenizer)                   # 100257, of <|endoftext|>
     cut_into_pieces(book)                    # texts of at most 2^19 characters
 
-Called by `prepare` (prepare_folder.py, document_batches.py) and where prepared text is read.
+Called by `prepare` (preparation/folder.py, document_batches.py) and where prepared text is read.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from olmo_sparsity.base.errors import ConfigError, DataError, UserError
 from olmo_sparsity.base.locks import LOCK, locked
 from olmo_sparsity.config.sections import DataConfig
 from olmo_sparsity.config.text import CorpusConfig, TokenizerConfig
-from olmo_sparsity.data import document_batches, prepare_together, tokenizer
+from olmo_sparsity.data import tokenizer
+from olmo_sparsity.data.preparation import document_batches, together
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sequences import Sequences
 from olmo_sparsity.data.shard_manifest import Manifest
@@ -245,7 +246,7 @@ def test_processes_that_share_the_files_write_the_same_bytes(
     assert prepare(shared, (1, 2)) is None
     for name in ("_join_folders", "sync"):
         with monkeypatch.context() as patch:
-            patch.setattr(prepare_together, name, killed)
+            patch.setattr(together, name, killed)
             with pytest.raises(Killed):
                 prepare(shared, (0, 2))
         (Path(shared.folder) / LOCK).unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import sha256_of
 from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.config.sections import DataConfig
-from olmo_sparsity.data import document_batches
+from olmo_sparsity.data.preparation import document_batches
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sequences import Sequences
 from olmo_sparsity.data.shard_manifest import Manifest

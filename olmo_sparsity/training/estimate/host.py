@@ -56,7 +56,7 @@ def disk_of(config: RunConfig) -> Disk:
     """Return the bytes that a run takes on disk. The vocabulary of the config must be known."""
     training = config.training
     num_tokens = training.batch_size * training.length * training.num_steps
-    # Shards have IDs of 16 bits where all IDs fit into them (data/prepare_folder.py).
+    # Shards have IDs of 16 bits where all IDs fit into them (data/preparation/folder.py).
     bytes_of_token = 2 if config.model.vocab_size <= 2**16 else 4
     bytes_of_checkpoint = checkpoint_bytes(config)
     # One more than is kept: the oldest is deleted after the new one is complete.

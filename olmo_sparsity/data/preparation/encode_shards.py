@@ -24,10 +24,10 @@ from olmo_sparsity.base.errors import naming_panics
 from olmo_sparsity.base.files import naming_written_file, sync
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.data.background import in_background
-from olmo_sparsity.data.document_batches import DocumentBatch, read_batches
+from olmo_sparsity.data.preparation.document_batches import DocumentBatch, read_batches
+from olmo_sparsity.data.preparation.shard_writer import ShardWriter, TokenPiece
+from olmo_sparsity.data.preparation.split_checks import check_not_empty
 from olmo_sparsity.data.shard_manifest import SPLITS, Manifest
-from olmo_sparsity.data.shard_writer import ShardWriter, TokenPiece
-from olmo_sparsity.data.split_checks import check_not_empty
 from olmo_sparsity.text.tally import CHECK_EVERY_RECORDS, Tally
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from olmo_sparsity.base.files import sync, write_atomically
 from olmo_sparsity.base.locks import locked
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.base.share import Share
-from olmo_sparsity.data.prepare_folder import (
+from olmo_sparsity.data.preparation.folder import (
     decisive_settings,
     fill_folder,
     hash_inputs,
@@ -36,8 +36,8 @@ from olmo_sparsity.data.prepare_folder import (
     load_or_train_tokenizer,
     sample_for_tokenizer,
 )
+from olmo_sparsity.data.preparation.split_checks import check_both_splits, check_not_empty
 from olmo_sparsity.data.shard_manifest import Manifest, ShardFile
-from olmo_sparsity.data.split_checks import check_both_splits, check_not_empty
 from olmo_sparsity.text.corpus import list_inputs
 from olmo_sparsity.text.corpus_readers import DAMAGED
 from olmo_sparsity.text.record_files import is_records

@@ -4,7 +4,7 @@
     DataError: no held-out document of 12 documents and data.heldout_share=0.001; give more text, or
     raise the share: --data.heldout_share=0.5 holds out about 20
 
-prepare_folder.py calls `check_both_splits` before hours of tokenizing, and `check_not_empty` is
+folder.py calls `check_both_splits` before hours of tokenizing, and `check_not_empty` is
 called when the last shard is written.
 """
 
@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.data.preparation.shard_writer import ShardWriter
 from olmo_sparsity.data.shard_manifest import SPLITS, Manifest
-from olmo_sparsity.data.shard_writer import ShardWriter
 from olmo_sparsity.text.corpus import is_heldout, read_records
 from olmo_sparsity.text.records import TextRecord
 from olmo_sparsity.text.tally import Tally

@@ -31,8 +31,9 @@ from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.base.work_folder import WorkFolder, check_unchanged
 from olmo_sparsity.config.schema import schema_fields
-from olmo_sparsity.data import document_batches
-from olmo_sparsity.data.encode_shards import write_shards
+from olmo_sparsity.data.preparation import document_batches
+from olmo_sparsity.data.preparation.encode_shards import write_shards
+from olmo_sparsity.data.preparation.split_checks import check_both_splits
 from olmo_sparsity.data.shard_manifest import (
     SPLITS,
     Manifest,
@@ -40,7 +41,6 @@ from olmo_sparsity.data.shard_manifest import (
     check_sizes,
     open_tokenizer,
 )
-from olmo_sparsity.data.split_checks import check_both_splits
 from olmo_sparsity.data.tokenizer import (
     find_eos_id,
     find_tokenizer_file,
