@@ -13,6 +13,8 @@ both, and keeps them.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,59 @@ def as_tokenizer(tokenizer: Any) -> Tokenizer:
             f"tokenizer must be a fast one, not {type(tokenizer).__name__}; pass one of "
             "AutoTokenizer, or of tokenizers"
         )
-    return _set_plain(Tokenizer.from_str(fast.to_str()))
+    plain = _set_plain(Tokenizer.from_str(fast.to_str()))
+    if fast is not tokenizer:
+        _check_same_tokens(tokenizer, plain)
+        plain.encode_special_tokens = False  # the check may have set it
+    return plain
+
+
+_PROBE = "  The Café  in Zürich opened\n\tat 9:30, didn't IT? ２ﬁ "
+"""A text that code around a tokenizer is likely to change: it has capitals, accents, white space at
+both ends and twice in a row, and characters that Unicode's compatible forms replace."""
+
+_NUM_PROBED_IDS = 32
+"""The number of tokens of the vocabulary whose text is a second probe. In a vocabulary of a few
+words, all words of the first one may be unknown."""
+
+
+def _check_same_tokens(tokenizer: Any, plain: Tokenizer) -> None:
+    """Raise ConfigError if a tokenizer of transformers has Python code that changes tokens. Only
+    its backend encodes texts here. `plain`: a copy of the backend."""
+    special = special_tokens(plain)
+    ids = sorted(set(plain.get_vocab().values()) - special.keys())
+    step = max(1, len(ids) // _NUM_PROBED_IDS)
+    for text in (_PROBE, plain.decode(ids[::step])):
+        try:
+            expected = plain.encode(text, add_special_tokens=False).ids
+        except Exception:  # tokenizers raises bare Exception, for a word that it does not know
+            continue
+        for encode, way in _ways_to_encode(tokenizer, plain):
+            # Without the special tokens around a text, which `tokens_before` reads.
+            try:
+                encoded = encode(text, add_special_tokens=False)
+                ids_of_text = getattr(encoded, "input_ids", encoded)
+            except Exception as error:  # of anybody's code
+                changed = f"raises {one_line(f'{type(error).__name__}: {error}')}"
+            else:
+                if list(ids_of_text) == expected:
+                    continue
+                changed = f"does not return the tokens of its backend_tokenizer for {text[:40]!r}"
+            raise ConfigError(
+                f"tokenizer: {type(tokenizer).__name__}{way} {changed}, and only the backend is "
+                "used; apply its Python code to the texts, or make it a normalizer of the backend, "
+                "and pass tokenizer.backend_tokenizer"
+            )
+
+
+def _ways_to_encode(tokenizer: Any, plain: Tokenizer) -> list[tuple[Callable[..., Any], str]]:
+    """Return the functions with which a tokenizer of transformers encodes a text, and how an error
+    names them. They encode with `plain` in place of its backend, as a call sets the truncation and
+    padding of the backend, which a user may have set."""
+    copied = copy(tokenizer)
+    copied._tokenizer = plain
+    copied.model_max_length = 2**30  # otherwise it may warn that a text is long
+    return [(copied, "(text)"), (copied.encode, ".encode(text)")]
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:

@@ -16,7 +16,7 @@ from olmo_sparsity import measure
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.models.load import load_model, wrap_model
 from olmo_sparsity.models.loaded import identity_of
-from olmo_sparsity.models.pretrained_tokenizer import find_tokenizer, tokens_before
+from olmo_sparsity.models.pretrained_tokenizer import as_tokenizer, find_tokenizer, tokens_before
 from tests.support.models import llama
 
 BOS, EOS = ("<s>", 0), ("</s>", 1)
@@ -41,6 +41,56 @@ def fast_tokenizer(**settings: Any) -> transformers.PreTrainedTokenizerFast:
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=word_tokenizer(), bos_token="<s>", eos_token="</s>", **settings
     )
+
+
+class LowersInCall(transformers.PreTrainedTokenizerFast):
+    def __call__(self, text: str, **options: Any) -> Any:
+        return super().__call__(text.lower(), **options)
+
+
+class LowersInEncode(transformers.PreTrainedTokenizerFast):
+    def encode(self, text: str, **options: Any) -> Any:
+        return super().encode(text.lower(), **options)
+
+
+class ReversesText(transformers.PreTrainedTokenizerFast):
+    def __call__(self, text: str, **options: Any) -> Any:
+        return super().__call__(text[::-1], **options)
+
+
+class TakesNoOption(transformers.PreTrainedTokenizerFast):
+    def __call__(self, text: str) -> Any:
+        return super().__call__(text)
+
+
+class SaysMore(transformers.PreTrainedTokenizerFast):
+    def describe(self) -> str:
+        return "changes no token"
+
+
+def test_a_tokenizer_whose_python_code_changes_tokens_is_refused() -> None:
+    # Of the first probe it knows no word.
+    few_words = Tokenizer(models.WordLevel({"a": 0, "B": 1, "?": 2}, unk_token="?"))
+    few_words.pre_tokenizer = pre_tokenizers.Whitespace()
+    for kind, backend, way in (
+        (LowersInCall, word_tokenizer(), "\\(text\\) does not return the tokens"),
+        (LowersInEncode, word_tokenizer(), ".encode\\(text\\) does not return the tokens"),
+        (ReversesText, few_words, "\\(text\\) does not return the tokens"),
+        (TakesNoOption, word_tokenizer(), "\\(text\\) raises TypeError"),
+    ):
+        with pytest.raises(ConfigError, match=f"tokenizer: {kind.__name__}{way}.*normalizer"):
+            as_tokenizer(kind(tokenizer_object=backend))
+    as_tokenizer(SaysMore(tokenizer_object=word_tokenizer()))
+
+
+def test_a_tokenizer_that_is_checked_stays_as_it_is() -> None:
+    fast = fast_tokenizer(model_max_length=3, split_special_tokens=True)
+    fast.backend_tokenizer.enable_truncation(2)
+    fast.backend_tokenizer.enable_padding(length=9)
+    fast.backend_tokenizer.model.dropout = 0.5
+    before = (fast.backend_tokenizer.to_str(), fast.model_max_length)
+    assert as_tokenizer(fast).encode("a</s>b", add_special_tokens=False).ids == [29, 1, 4]
+    assert (fast.backend_tokenizer.to_str(), fast.model_max_length) == before
 
 
 def test_a_tokenizer_of_either_library_is_taken() -> None:
