@@ -19,7 +19,7 @@ This module imports nothing large, as `--help` reads it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Self
 
 from olmo_sparsity.config.build import Schema
@@ -27,6 +27,7 @@ from olmo_sparsity.config.build import build as fill
 from olmo_sparsity.config.schema import schema_fields
 
 
+@dataclass(frozen=True)
 class Request:
     """One call of a function or command: built and checked once, then handed on unchanged.
 
@@ -43,15 +44,18 @@ class Request:
     @classmethod
     def groups(cls) -> dict[str, type]:
         """Return the options class of each group, by the group's name."""
-        # A subclass of this class is a dataclass, and a factory that is one is a class.
-        factories = {item.name: item.default_factory for item in fields(cls)}  # type: ignore[arg-type]
-        return {name: kind for name, kind in factories.items() if is_dataclass(kind)}  # type: ignore[misc]
+        groups: dict[str, type] = {}
+        for item in fields(cls):
+            factory: Any = item.default_factory
+            if isinstance(factory, type) and is_dataclass(factory):
+                groups[item.name] = factory
+        return groups
 
     @classmethod
     def names(cls) -> set[str]:
         """Return the keywords that `of` accepts: its own fields, and all options of its groups."""
         groups = cls.groups()
-        names = {item.name for item in fields(cls)} - groups.keys()  # type: ignore[arg-type]
+        names = {item.name for item in fields(cls)} - groups.keys()
         return names.union(*map(schema_fields, groups.values()))
 
     @classmethod

@@ -34,6 +34,9 @@ from olmo_sparsity.base import drawing
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 """Markers of the kinds of units, in the order in which they are drawn."""
 
+_HIGHEST_SHARE = 1.75
+"""An axis of recovery or removal ends here."""
+
 
 def draw_curves(
     figure: Figure,
@@ -72,9 +75,7 @@ def draw_curves(
             _draw_transferred(grid[0], curve, units, color)
 
             name = f"{names[curve.label]}, {curve.selector}, {units}"
-            num_alike = _num_curves_alike(curves, curve, units)
-            if num_alike > 1:  # such as seeds, which are not averaged
-                name += f" ({num_alike} runs, a line each)"
+            name += _describe_num_alike(curves, curve, units)
             if not have_one_size:
                 name += f"; {size}"
             # Curves of one name have one entry.
@@ -82,14 +83,16 @@ def draw_curves(
     return [*handle_by_name.values(), *_handles_of_controls(curves)]
 
 
-def _num_curves_alike(curves: Sequence[Curve], curve: Curve, units: str) -> int:
-    """Return how many curves share the label and selector of a curve, and have these units."""
-    return sum(
+def _describe_num_alike(curves: Sequence[Curve], curve: Curve, units: str) -> str:
+    """Return how many curves share the label and selector of a curve and have these units, such as
+    those of several seeds, which are not averaged. Return an empty text for one."""
+    num_alike = sum(
         other.label == curve.label
         and other.selector == curve.selector
         and units in set(other.rows.units)
         for other in curves
     )
+    return f" ({num_alike} runs, a line each)" if num_alike > 1 else ""
 
 
 def _describe_size(curve: Curve) -> str:
@@ -228,10 +231,6 @@ def draw_frame(axes: Axes, panel: Panel, curves: Sequence[Curve]) -> None:
     for level in (0, 1):
         axes.axhline(level, color=INK, linewidth=0.8, zorder=1)
     _cut_at_shares(axes)
-
-
-_HIGHEST_SHARE = 1.75
-"""An axis of recovery or removal ends here."""
 
 
 def _cut_at_shares(axes: Axes) -> None:

@@ -12,7 +12,7 @@ states of four distant tokens, of which the first row attends to 0 and 2 and the
               [0 −∞ 0 −∞], [−∞ 0 −∞ 0]
 
 Dimension key: B rows of a batch, L tokens of a row, W targets of a row or block, F distant tokens,
-S keys that a row attends to, D width.
+D width.
 """
 
 from __future__ import annotations
@@ -43,33 +43,30 @@ def hidden_of_batch(
             they do not attend to. Otherwise each row gets copies of those that it attends to.
     """
     first_row = batch[0]
-    states = first_row.context.states if first_row.attended is not None else None
-    attended_indices = [NO_INDICES if row.attended is None else row.attended for row in batch]
+    attended = [NO_INDICES if row.attended is None else row.attended for row in batch]
     evaluated = [np.arange(*row.evaluated_span) for row in batch]
-
-    # What is copied to the device for each row: under a mask, whether the row attends to each
-    # state; otherwise the indices of the states that it attends to.
+    states = None if first_row.attended is None else first_row.context.states
+    # What says which states a row attends to: under a mask whether it attends to each, else their
+    # indices.
     if is_masked:
         assert states is not None, "a mask hides states"
-        is_visible_BF = _visibility(attended_indices, states.num_tokens)
-        choice_of_states = list(is_visible_BF)
-        sees_all = bool(is_visible_BF.all())
+        choice_of_states = list(_visibility(attended, states.num_tokens))
     else:
-        choice_of_states = attended_indices
-        sees_all = False
+        choice_of_states = attended
+
     # One copy for all four arrays: each copy makes the host wait.
     tokens_BL, positions_BL, choice_on_device, evaluated_BW = as_tensors(
         batch, device, choice_of_states, evaluated
     )
-
     distant = None
-    if states is not None and not is_masked:
-        distant = states.choose(choice_on_device)  # attended_BS
-    elif states is not None and sees_all:
-        # Without a bias faster kernels apply.
-        distant = states.expand(len(batch))
-    elif states is not None:
-        distant = _with_hidden_tokens(states, choice_on_device)  # is_visible_BF
+    if states is not None:
+        if not is_masked:
+            distant = states.choose(choice_on_device)
+        elif all(is_visible_F.all() for is_visible_F in choice_of_states):
+            # Without a bias faster kernels apply.
+            distant = states.expand(len(batch))
+        else:
+            distant = _with_hidden_tokens(states, choice_on_device)
     hidden_BLD = model.hidden(
         tokens_BL, positions_BL, distant=distant, num_last=first_row.num_targets
     )
