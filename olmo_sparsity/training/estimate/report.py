@@ -10,9 +10,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.config.rules import check_config
+from olmo_sparsity.config.schema import schema_fields
 from olmo_sparsity.config.sections import EngineConfig, RunConfig
 from olmo_sparsity.models.huggingface.folder import count_parameters
-from olmo_sparsity.training.estimate.cheaper import find_cheaper
+from olmo_sparsity.training.estimate.cheaper import MIN_SAVING, find_cheaper
 from olmo_sparsity.training.estimate.compute import flops_per_token, share_of_peak
 from olmo_sparsity.training.estimate.cost import (
     ENGINES,
@@ -38,6 +41,9 @@ from olmo_sparsity.training.processes.watchdog import TIMES_LONGEST_STEP
 
 MANY_GPU_HOURS = 1000
 """GPU-hours above which a run should have a limit: one that is requeued or slow may take more."""
+
+MUCH_SENDING = 0.5
+"""Share of the time for collectives above which GPUs mostly wait for each other."""
 
 GRACE_S = 30
 """Seconds that clusters give a preempted job before they kill it."""
@@ -79,6 +85,7 @@ def estimate(
     costs = [cost]
     if hardware.num_processes > 1:
         costs = [cost_of_run(with_engine(config, engine), hardware) for engine in ENGINES]
+        lines |= _line_of_faster_engine(config, cost, costs)
     for cost_of_engine in costs:
         title = f"memory of a process, {cost_of_engine.engine}"
         lines[title] = _describe_memory(cost_of_engine)
@@ -141,6 +148,12 @@ def _lines_of_time(config: RunConfig, hardware: Hardware, time: RunTime) -> dict
         ),
         "tokens per second": f"{tokens_per_s:,.0f} ({_explain_speed(config, hardware, time)})",
     }
+    sending_share = time.sending_s / time.step_s
+    if sending_share > MUCH_SENDING:
+        lines["collectives"] = (
+            f"{sending_share:.0%} of a step goes into collectives, if none overlaps; fewer GPUs "
+            "or a larger training.batch_size take fewer GPU-hours for as many tokens"
+        )
     if time.step_s > config.engine.step_timeout_s:
         lines["a step"] = _describe_long_step(time.step_s, config.engine)
     if training.max_gpu_hours is None and time.gpu_hours > MANY_GPU_HOURS:
@@ -196,6 +209,51 @@ def _line_of_cheaper(config: RunConfig, hardware: Hardware, time: RunTime) -> di
             f"{saved_share:.0%} less (predicted; micro-batches of {cheaper.micro_batch_size})"
         )
     }
+
+
+def _line_of_faster_engine(
+    config: RunConfig, cost: RunCost, costs: list[RunCost]
+) -> dict[str, str]:
+    """Return a line with the engine that would save the most time; none if it saves too little.
+
+    Args:
+        cost: The cost with the engine of the run.
+        costs: The cost with each of `ENGINES`, and otherwise the same settings.
+    """
+    if cost.time is None or not cost.fits:
+        return {}
+    fastest: RunCost | None = None
+    limit = (1 - MIN_SAVING) * cost.time.hours
+    for engine, other in zip(ENGINES, costs, strict=True):
+        assert other.time is not None  # the same GPUs as those of `cost`
+        # The hours of an engine that cannot run a compiled model are assumed.
+        is_comparable = other.fits and other.is_compiled == cost.is_compiled
+        is_faster = other.time.hours < limit
+        if is_comparable and is_faster and _is_accepted(with_engine(config, engine)):
+            fastest = other
+            limit = other.time.hours
+    if fastest is None:
+        return {}
+    choice = f"--engine.name={fastest.engine}"
+    for name in ("shard_over", "reduce_every_micro_batch"):  # they are of fsdp alone
+        if getattr(config.engine, name) != schema_fields(EngineConfig)[name].default:
+            choice += f" without engine.{name}"
+    return {
+        "faster engine": (
+            f"{choice} takes {limit:,.1f} hours, {1 - limit / cost.time.hours:.0%} less "
+            f"(predicted; micro-batches of {fastest.micro_batch_size}); it was never tried on "
+            "several GPUs: run slurm/accept.sbatch before"
+        )
+    }
+
+
+def _is_accepted(config: RunConfig) -> bool:
+    """Return whether the settings of a run can be combined with its engine."""
+    try:
+        check_config(config, "")
+    except ConfigError:
+        return False
+    return True
 
 
 def _describe_memory(cost: RunCost) -> str:

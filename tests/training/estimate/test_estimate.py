@@ -610,6 +610,32 @@ def test_a_dry_run_names_cheaper_settings_if_they_save_more_than_a_tenth() -> No
     assert "cheaper" not in estimate(cheapest, hardware)
 
 
+def test_an_engine_that_saves_more_than_a_tenth_of_the_hours_is_named() -> None:
+    hardware = Hardware.of("h100", 512, None)
+    config = c4("1b", "--engine.name=ddp")
+    line = estimate(config, hardware)["faster engine"]
+    engine = line.partition(" takes ")[0].removeprefix("--engine.name=")
+    hours = time_of(config, hardware).hours
+    saved_share = 1 - time_of(c4("1b", f"--engine.name={engine}"), hardware).hours / hours
+    assert saved_share > 0.1
+    assert f" hours, {saved_share:.0%} less " in line
+    assert "never tried on several GPUs" in line
+    assert "faster engine" not in estimate(c4("1b", f"--engine.name={engine}"), hardware)
+    assert "faster engine" not in estimate(config, Hardware.of("h100", 64, None))
+    # ZeRO has no whole matrices, which Muon needs.
+    config.optimizer.name = "muon"
+    assert "zero" not in estimate(config, hardware).get("faster engine", "")
+
+
+def test_collectives_that_take_more_than_half_of_the_time_are_named() -> None:
+    config = c4("1b", "--engine.name=ddp")
+    assert "collectives" not in estimate(config, Hardware.of("h100", 64, None))
+    hardware = Hardware.of("h100", 512, None)
+    time = time_of(config, hardware)
+    line = estimate(config, hardware)["collectives"]
+    assert line.startswith(f"{time.sending_s / time.step_s:.0%} of a step goes into collectives")
+
+
 @pytest.mark.parametrize("count", [1, 8, 64])
 def test_no_cheaper_settings_are_named_for_the_shipped_1b_config(count: int) -> None:
     lines = describe_run(c4("1b"), Hardware.of("h100", count, None)).lines
