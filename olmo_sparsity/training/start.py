@@ -5,7 +5,8 @@
            check_possible     rejects what would fail in the first step, or only at the end
            open_inputs        the complete config, batches and evaluation (setup/inputs.py)
            claim_run_folder   locks the folder, or finds another run in it (run_folder/folder.py)
-      ─> check_devices, check_same, check_shared: do all processes see one config and one disk?
+      ─> check_devices, check_same, check_shared: do all processes see one config, one version of
+           the code and one disk?
       ─> choose_checkpoint    the one to go on from, if there is one (checkpoints/resume.py)
       ─> restore_model
            build_new_model    a new model, or its shapes alone and where its weights come from

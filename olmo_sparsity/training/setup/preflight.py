@@ -2,7 +2,8 @@
 minute.
 
     check_devices    two processes share a GPU, or the allocated GPUs are not visible
-    check_same       the config file of one node is older than that of another
+    check_same       the config file of one node is older than that of another, or its code or
+                     PyTorch has another version
     check_shared     the run folder is on a disk of one node alone
     check_room       the checkpoints of the run would fill the disk; a run that has begun needs room
                      for the next one alone, as it did while it ran
@@ -18,14 +19,15 @@ import shutil
 import socket
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from olmo_sparsity.base.differences import differences
 from olmo_sparsity.base.errors import ConfigError, UserError
+from olmo_sparsity.base.provenance import code_version, versions_of_numbers
 from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.models.checkpoint_files import list_checkpoints, step_of
 from olmo_sparsity.training.checkpoints.expendable import find_expendable, size_of
@@ -76,14 +78,57 @@ def _name_of_gpu(device: torch.device) -> str:
     return f"GPU {getattr(properties, 'uuid', device.index)} of {socket.gethostname()}"
 
 
+class _Installed(NamedTuple):
+    """What a process tells the others about its node."""
+
+    host: str
+    versions: Mapping[str, str]
+    """Versions that all nodes must share, by what they are of. One that is not known is left
+    out."""
+
+
 def check_same(settings: Mapping[str, Any], processes: Processes) -> None:
-    """Raise ConfigError unless all processes have the settings of the first: config files on disks
-    that are not shared may differ between machines."""
-    first_settings = processes.gather(settings if processes.is_first else None)[0]
+    """Raise ConfigError unless all processes have the settings, the code and the PyTorch of the
+    first: files on disks that are not shared may differ between machines."""
+    installed = _Installed(socket.gethostname(), _own_versions(processes))
+    gathered = processes.gather((settings if processes.is_first else None, installed))
+    first_settings = gathered[0][0]
     with processes.raising_together():
         changed = differences(first_settings, settings)
         if changed:
             raise ConfigError(f"config of the first process: {changed[0]}; give all the same file")
+        _check_same_versions([installed for _, installed in gathered])
+
+
+def _own_versions(processes: Processes) -> dict[str, str]:
+    """Return the versions of this node; none on all of its processes but one, as git would look
+    through the clone in each of them."""
+    if processes.world_size == 1 or processes.local_rank > 0:
+        return {}
+    # Without `-dirty`, as a file of a shared clone may be edited while nodes look at it.
+    commit = (code_version() or "").removesuffix("-dirty")
+    packages = versions_of_numbers()
+    versions = {
+        "commit": commit,
+        "olmo-sparsity": packages["olmo-sparsity"],
+        "PyTorch": packages["torch"],
+    }
+    return {name: version for name, version in versions.items() if version}
+
+
+def _check_same_versions(installed: Sequence[_Installed]) -> None:
+    """Raise ConfigError if two nodes have different versions. `installed`: by rank."""
+    first_rank_with: dict[str, int] = {}
+    for rank, (host, versions) in enumerate(installed):
+        for name, version in versions.items():
+            first_rank = first_rank_with.setdefault(name, rank)
+            first_host, first_versions = installed[first_rank]
+            if version != first_versions[name]:
+                raise ConfigError(
+                    f"process {first_rank} on {first_host} has {name} {first_versions[name]}, "
+                    f"process {rank} on {host} has {version}; give all nodes the same code and "
+                    "packages: one clone with its .venv on a shared disk, or one container"
+                )
 
 
 def check_room(

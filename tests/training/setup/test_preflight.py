@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from olmo_sparsity.base.errors import UserError
+from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.models.checkpoint_files import WEIGHTS, list_checkpoints
 from olmo_sparsity.training.checkpoints.writer import EXIT_DISK
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.processes.distributed import Processes
-from olmo_sparsity.training.setup.preflight import check_room, check_shared
+from olmo_sparsity.training.setup import preflight
+from olmo_sparsity.training.setup.preflight import check_room, check_same, check_shared
 from olmo_sparsity.training.steps import Outcome
 from tests.conftest import MakeConfig
 
@@ -116,6 +117,54 @@ def fails_at_the_second() -> Any:
             raise UserError("not shared")
 
     return raising_together
+
+
+class SecondNode(Processes):
+    """The second of two processes; the first one is on `node0`."""
+
+    first_versions: dict[str, str]
+
+    def gather(self, value: Any) -> list[Any]:
+        _, installed = value
+        return [
+            ({"seed": 1}, installed._replace(host="node0", versions=self.first_versions)),
+            value,
+        ]
+
+    def raising_together(self) -> Any:
+        return contextlib.nullcontext()
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "here"), [("commit", "1111", "2222"), ("PyTorch", "2.12.0", "2.13.0")]
+)
+def test_nodes_with_different_code_or_pytorch_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, there: str, here: str
+) -> None:
+    monkeypatch.setattr(preflight, "code_version", lambda: "2222-dirty")
+    packages = {"olmo-sparsity": "0.2", "torch": "2.13.0"}
+    monkeypatch.setattr(preflight, "versions_of_numbers", lambda: packages)
+    monkeypatch.setattr(preflight.socket, "gethostname", lambda: "node1")
+    second = SecondNode(rank=1, world_size=2)
+    same = {"commit": "2222", "olmo-sparsity": "0.2", "PyTorch": "2.13.0"}
+    object.__setattr__(second, "first_versions", same | {name: there})
+    message = f"process 0 on node0 has {name} {there}, process 1 on node1 has {here}; give all"
+    with pytest.raises(ConfigError, match=message):
+        check_same({"seed": 1}, second)
+    # A commit is not known without git.
+    for known in (same, {"PyTorch": "2.13.0"}):
+        object.__setattr__(second, "first_versions", known)
+        check_same({"seed": 1}, second)
+    with pytest.raises(ConfigError, match="config of the first process: seed"):
+        check_same({"seed": 2}, second)
+
+
+def test_one_process_of_a_node_looks_for_its_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "code_version", lambda: pytest.fail("asks git"))
+    second = SecondNode(rank=1, world_size=2, local_rank=1)
+    object.__setattr__(second, "first_versions", {"commit": "1111"})
+    check_same({"seed": 1}, second)
+    check_same({"seed": 1}, Processes())
 
 
 def test_a_disk_that_is_not_shared_is_noticed(tmp_path: Path) -> None:
