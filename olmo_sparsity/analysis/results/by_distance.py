@@ -245,7 +245,8 @@ def _reductions_by_bin(
     reduction_MP = np.zeros((len(documents), len(powers)))
     document_N = documents.get_indexer(ranked.whole_document)
     bin_N = ranked.power - powers.start
-    # Unlike `reduction_MP[…] += …`, this adds up all units of one document and bin.
+    # Unlike `reduction_MP[…] += …`, this adds up all units of one document and bin: of 1.0 and 0.5
+    # nats in the bin (0, 2) it makes 1.5, where `+=` would keep only one of them.
     np.add.at(reduction_MP, (document_N, bin_N), ranked.weight * ranked[reduction])
     return reduction_MP
 

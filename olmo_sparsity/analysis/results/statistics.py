@@ -225,7 +225,8 @@ def weights_of_equal_gaps(document_gaps: pd.Series, placebo_gaps: pd.Series) -> 
     num_neighbors = min(NUM_NEIGHBORS, num_targets)
 
     # Ranks of the neighbours of each placebo target: half of them have smaller gaps, where there
-    # are as many.
+    # are as many. In the example above, a placebo gap of 0.4 would be third, at rank 2; its
+    # neighbours have the ranks 1, 2 and 3. One of 0.1 would be first, with the ranks 0, 1 and 2.
     rank_of_placebo = np.searchsorted(document_gaps.to_numpy()[order], placebo_gaps)
     first_rank = np.clip(rank_of_placebo - num_neighbors // 2, 0, num_targets - num_neighbors)
     ranks = first_rank[:, None] + np.arange(num_neighbors)
