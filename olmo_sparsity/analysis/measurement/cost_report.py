@@ -45,8 +45,8 @@ LABEL_WIDTH = 16
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """The numbers that a dry run prints, for one shard of a measurement."""
+class EstimatedWork:
+    """What one shard of a measurement will compute, and how long it takes; a dry run prints it."""
 
     trial: Trial
     targets: ExpectedTargets
@@ -56,7 +56,7 @@ class Estimate:
 
 
 def describe_estimate(
-    plan: Plan, estimate: Estimate, shard: Shard, machine: Machine | None
+    plan: Plan, work: EstimatedWork, shard: Shard, machine: Machine | None
 ) -> list[str]:
     """Return the lines that a dry run prints.
 
@@ -64,17 +64,17 @@ def describe_estimate(
         machine: Another machine, for which GPU-hours are given. None if no other is asked for.
     """
     lines = [
-        _describe_induction_of_trial(plan, estimate.trial.induction),
-        *_describe_work(plan, estimate, shard),
-        *_describe_resources(plan, estimate),
+        _describe_induction_of_trial(plan, work.trial.induction),
+        *_describe_work(plan, work, shard),
+        *_describe_resources(plan, work),
     ]
-    if round(estimate.targets.num_evaluated) == 0:
+    if round(work.targets.num_evaluated) == 0:
         lines.append(_labelled("warning", _describe_nothing_evaluated(plan)))
-    if estimate.seconds > LONG_S:
+    if work.seconds > LONG_S:
         advice = "--quick, or fewer: --max-documents, --max-targets, --blocks, --ks"
         lines.append(_labelled("to shrink", advice))
     if machine is not None:
-        hours = machine.hours(estimate.cost.forwards)
+        hours = machine.hours(work.cost.forwards)
         speed = f"{machine.forwards_per_s:,.0f} a second, {machine.origin}"
         lines.append(_labelled("GPU-hours", f"about {hours:.2g} ({speed})"))
     return lines
@@ -102,11 +102,11 @@ def _describe_induction_of_trial(plan: Plan, tried: InductionCheck) -> str:
     )
 
 
-def _describe_work(plan: Plan, estimate: Estimate, shard: Shard) -> list[str]:
+def _describe_work(plan: Plan, work: EstimatedWork, shard: Shard) -> list[str]:
     """Return the lines on model, documents, targets and intervals: what is measured."""
     model = plan.model
     documents = plan.documents
-    targets = estimate.targets
+    targets = work.targets
     num_measured = len(shard.of(plan.measured_numbers))
     # Some were left out when the text was read, others have no target with a full window.
     num_skipped = documents.num_too_short + len(documents) - len(plan.measured_numbers)
@@ -126,7 +126,7 @@ def _describe_work(plan: Plan, estimate: Estimate, shard: Shard) -> list[str]:
             f"{num_measured:,} to measure, {num_skipped:,} too short for the long window"
             f"{_describe_parts(documents)}",
         ),
-        _labelled("targets", f"{estimate.cost.num_targets:,} with both losses, {chosen}"),
+        _labelled("targets", f"{work.cost.num_targets:,} with both losses, {chosen}"),
         _labelled("intervals", _describe_intervals(num_targets_of_shards)),
     ]
 
@@ -151,14 +151,14 @@ def _describe_intervals(num_targets: float) -> str:
     return f"about {' and '.join(widths)} (by stored measurements)"
 
 
-def _describe_resources(plan: Plan, estimate: Estimate) -> list[str]:
+def _describe_resources(plan: Plan, work: EstimatedWork) -> list[str]:
     """Return the lines on token-forwards, FLOPs, memory and time: what it takes."""
-    cost = estimate.cost
+    cost = work.cost
     device = plan.scorer.device
     # Without an expected target this is 0, and not a division by 0.
-    per_target = cost.recovery_forwards / max(estimate.targets.num_evaluated, 1e-9)
+    per_target = cost.recovery_forwards / max(work.targets.num_evaluated, 1e-9)
     flops = cost.forwards * 2 * plan.model.num_parameters
-    speed = f"{cost.forwards / estimate.seconds:,.0f} token-forwards a second, tried here"
+    speed = f"{cost.forwards / work.seconds:,.0f} token-forwards a second, tried here"
     return [
         _labelled(
             "token-forwards",
@@ -168,7 +168,7 @@ def _describe_resources(plan: Plan, estimate: Estimate) -> list[str]:
         _labelled(
             "memory", f"{peak_memory_gib(device):.1f} GiB of {device} at the peak of a trial"
         ),
-        _labelled("time", f"about {format_duration(estimate.seconds)} in one process ({speed})"),
+        _labelled("time", f"about {format_duration(work.seconds)} in one process ({speed})"),
     ]
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from olmo_sparsity.analysis.measurement.cost_report import Estimate, describe_estimate
+from olmo_sparsity.analysis.measurement.cost_report import EstimatedWork, describe_estimate
 from olmo_sparsity.analysis.measurement.counted_cost import count_cost
 from olmo_sparsity.analysis.measurement.expected_targets import expect_targets
 from olmo_sparsity.analysis.measurement.machine import machine_of_speed
@@ -49,7 +49,7 @@ def estimate(plan: Plan, shard: tuple[int, int] = ALL_DOCUMENTS, speed: str | No
         seconds_of_losses = cost.loss_forwards / trial.speed
         seconds_of_recovery = cost.recovery_forwards / speed_of_targets(plan, targets, trial.speed)
 
-    estimated = Estimate(trial, targets, cost, seconds_of_losses + seconds_of_recovery)
+    estimated = EstimatedWork(trial, targets, cost, seconds_of_losses + seconds_of_recovery)
     details = "\n".join(describe_estimate(plan, estimated, shard, machine))
     return Cost(round(cost.forwards), plan.model.num_parameters, details)
 
