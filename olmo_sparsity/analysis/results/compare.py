@@ -24,6 +24,7 @@ from typing import Any
 
 import pandas as pd
 
+from olmo_sparsity.analysis.results.doubts import with_remarks
 from olmo_sparsity.analysis.results.intervals import Interval
 from olmo_sparsity.analysis.results.loss_statistics import (
     SavingColumn,
@@ -40,6 +41,7 @@ from olmo_sparsity.analysis.results.stored_results import read_results
 from olmo_sparsity.analysis.results.target_rows import PLACEBO
 from olmo_sparsity.analysis.results.two_measurements import both_ways, net_differences
 from olmo_sparsity.base.errors import DataError, check_type
+from olmo_sparsity.base.progress import say
 
 ResultsOrFolder = Results | str | Path
 
@@ -51,12 +53,21 @@ COMPARED_WINDOWS = ("long", "short", "stride", "prefix", "distant_states")
 def compare(first: ResultsOrFolder, second: ResultsOrFolder) -> pd.DataFrame:
     """Return net excess of the first measurement minus net excess of the second: a row for each
     target set, units, selector and k. Both must be of the same text in the same tokens. Intervals
-    are paired, and by Student's t if documents are few.
+    are paired, and by Student's t if documents are few. If other settings differ, such as the
+    stride, a line on stderr names them.
 
     The columns `mean_gap`, `mean_gap_low` and `mean_gap_high` are the difference of the mean gap
-    over all tokens that both measured; they are the same in each row."""
+    over all tokens that both measured; they are the same in each row. The column `remark` says what
+    makes the intervals of a row doubtful, or is empty."""
     first_results = _read_if_folder("first", first)
     second_results = _read_if_folder("second", second)
+    table = compare_results(first_results, second_results)
+    _say_differing_conditions(first_results, second_results)
+    return table
+
+
+def compare_results(first_results: Results, second_results: Results) -> pd.DataFrame:
+    """Return what `compare` returns, and print nothing."""
     # Net excess, which is compared, subtracts the placebo's excess.
     for results in (first_results, second_results):
         if PLACEBO not in set(results.targets.distant_part):
@@ -67,7 +78,8 @@ def compare(first: ResultsOrFolder, second: ResultsOrFolder) -> pd.DataFrame:
             raise DataError(f"{name} has no placebo to compare; {remedy}")
     table = as_reported(net_differences(*_pairs(first_results, second_results)))
     gap = gap_difference(first_results.reported, second_results.reported, first_results.parts)
-    return table.assign(mean_gap=gap.value, mean_gap_low=gap.low, mean_gap_high=gap.high)
+    table = table.assign(mean_gap=gap.value, mean_gap_low=gap.low, mean_gap_high=gap.high)
+    return with_remarks(table, has_net=True)
 
 
 @dataclass(frozen=True)
@@ -103,9 +115,16 @@ def difference_of_loss_saved(
 def transfer(first: ResultsOrFolder, second: ResultsOrFolder) -> pd.DataFrame:
     """Return the mean of two measurements in which two models evaluate each other's choices
     (`measure` with `choices`): their mean recovery, removal and so on, a row for each target set,
-    units, selector and k."""
+    units, selector and k. The column `remark` and a line on stderr are those of `compare`."""
     first_results = _read_if_folder("first", first)
     second_results = _read_if_folder("second", second)
+    table = transfer_results(first_results, second_results)
+    _say_differing_conditions(first_results, second_results)
+    return table
+
+
+def transfer_results(first_results: Results, second_results: Results) -> pd.DataFrame:
+    """Return what `transfer` returns, and print nothing."""
     for results in (first_results, second_results):
         if "choices" not in results.meta.targets:
             name = results.meta.model.get("name")
@@ -120,7 +139,7 @@ def transfer(first: ResultsOrFolder, second: ResultsOrFolder) -> pd.DataFrame:
                 f"{evaluated.meta.model.get('name')} evaluated what {chooser['name']} chose, not "
                 f"{other.meta.model.get('name')}; pass both directions of one pair of models"
             )
-    return as_reported(both_ways(*_pairs(first_results, second_results)))
+    return with_remarks(as_reported(both_ways(*_pairs(first_results, second_results))))
 
 
 def _read_if_folder(name: str, results: ResultsOrFolder) -> Results:
@@ -145,6 +164,22 @@ def differing_conditions(first: Results, second: Results) -> dict[str, tuple[Any
         for name, value in first_values.items()
         if value != second_values[name]
     }
+
+
+def describe_differing_conditions(first: Results, second: Results) -> str:
+    """Return a line that names the settings in which two measurements differ, or nothing."""
+    differences = [
+        f"{name} {first_value} and {second_value}"
+        for name, (first_value, second_value) in differing_conditions(first, second).items()
+    ]
+    return f"measured with different {'; '.join(differences)}" if differences else ""
+
+
+def _say_differing_conditions(first: Results, second: Results) -> None:
+    """Tell the user of a Python function in which settings two measurements differ."""
+    differing = describe_differing_conditions(first, second)
+    if differing:
+        say(differing)
 
 
 def _conditions(meta: Meta) -> dict[str, Any]:

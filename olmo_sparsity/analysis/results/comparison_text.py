@@ -7,19 +7,18 @@
     gap     add_one          tokens    1      +0.21 [+0.05, +0.37]  …      6 / 4  *
       *: 6 documents are too few to trust the interval
 
-`compare` and `transfer` of compare.py compute the numbers; here each row gets a remark that says
-what makes its intervals doubtful. Never imports torch.
+`compare` and `transfer` of compare.py compute the numbers, and a remark for each row that says what
+makes its intervals doubtful. Never imports torch.
 """
 
 from __future__ import annotations
 
 import pandas as pd
 
-from olmo_sparsity.analysis.results.compare import compare, differing_conditions, transfer
-from olmo_sparsity.analysis.results.doubts import (
-    SETS_BY_OUTCOME,
-    describe_missing_placebo,
-    warnings_of_few,
+from olmo_sparsity.analysis.results.compare import (
+    compare_results,
+    describe_differing_conditions,
+    transfer_results,
 )
 from olmo_sparsity.analysis.results.intervals import BOOTSTRAP
 from olmo_sparsity.analysis.results.reported import has_few_targets
@@ -41,9 +40,7 @@ def compare_with_remarks(first: Results, second: Results, transfers: bool) -> pd
         transfers: Compare them by `transfer`, where each model evaluated what the other chose, not
             by `compare`.
     """
-    if transfers:
-        return with_remarks(transfer(first, second))
-    return with_remarks(compare(first, second), has_net=True)
+    return transfer_results(first, second) if transfers else compare_results(first, second)
 
 
 def describe_comparison(
@@ -72,13 +69,9 @@ def describe_comparison(
         columns = ["net", "net_equal", "net_nats"]
         title = f"net excess: {names or f'{first_name} minus {second_name}'}"
     lines = [title]
-    differing = differing_conditions(first, second)
+    differing = describe_differing_conditions(first, second)
     if differing:
-        differences = [
-            f"{name} {first_value} and {second_value}"
-            for name, (first_value, second_value) in differing.items()
-        ]
-        lines.append(f"measured with different {'; '.join(differences)}")
+        lines.append(differing)
     if not transfers:
         lines.append(_describe_gap_difference(table))
     lines += _format_comparison(table, columns)
@@ -118,27 +111,6 @@ def _describe_intervals_of_comparison(table: pd.DataFrame, transfers: bool) -> l
             f"; by Student's t in rows of fewer than {FEW_FOR_BOOTSTRAP} documents (own / placebo)"
         )
     return [*lines, intervals]
-
-
-def with_remarks(table: pd.DataFrame, has_net: bool = False) -> pd.DataFrame:
-    """Add the column `remark` to a comparison: what makes the intervals of a row doubtful, or
-    nothing.
-
-    Args:
-        has_net: Whether net excess is compared.
-    """
-    remarks = []
-    for row in table.to_dict("records"):
-        is_by_outcome = row["target_set"] in SETS_BY_OUTCOME
-        missing_placebo = describe_missing_placebo(row, is_transfer=not has_net)
-        shows_net = has_net and is_by_outcome and not missing_placebo
-        warnings = warnings_of_few(row, shows_net)
-        if missing_placebo:
-            warnings.append(missing_placebo)
-        if has_net and not is_by_outcome:
-            warnings.append("no net excess: these targets were not selected by their gap")
-        remarks.append("; ".join(warnings))
-    return table.assign(remark=remarks)
 
 
 def _counts_of_documents(table: pd.DataFrame) -> list[str]:

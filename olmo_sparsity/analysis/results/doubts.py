@@ -92,3 +92,24 @@ def describe_missing_placebo(row: Any, is_transfer: bool) -> str:
     if needs_placebo and row.get("num_placebo_targets") == 0:
         return "no placebo targets, so no net excess"
     return ""
+
+
+def with_remarks(table: pd.DataFrame, has_net: bool = False) -> pd.DataFrame:
+    """Add the column `remark` to a comparison: what makes the intervals of a row doubtful, or
+    nothing.
+
+    Args:
+        has_net: Whether net excess is compared.
+    """
+    remarks = []
+    for row in table.to_dict("records"):
+        is_by_outcome = row["target_set"] in SETS_BY_OUTCOME
+        missing_placebo = describe_missing_placebo(row, is_transfer=not has_net)
+        shows_net = has_net and is_by_outcome and not missing_placebo
+        warnings = warnings_of_few(row, shows_net)
+        if missing_placebo:
+            warnings.append(missing_placebo)
+        if has_net and not is_by_outcome:
+            warnings.append("no net excess: these targets were not selected by their gap")
+        remarks.append("; ".join(warnings))
+    return table.assign(remark=remarks)

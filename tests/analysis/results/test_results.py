@@ -388,6 +388,22 @@ def test_a_comparison_names_what_differs_and_refuses_replaced_beside_masked_text
         compare(results, replace(results, meta=replaced))
 
 
+def test_compare_tells_python_what_the_command_prints(
+    results: Results, capsys: pytest.CaptureFixture[str]
+) -> None:
+    windows = results.meta.windows
+    other = replace(results.meta, windows=windows | {"stride": windows["stride"] + 1})
+    changed = replace(results, meta=other)
+    table = compare(results, changed)
+    line = f"measured with different stride {windows['stride']} and {windows['stride'] + 1}\n"
+    assert capsys.readouterr().err == line
+    shown = compare_with_remarks(results, changed, transfers=False)
+    assert table.remark.any()  # of five documents
+    pd.testing.assert_frame_equal(table, shown)
+    compare(results, results)
+    assert capsys.readouterr().err == ""
+
+
 def test_texts_of_equal_length_are_not_taken_for_one_text(results: Results) -> None:
     meta = replace(results.meta, data={"fingerprint": "another text"})
     as_long = replace(results, tokens=results.tokens.assign(text="a"))

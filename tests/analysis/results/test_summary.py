@@ -18,9 +18,9 @@ from olmo_sparsity.analysis.results.columns import SUMMARY, column_named
 from olmo_sparsity.analysis.results.comparison_text import (
     compare_with_remarks,
     describe_comparison,
-    with_remarks,
 )
 from olmo_sparsity.analysis.results.conclusion import conclude, summary_in_order_of_units
+from olmo_sparsity.analysis.results.doubts import with_remarks
 from olmo_sparsity.analysis.results.intervals import BOOTSTRAP
 from olmo_sparsity.analysis.results.json_values import write_as_json
 from olmo_sparsity.analysis.results.loss_statistics import mean_gap
