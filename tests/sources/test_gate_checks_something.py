@@ -39,6 +39,8 @@ GOOD = {"sources": {"a": "x"}, "question": "q", "answer": ["w1", "w2"], "expect"
         ({"expect": {"sources": "a", "nats": float("inf")}}, "least number"),
         ({"expect": {"sources": "a", "nats": 10**400}}, "least number"),
         ({"id": ["a"]}, "id="),
+        ({"expect": ""}, "must be none, a source"),
+        ({"expect": {"either": ["a", ""]}}, "must be none, a source"),
     ],
 )
 def test_a_line_that_would_check_nothing_is_an_error(

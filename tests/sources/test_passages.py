@@ -52,6 +52,35 @@ def test_the_group_name_names_a_passage(pattern: str) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("tag", "name"),
+    [
+        ("""<document title="Bob's notes">""", "Bob's notes"),
+        ("""<document title='a "b" c'>""", 'a "b" c'),
+        ('<document index="1" title="report.pdf">', "report.pdf"),
+        ('<document title="report.pdf" index="1">', "report.pdf"),
+        ('<document data-id="7" title="report.pdf">', "report.pdf"),
+        ('<document data-id="7">', "passage 1"),
+        ('<document title = "report.pdf">', "report.pdf"),
+        ('<document title="a > b">', "a > b"),
+        ('<document title="" id="4">', "4"),
+        ("<document>", "passage 1"),
+        ("<document title=Bob's>", "passage 1"),
+    ],
+)
+def test_the_attributes_of_a_tag_name_a_passage(tag: str, name: str) -> None:
+    text = f"{tag}It opened in 1921.</document>\n<document id='2'>Don't.</document>\nWhen?"
+    assert found("document", text) == {name: "It opened in 1921.", "2": "Don't."}
+
+
+def test_a_tag_of_another_name_is_no_passage() -> None:
+    text = "<document-note>as of May</document-note> <document id='2'>Yes.</document> Is it open?"
+    parts = split_at_passages([text], "document")
+    assert [part.text for part in parts if isinstance(part, Passage)] == ["Yes."]
+    assert parts[0] == "<document-note>as of May</document-note> <document id='2'>"
+    assert doubts_about([text], parts, "document") == []
+
+
 def test_the_group_name_alone_leaves_all_that_matches_as_the_text() -> None:
     assert found(r"\[\d+\] (?P<name>.*)\n.*")["faq.md"] == "[2] faq.md\nTickets cost 4 euros."
 

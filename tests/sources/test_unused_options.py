@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from olmo_sparsity import attribute, estimate_cost, load_model
+from olmo_sparsity import attribute, check, estimate_cost, load_model
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.sources.gate.questions_file import read_questions
 from olmo_sparsity.sources.options import SourceSettings
@@ -74,3 +74,9 @@ def test_options_of_servers_and_of_loading_are_refused_for_other_models() -> Non
         attribute(model_of(), make_tokenizer(), **GIVEN, device_map="auto")
     with pytest.raises(ConfigError, match=r"patience=5\.0: load_model takes it"):
         attribute(model_of(), make_tokenizer(), **GIVEN, patience=5.0)
+
+
+@pytest.mark.parametrize("name", ["new_need_source", "allow_other_model"])
+def test_options_of_a_comparison_are_refused_without_a_baseline(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}=True has no effect without baseline"):
+        check(model_of(), [], tmp_path, **{name: True})

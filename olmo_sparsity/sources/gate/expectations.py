@@ -153,6 +153,7 @@ def _read_entry(entry: Any, statement: int | None, location: str) -> Expectation
     if isinstance(names, str):
         names = [names]
     are_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    are_names = are_names and "" not in names  # an empty name is a field that was left out
     if not are_names or not names or not _is_number_of_nats(nats):
         raise DataError(
             f"{location}: expect={entry!r:.60} must be none, a source, {FORMS}, or a list"

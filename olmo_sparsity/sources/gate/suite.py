@@ -76,6 +76,7 @@ def check(
     gate.check_must_pass(must_pass)
     check_type("new_need_source", new_need_source, bool, "True or False")
     check_type("allow_other_model", allow_other_model, bool, "True or False")
+    _check_has_baseline(baseline, allow_other_model, new_need_source)
     for name, folder in (("baseline", baseline), ("pages", pages)):
         if folder is not None:
             path_of(name, folder)
@@ -98,6 +99,16 @@ def check(
         must_pass=must_pass,
         new_need_source=new_need_source,
     ).report
+
+
+def _check_has_baseline(
+    baseline: str | Path | None, allow_other_model: bool, new_need_source: bool
+) -> None:
+    """Raise ConfigError for an option that says how to compare with a baseline, without one."""
+    of_baseline = {"allow_other_model": allow_other_model, "new_need_source": new_need_source}
+    for name, value in of_baseline.items():
+        if value and baseline is None:
+            raise ConfigError(f"{name}=True has no effect without baseline; pass one, or omit it")
 
 
 def _check_options_are_known(options: Mapping[str, Any]) -> None:

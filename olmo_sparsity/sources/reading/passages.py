@@ -24,8 +24,19 @@ from typing import NamedTuple
 
 from olmo_sparsity.base.errors import ConfigError, printable
 
-NAME_ATTRIBUTE = re.compile(r"""\b(?:title|name|source|id|index)=["']([^"']+)["']""")
-"""An attribute of a passage's tag that names it."""
+NAME_ATTRIBUTES = ("title", "name", "source", "id", "index")
+"""Attributes of a passage's tag that name it. If a tag has several, the first of these does: a
+title says more than a number."""
+
+ATTRIBUTE = re.compile(
+    r"""(?<![\w:.-])(?P<key>[\w:.-]+)\s*=\s*(?:"(?P<a>[^"<]*)"|'(?P<b>[^'<]*)')"""
+)
+"""An attribute of a tag. Its value ends at the quotation mark with which it began, so that it may
+hold the other one: `title="Bob's notes"`."""
+
+ATTRIBUTES = r"""(?:=\s*"[^"<]*"|=\s*'[^'<]*'|[^>])*+"""
+"""All that stands between the name of a tag and the `>` at its end. A value in quotation marks may
+hold a `>`: `title="a > b"`."""
 
 UNNAMED_PASSAGE = "passage"
 """What a passage without a name is called, with its number."""
@@ -115,7 +126,7 @@ def doubts_about(texts: Sequence[str], parts: Sequence[MessagePart], passages: s
 
     if _is_tag(pattern):
         for passage in found_passages:
-            if re.search(rf"<{passages}\b", passage.text):
+            if re.search(_start_of_tag(passages), passage.text):
                 doubts.append(
                     f"passages={passages!r:.40}: another <{passages}> begins within the source "
                     f"'{printable(passage.name)}'; close each tag before the next one opens"
@@ -167,8 +178,9 @@ def _holds_further_matches(
 def _compile(passages: str) -> re.Pattern[str]:
     """Return the pattern of a tag or of a user's regular expression."""
     if re.fullmatch(r"\w[\w-]*", passages):
+        start = _start_of_tag(passages)
         return re.compile(
-            rf"<{passages}\b(?P<attributes>[^>]*)>(?P<text>.*?)</{passages}>", re.DOTALL
+            rf"{start}(?P<attributes>{ATTRIBUTES})>(?P<text>.*?)</{passages}>", re.DOTALL
         )
     try:
         # Without flags: a dot matches no line break, so that a mark such as `\[1\] .*` ends with
@@ -185,6 +197,12 @@ def _compile(passages: str) -> re.Pattern[str]:
             "passage (?P<name>…) and (?P<text>…), and leave others without a name"
         )
     return pattern
+
+
+def _start_of_tag(name: str) -> str:
+    """Return an expression for the start of a tag; `<document-note>` is another one than
+    `<document>`."""
+    return rf"<{name}(?![\w:.-])"
 
 
 def _is_tag(pattern: re.Pattern[str]) -> bool:
@@ -205,7 +223,18 @@ def _name_in(match: re.Match[str]) -> str:
     """Return the name that the message gives a passage; empty if it gives none."""
     groups = match.groupdict()
     if _is_tag(match.re):
-        attribute = NAME_ATTRIBUTE.search(groups["attributes"])
-        return attribute[1] if attribute else ""
+        return _name_among(groups["attributes"])
     # A name over several lines becomes one line.
     return " ".join((groups.get("name") or "").split())
+
+
+def _name_among(attributes: str) -> str:
+    """Return the name that the attributes of a tag give; empty if none does.
+
+    For example `index="1" title="faq.md"`: faq.md.
+    """
+    values = {
+        attribute["key"]: attribute["a"] or attribute["b"] or ""
+        for attribute in ATTRIBUTE.finditer(attributes)
+    }
+    return next((values[key] for key in NAME_ATTRIBUTES if values.get(key)), "")
