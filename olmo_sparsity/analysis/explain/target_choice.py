@@ -51,7 +51,18 @@ def _spans_of_largest_gaps(prepared: Prepared, first_with_units: int) -> Spans:
         prepared.scorer, prepared.document, prepared.windows, blocks=prepared.blocks_to_select()
     )
     check_finite(losses[LOSSES].to_numpy(), "targets")
-    return largest_gaps(losses[losses.target >= first_with_units])
+    losses = losses[losses.target >= first_with_units]
+    spans = largest_gaps(losses)
+    if prepared.max_num_units(spans) != 1 or _num_units_before(prepared, losses.target.max()) == 1:
+        return spans
+    # All of them have one distant unit, so there is nothing to rank. Later targets have more.
+    nums_units = losses.target.map(lambda target: _num_units_before(prepared, target))
+    return largest_gaps(losses[nums_units > 1])
+
+
+def _num_units_before(prepared: Prepared, target: int) -> int:
+    """Return the number of distant units of a target of one token."""
+    return prepared.max_num_units([(target, target + 1)])
 
 
 def _longest_of_each_start(spans: Spans) -> Spans:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from olmo_sparsity import estimate_cost, explain
+from olmo_sparsity.analysis.explain import target_choice
 from olmo_sparsity.analysis.explain.answer import count
 from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.explain.stored_form import to_json
@@ -88,6 +89,20 @@ def test_numbers_are_those_of_plain_transformers(
         assert unit.loss_set == pytest.approx(loss(chosen), abs=2e-5)
         without = loss([place for place in every if place not in chosen])
         assert unit.loss_without == pytest.approx(without, abs=2e-5)
+
+
+def test_without_names_a_target_with_two_distant_units_is_found(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_one_gap(*arguments: Any, **options: Any) -> pd.DataFrame:
+        """The only gap is that of the first target, which has one distant token."""
+        losses = context_losses(*arguments, **options)
+        gap = 1.0 * (losses.target == losses.target.min())
+        return losses.assign(loss_short=losses.loss_long + gap)
+
+    monkeypatch.setattr(target_choice, "context_losses", with_one_gap)
+    found = asked(model, at=None)
+    assert found.targets.target.min() > SHORT + 1
 
 
 @pytest.mark.parametrize("long", ["all", 30])
