@@ -7,6 +7,7 @@ PyYAML reads YAML 1.1, in which a learning rate of 1e-3 is a text. Here numbers 
     010            8                 10
     1:30           90                text "1:30"
     1_0            10                text "1_0"
+    no             false             false: words for true and false are those of 1.1
     2026-01-01     a date            text "2026-01-01"
 
 A key that is there twice is an error, as are texts that would exhaust the stack or the memory.
@@ -23,11 +24,13 @@ import yaml
 from olmo_sparsity.config.schema import LARGEST
 
 MAX_DIGITS = 100
-"""The largest number of digits of a whole number. One with more is a mistake."""
+"""The largest number of digits of a whole number. One with more is a mistake. A number of fewer
+digits that is above `LARGEST` is refused by the schema, with the name of the key."""
 
 MAX_ALIASES = 20
 """The largest number of aliases in a text. An alias (*name) repeats a value, so that ten levels of
-ten aliases each would build 10^10 values."""
+ten aliases each would build 10^10 values. With twenty, each of which doubles what is before it, the
+value has a million copies at most."""
 
 MAX_DEPTH = 50
 """The largest number of mappings and lists within each other. Deeper ones exhaust the library's
@@ -44,12 +47,19 @@ def dump_yaml(value: Any) -> str:
 @lru_cache(maxsize=64)  # the models of an experiment have their base file in common
 def parse_yaml(text: str, at_depth: int = 0) -> Any:
     """Return the value of a YAML text. Raise ValueError, or an error of the library, for a text
-    that cannot be read. `at_depth`: how many mappings the value will be put into."""
-    _check_nesting(text, at_depth)
+    that cannot be read.
+
+    Calls with equal arguments return the same object: callers must not change it.
+
+    Args:
+        text: The YAML text.
+        at_depth: How many mappings the value will be put into.
+    """
+    _check_size(text, at_depth)
     return yaml.load(text, _Loader)
 
 
-def _check_nesting(text: str, at_depth: int) -> None:
+def _check_size(text: str, at_depth: int) -> None:
     """Raise ValueError for a text that is nested too deep, has too many aliases, or an alias inside
     the value that it stands for. Only events are read, so nothing large is built before."""
     # The anchor (&name) of each collection around the current event; None if it has no anchor.
@@ -70,8 +80,29 @@ def _check_nesting(text: str, at_depth: int) -> None:
             raise ValueError(f"it is nested too deep: more than {MAX_DEPTH} levels")
 
 
+_WHOLE = re.compile(r"([-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")
+_DECIMAL = re.compile(
+    r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$"
+    r"|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
+)
+_FIRST_LETTERS = list("-+0123456789.")
+"""The letters with which a number can begin: PyYAML looks up patterns by the first letter."""
+
+
+def _read_numbers_of_yaml_1_2(dialect: Any) -> None:
+    """Make a loader or dumper take the numbers of YAML 1.2 for numbers, and no text for a date."""
+    dialect.yaml_implicit_resolvers = {
+        first: [pair for pair in pairs if not pair[0].endswith((":timestamp", ":int", ":float"))]
+        for first, pairs in dialect.yaml_implicit_resolvers.items()
+    }
+    # The first pattern that matches counts, and a whole number is a decimal, too.
+    for kind, pattern in (("int", _WHOLE), ("float", _DECIMAL)):
+        dialect.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", pattern, _FIRST_LETTERS)
+
+
 class _Loader(_SafeLoader):
-    """A safe loader that names duplicate keys and endless numbers with their lines."""
+    """A safe loader that refuses duplicate keys, and numbers of more than MAX_DIGITS digits, and
+    names their lines."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         # PyYAML would silently take the last value of a key.
@@ -100,27 +131,7 @@ class _Loader(_SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """A safe dumper that quotes exactly the texts that `_Loader` would read as numbers."""
-
-
-_WHOLE = re.compile(r"([-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")
-_DECIMAL = re.compile(
-    r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$"
-    r"|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
-)
-_FIRST_LETTERS = list("-+0123456789.")
-"""The letters with which a number can begin: PyYAML looks up patterns by the first letter."""
-
-
-def _read_numbers_of_yaml_1_2(dialect: Any) -> None:
-    """Make a loader or dumper take the numbers of YAML 1.2 for numbers, and no text for a date."""
-    dialect.yaml_implicit_resolvers = {
-        first: [pair for pair in pairs if not pair[0].endswith((":timestamp", ":int", ":float"))]
-        for first, pairs in dialect.yaml_implicit_resolvers.items()
-    }
-    # The first pattern that matches counts, and a whole number is a decimal, too.
-    for kind, pattern in (("int", _WHOLE), ("float", _DECIMAL)):
-        dialect.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", pattern, _FIRST_LETTERS)
+    """A safe dumper that also quotes the texts that `_Loader` would read as numbers."""
 
 
 _read_numbers_of_yaml_1_2(_Loader)

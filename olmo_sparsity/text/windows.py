@@ -25,7 +25,7 @@ Dimension key: N long, S short, P prefix, W stride (targets of a block), F = N â
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
@@ -113,6 +113,19 @@ class Windows:
             "most": self.max_tokens,
             "least": self.min_distant,
         }
+
+    @classmethod
+    def from_stored(cls, stored: Mapping[str, Any]) -> Windows:
+        """Return the windows that `as_stored` has written, possibly in an earlier release."""
+        return cls(
+            long=stored["long"],
+            short=stored["short"],
+            stride=stored["stride"],
+            # An earlier release did not store these three.
+            prefix=tuple(stored.get("prefix") or ()),
+            max_tokens=stored.get("most"),
+            min_distant=stored.get("least", 1),
+        )
 
     def num_positions(self, longest_document: int) -> int:
         """Return one more than the largest position ID of a forward pass. `longest_document`: the

@@ -130,6 +130,12 @@ def test_the_keys_of_stored_windows_stay() -> None:
         "most": 9,
         "least": 2,
     }
+    assert Windows.from_stored(windows.as_stored()) == windows
+
+
+def test_windows_stored_by_an_earlier_release_are_read() -> None:
+    stored = {"long": 12, "short": 4, "stride": 2}
+    assert Windows.from_stored(stored) == Windows(12, 4, stride=2)
 
 
 # --- units ----------------------------------------------------------------------------------------

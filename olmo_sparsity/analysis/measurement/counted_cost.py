@@ -11,6 +11,13 @@ For a block of 2 targets with 6 local, 10 distant and no prefix tokens, the loss
     long window        16 + 2 − 1 = 17
     placebo's window                17
 
+With `long="all"`, one pass over the document predicts all its targets. For two such blocks, of
+which the second has 12 distant tokens:
+
+    local windows       2 × 7       = 14
+    document           18 + 2 − 1   = 19
+    placebo            12 + 2 × 7   = 26    the unrelated text, and the local windows after it
+
 Nothing here computes with the model: where rows depend on losses, a scorer that only counts runs in
 its place. How long the counted tokens take is up to trial.py.
 """
@@ -37,7 +44,8 @@ class CountedCost:
     """Targets with losses, computed now or reused from an earlier measurement."""
 
     loss_forwards: float
-    """Token-forwards of the losses, with those of the induction check."""
+    """Token-forwards of the losses, with those of the induction check. Each shard runs the
+    whole check, so the sum over shards counts it more than once."""
 
     recovery_forwards: float
     """Token-forwards of the evaluated targets. It is extrapolated from a few of them, so no whole
@@ -57,18 +65,17 @@ def count_cost(plan: Plan, numbers: Sequence[int], targets: ExpectedTargets) -> 
         targets: The targets that these documents are expected to have.
     """
     blocks = {number: plan.blocks_with_losses(plan.documents[number]) for number in numbers}
-    num_targets = 0
-    for blocks_of_document in blocks.values():
-        num_targets += sum(block.num_targets for block in blocks_of_document)
+    # All targets with losses; `targets` are the few of them that are expected to be evaluated.
+    num_targets = sum(block.num_targets for listed in blocks.values() for block in listed)
 
     recovery_forwards = 0.0
     if targets.num_by_document:
         target_costs = TargetCosts.of(plan, targets.places)
         recovery_forwards = target_costs.total(plan, targets.num_by_document, targets.places)
-    return CountedCost(num_targets, _count_forwards_of_all_losses(plan, blocks), recovery_forwards)
+    return CountedCost(num_targets, _count_losses_and_induction(plan, blocks), recovery_forwards)
 
 
-def _count_forwards_of_all_losses(plan: Plan, blocks: dict[int, list[Block]]) -> float:
+def _count_losses_and_induction(plan: Plan, blocks: dict[int, list[Block]]) -> float:
     """Return the token-forwards of the losses that are not reused, and of the induction check.
 
     Args:
@@ -77,13 +84,13 @@ def _count_forwards_of_all_losses(plan: Plan, blocks: dict[int, list[Block]]) ->
     forwards = 0.0
     for number, blocks_of_document in blocks.items():
         if number not in plan.reused_losses.by_document:
-            forwards += count_forwards_of_losses(plan, number, blocks_of_document)
+            forwards += count_losses_of_document(plan, number, blocks_of_document)
     for passage in passages_of(plan.measured_documents, plan.passage_length):
         forwards += 2 * len(passage)  # the passage and its repetition
     return forwards
 
 
-def count_forwards_of_losses(plan: Plan, number: int, blocks: Sequence[Block]) -> int:
+def count_losses_of_document(plan: Plan, number: int, blocks: Sequence[Block]) -> int:
     """Return the token-forwards of the losses of some blocks of a document.
 
     Each target has three losses: with the local window, with its own long window, and with the long

@@ -6,7 +6,8 @@
         manifest.json                        sizes and hashes of these files
 
 A part is a folder that appears by one rename, so it is whole or not there. `write_part` writes one,
-`read_contents` checks one, and `read_rows` reads a table of it.
+`read_contents` checks one, and `read_rows` reads a table of it. `UnfinishedDocument` uses the same
+folders for pieces of one document.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ class PartContents:
 
     documents: list[int]
     rows: dict[str, int]
-    """The number of rows of each table that has some. The file has it under this name."""
+    """The number of rows of each table that has some. Named `rows`, not `num_rows`, as stored files
+    have this key."""
 
     identity: str
-    """SHA-256 of identity.json, or of what identifies an unfinished document. A part with another
-    one belongs to another measurement."""
+    """SHA-256 of identity.json, or of what identifies an unfinished document. A part whose
+    identity differs belongs to another measurement."""
 
     texts: list[str] = dataclasses.field(default_factory=list)
     """For a piece of an unfinished document: the names of the texts whose rows it holds."""
@@ -53,8 +55,9 @@ def table_of_document(name: str, document: int, columns: Columns) -> pa.Table:
         document: The number of the document.
         columns: The rows, by column.
     """
-    num_rows = len(next(iter(dict(columns).values()), []))
-    with_document = {"document": np.full(num_rows, document)} | dict(columns)
+    columns = dict(columns)
+    first_column = next(iter(columns.values()), [])
+    with_document = {"document": np.full(len(first_column), document)} | columns
     table = to_table(name, with_document, f"document {document}, table {name}")
     return table.sort_by([(column, "ascending") for column in table.schema.names])
 
@@ -71,8 +74,8 @@ def write_part(part: Path, tables: Mapping[str, pa.Table], contents: PartContent
         for name, table in tables.items():
             write_table(partial / f"{name}.parquet", table)
         write_as_json(partial / "finished.json", dataclasses.asdict(contents))
-    # A launch whose processes keep dying gives up after some deaths. A written part is progress, so
-    # the count begins anew.
+    # A launch gives up after some deaths of its processes. A written part is progress, so the count
+    # begins anew.
     forget_deaths()
 
 
@@ -100,6 +103,7 @@ def _check_and_read(part: Path, identity: str) -> PartContents:
     """Return the contents of a part. Raise DataError if it is damaged or of another measurement."""
     # This file first: it says which others there are.
     _check_files(part, ["finished.json"])
+    # No remedy: `read_contents` prints what follows.
     contents = read_json(part / "finished.json", PartContents, remedy="")
     _check_files(part, [f"{name}.parquet" for name in contents.rows])
     for name in contents.rows:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.measurement.counted_cost import count_forwards_of_losses
+from olmo_sparsity.analysis.measurement.counted_cost import count_losses_of_document
 from olmo_sparsity.analysis.measurement.expected_targets import ExpectedTargets
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.settled import ReusedLosses
@@ -109,7 +109,7 @@ def _compute_losses_of_first_blocks(plan: Plan, speed: float) -> pd.DataFrame | 
         document = plan.documents[number]
         blocks = list(windows.blocks(document.tokens[: windows.first_target + TRIED_TOKENS]))
         # The cost of the first block, of the first two, and so on, with blocks taken as equal.
-        num_forwards = count_forwards_of_losses(plan, number, blocks)
+        num_forwards = count_losses_of_document(plan, number, blocks)
         forwards_of_blocks = num_forwards * np.arange(1, len(blocks) + 1) / len(blocks)
         if not tables and forwards_of_blocks[0] > max_forwards:
             return None

@@ -1,13 +1,13 @@
 """Compute where the chosen units are, and at how many targets they are all distant tokens.
 
-These are the columns `distance` and `share_all` of the summary. Two targets, whose first unit was
-ranked among 40 and among 1 distant tokens:
+These are the columns `distance` and `share_all` of the summary. With `long="all"` and `short=8`,
+two targets and the first unit of each, for k = 1:
 
-    target  distant_first  distance     num_tokens of k=1 units   distant tokens
-        61             12        49                           1               40
-        18             17         1                           1                1    all of them
+    target  distant_first  distance    num_tokens  distant tokens
+        48             12        36             9              40
+        16              0        16             8               8    all of them
 
-    distance = 25, the median of 49 and 1        share_all = 0.5
+    distance = 26, the median of 36 and 16       share_all = 0.5
 
 stored_results.py adds them to a summary. Never imports torch.
 """
@@ -24,7 +24,7 @@ from olmo_sparsity.analysis.results.target_rows import DOCUMENT, KEYS
 from olmo_sparsity.text.windows import Windows
 
 
-def distances(targets: pd.DataFrame, influence: pd.DataFrame) -> pd.DataFrame:
+def ranked_units_with_distance(targets: pd.DataFrame, influence: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each ranked unit of the documents' own distant context, in each target set
     of its target. The column `distance` is the number of tokens from the unit's first token to the
     target."""
@@ -38,17 +38,18 @@ def median_distances(
 ) -> pd.DataFrame:
     """Return the median `distance` of the first k units of all targets, for each k and the other
     columns of `GROUPS`."""
-    ranked = distances(targets, influence)
+    ranked = ranked_units_with_distance(targets, influence)
     groups_without_k = [name for name in GROUPS if name != "k"]
     medians_by_k = []
     for k in ks:
+        # As an attribute, `ranked.rank` is the method of pandas.
         first_k = ranked[ranked["rank"] <= k]
         medians = first_k.groupby(groups_without_k).distance.median().reset_index()
         medians_by_k.append(medians.assign(k=k)[[*GROUPS, "distance"]])
     return pd.concat(medians_by_k, ignore_index=True)
 
 
-def shares_of_all(
+def shares_with_all_distant(
     targets: pd.DataFrame, recovery: pd.DataFrame, windows: Mapping[str, Any]
 ) -> pd.DataFrame:
     """Return the fraction of targets whose k units hold all distant tokens, as the column
@@ -57,7 +58,7 @@ def shares_of_all(
     Args:
         targets: The table of targets.
         recovery: The table of losses with chosen units.
-        windows: The section of meta.json.
+        windows: The section `windows` of meta.json.
     """
     columns = [*KEYS, "units", "selector", "k", "num_tokens"]
     rows = _with_target_sets(targets, recovery, columns)
@@ -66,19 +67,12 @@ def shares_of_all(
     return rows.groupby(GROUPS).share_all.mean().reset_index()
 
 
-def _num_distant_tokens(target: pd.Series, windows: Mapping[str, Any]) -> pd.Series:
+def _num_distant_tokens(targets: pd.Series, stored_windows: Mapping[str, Any]) -> pd.Series:
     """Return the number of distant tokens of each target: those before the local window of its
     block."""
-    lengths = Windows(
-        long=windows["long"],
-        short=windows["short"],
-        stride=windows["stride"],
-        # Measurements of an earlier release did not store these two.
-        max_tokens=windows.get("most"),
-        min_distant=windows.get("least", 1),
-    )
-    start = lengths.start_of(target)
-    return start - lengths.first_distant(start) - lengths.short
+    windows = Windows.from_stored(stored_windows)
+    start = windows.start_of(targets)
+    return start - windows.first_distant(start) - windows.short
 
 
 def _with_target_sets(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from olmo_sparsity.analysis.results.chosen_units import median_distances, shares_of_all
+from olmo_sparsity.analysis.results.chosen_units import median_distances, shares_with_all_distant
 from olmo_sparsity.analysis.results.columns import later_columns
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.reported import STUDENT, as_reported, without_few_intervals
@@ -135,7 +135,7 @@ def _with_later_columns(
         distance = median_distances(targets, tables["influence"], ks)
         summary = summary.merge(distance, how="left", on=GROUPS)
     if "share_all" not in summary:
-        shares = shares_of_all(targets, recovery, meta.windows)
+        shares = shares_with_all_distant(targets, recovery, meta.windows)
         summary = summary.merge(shares, how="left", on=GROUPS)
     absent = [name for name in later_columns() if name not in summary]
     if absent:

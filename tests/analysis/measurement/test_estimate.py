@@ -13,7 +13,7 @@ import pytest
 
 from olmo_sparsity import estimate_cost, measure
 from olmo_sparsity.analysis.measurement import trial as module
-from olmo_sparsity.analysis.measurement.counted_cost import count_forwards_of_losses
+from olmo_sparsity.analysis.measurement.counted_cost import count_losses_of_document
 from olmo_sparsity.analysis.measurement.estimate import estimate
 from olmo_sparsity.analysis.measurement.measurement import run
 from olmo_sparsity.analysis.measurement.plan import Plan
@@ -56,7 +56,7 @@ def test_token_forwards_are_counted_exactly(model: Any, settings: Settings) -> N
         plan.scorer._known_text = None
         plan.compute_losses(number)
         blocks = sampled_blocks(plan.documents[number], plan.settings)
-        assert count_forwards_of_losses(plan, number, blocks) == plan.scorer.token_forwards - before
+        assert count_losses_of_document(plan, number, blocks) == plan.scorer.token_forwards - before
     counting, before = counting_plan(plan), plan.scorer.token_forwards
     plan.scorer._known_text = None
     plan.evaluate_targets(1, targets)

@@ -21,7 +21,7 @@ from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.report.page import json_for_html
 from olmo_sparsity.analysis.report.report import write_report
 from olmo_sparsity.analysis.results.by_distance import split_by_distance
-from olmo_sparsity.analysis.results.chosen_units import distances
+from olmo_sparsity.analysis.results.chosen_units import ranked_units_with_distance
 from olmo_sparsity.analysis.results.conclusion import conclude, quoted_row_of
 from olmo_sparsity.analysis.results.notes import INTERVALS, describe_intervals
 from olmo_sparsity.analysis.results.results import Results
@@ -200,7 +200,7 @@ def test_the_row_of_the_sentence_is_marked_and_distances_are_counted(
     shares = f"{far['share_units']:.0%}{far['share_random']:.0%}"
     recovery = format_number(far["recovery"]) + format_number(far["unrelated"])
     assert f"128 to 255{shares}{recovery}" in page.text
-    ranked = distances(results.targets, results.influence)
+    ranked = ranked_units_with_distance(results.targets, results.influence)
     ranked = ranked.query(
         "target_set == 'gap' and units == 'tokens' and selector == 'add_one' and rank == 1"
     )

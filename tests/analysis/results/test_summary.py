@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
-from olmo_sparsity.analysis.results.chosen_units import median_distances, shares_of_all
+from olmo_sparsity.analysis.results.chosen_units import median_distances, shares_with_all_distant
 from olmo_sparsity.analysis.results.columns import SUMMARY, column_named
 from olmo_sparsity.analysis.results.comparison_text import (
     compare_with_remarks,
@@ -527,7 +527,7 @@ def test_the_distance_is_that_of_the_units_and_all_distant_tokens_are_marked() -
     recovery = pd.DataFrame(rows, columns=["target", "k", "num_tokens"])
     recovery = recovery.assign(document=1, **of_rank)
     windows = {"long": "all", "short": 8, "stride": 1, "least": 8}
-    shares = shares_of_all(targets, recovery, windows).set_index("k").share_all
+    shares = shares_with_all_distant(targets, recovery, windows).set_index("k").share_all
     assert shares.to_dict() == {1: 0.0, 2: 0.5}  # 12 distant tokens of target 20, 22 of 30
 
 
