@@ -323,6 +323,11 @@ def test_a_run_is_running_while_its_owner_lives(
     assert state.detail.endswith("on elsewhere, job 17") == ("host" in owner)
 
 
+def test_an_experiment_that_measures_nothing_has_nothing_to_compare(make_grid: MakeGrid) -> None:
+    with pytest.raises(ConfigError, match="measures nothing; add a section `measure`"):
+        comparisons_of(read_experiment(make_grid()))
+
+
 def test_a_run_with_other_settings_is_not_done(make_grid: MakeGrid) -> None:
     """Whatever a start takes from the tokenizer and the device is no other setting."""
     path = make_grid()
