@@ -12,7 +12,7 @@ Files and folders, which several processes may write and any may be killed:
     json_text.py       JSON as a value of a type; conform.py: the comparison with the type
     manifest.py        folders that are whole or not there, and damage of them
     work_folder.py     a folder that is filled over several starts of a command
-      locks.py         one process at a time writes into it
+      locks.py         one process at a time writes into it (lock_owner.py: which one)
       differences.py   the settings with which it was begun, and those of now
     retry.py           another try after an error of a network disk
     path_options.py    checks of paths that a user passes

@@ -1,7 +1,7 @@
 """Let one process at a time write into a folder, on disks that several machines share.
 
-`locked` is the entry. The owner of a folder is named by a file `lock` in it, which it touches every
-20 seconds. A process that finds the file does one of four things:
+`locked` is the entry. The owner of a folder is named by a file `lock` in it (lock_owner.py), which
+it touches every 20 seconds. A process that finds the file does one of four things:
 
     its owner has certainly died on this machine   remove it, at once
     it is touched while this process looks on      give up, or wait with `waits`
@@ -20,19 +20,19 @@ import json
 import math
 import os
 import signal
-import socket
 import threading
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from olmo_sparsity.base.errors import UserError
 from olmo_sparsity.base.files import age_s, read_bounded
 from olmo_sparsity.base.json_text import parse_json
+from olmo_sparsity.base.lock_owner import Owner
 from olmo_sparsity.base.progress import say
 
 LOCK = "lock"
@@ -56,83 +56,6 @@ ANNOUNCE_AFTER_S = 2.0
 
 LARGEST_LOCK = 2**16
 """Bytes. A lock has a few hundred; more are not read, whatever somebody has put there."""
-
-
-@dataclass(frozen=True)
-class Owner:
-    """A process that holds a lock, as the lock's file names it."""
-
-    host: str = field(default_factory=socket.gethostname)
-    pid: int = field(default_factory=os.getpid)
-    slurm_job: str | None = field(default_factory=lambda: os.environ.get("SLURM_JOB_ID"))
-    since: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
-    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Random, so that no two owners are equal."""
-
-    process: str | None = None
-    """Tells this process from all others since the machine was started; None if unknown."""
-
-    @staticmethod
-    def here() -> Owner:
-        """Return this process as an owner."""
-        return Owner(process=_identify_process(os.getpid()))
-
-    @property
-    def has_died_here(self) -> bool:
-        """Return whether this was a process of this machine that is certainly gone.
-
-        A process in another container on this machine has numbers of its own. Nothing is certain
-        about it, so the answer is False."""
-        if self.process is None or self.host != socket.gethostname():
-            return False
-        machine = _identify_machine()
-        is_of_this_machine = machine is not None and self.process.startswith(machine)
-        return is_of_this_machine and self.process != _identify_process(self.pid)
-
-
-def _identify_machine() -> str | None:
-    """Return a text that differs after each start of the machine, and between its containers."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        # It ends in a space: _identify_process appends a number, and has_died_here compares this
-        # beginning.
-        return f"{boot} {os.readlink('/proc/self/ns/pid')} "
-    except OSError:  # not Linux
-        return None
-
-
-class _ProcessStatus(NamedTuple):
-    """The fields of /proc/PID/stat that tell whether a process is the one it was."""
-
-    state: str
-    start_ticks: str
-    """Clock ticks from the start of the machine to that of the process."""
-
-
-def _read_status(pid: int) -> _ProcessStatus | None:
-    """Return the status of a process; None if it does not run, or the system is not Linux."""
-    try:
-        # The second field, the name of the program in parentheses, may hold spaces and parentheses.
-        _, _, after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
-    except OSError:
-        return None
-    fields_after_name = after_name.split()
-    # proc(5) counts from 1 and from the number of the process: these are its fields 3 and 22.
-    return _ProcessStatus(state=fields_after_name[0], start_ticks=fields_after_name[19])
-
-
-def _identify_process(pid: int) -> str | None:
-    """Return a text that only the running process with this number has; None if none runs.
-
-    It holds when the process began, as the system gives the numbers of ended processes to new
-    ones."""
-    machine = _identify_machine()
-    status = _read_status(pid)
-    if machine is None or status is None:
-        return None
-    if status.state in ("Z", "X"):  # it has ended, and its parent has not asked for its code
-        return None
-    return f"{machine}{status.start_ticks}"
 
 
 @contextmanager
@@ -162,42 +85,73 @@ _held: dict[Path, Owner] = {}
 """This process as the owner of each lock that it holds, by the path of the lock."""
 
 
-def check_not_taken_over(folder: Path) -> None:
-    """Raise UserError if this process has locked the folder, and another one has taken it over
-    since, as after this one was stopped for minutes. Then it must not write there."""
-    path = folder / LOCK
-    this_process = _held.get(path)
-    owner = _read_owner(path)
-    if this_process is not None and owner is not None and owner != this_process:
-        raise UserError(
-            f"{folder} was taken over by process {owner.pid} on {owner.host} while this one was "
-            "stopped: nothing more is written there"
-        )
+def _acquire(path: Path, this_process: Owner, waits: bool) -> None:
+    """Create the lock as soon as it has no living owner."""
+    lock = _Watch(path)
+    claim = _Watch(path.with_name(CLAIM))
+    announce_at = time.monotonic() + ANNOUNCE_AFTER_S
+    while not _create(path, json.dumps(vars(this_process), indent=1)):
+        owner_is_alive = lock.look()  # only a living owner changes its lock
+        if owner_is_alive and not waits:
+            raise UserError(_describe_use(path))
+
+        owner = _read_owner(path)
+        has_died_here = owner is not None and owner.has_died_here
+        if has_died_here or lock.unchanged_s > STALE_S:
+            _remove_dead(lock, claim)
+
+        if time.monotonic() > announce_at:
+            say(f"waiting: {_describe_use(path)}")
+            announce_at = math.inf  # once
+        time.sleep(POLL_S)
 
 
-@dataclass(frozen=True)
-class Holder:
-    """What can be seen of the process that holds a folder's lock."""
+def _create(path: Path, text: str) -> bool:
+    """Create a file, and return whether it did not exist. Only one of several processes does."""
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+    except FileExistsError:
+        if not path.is_file() and path.exists():
+            raise UserError(f"{path} is not a regular file; delete it") from None
+        return False
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+    return True
 
-    owner: Owner
-    seems_alive: bool
-    """False if it has certainly died on this machine, or its lock was not touched for STALE_S
-    seconds. For display alone: the second is by the clock of the disk, and `locked` does not rely
-    on it."""
 
-
-def find_holder(folder: Path) -> Holder | None:
-    """Return the process that holds the folder's lock; None if there is no lock, or none that
-    names its owner."""
-    path = folder / LOCK
-    owner = _read_owner(path)
-    if owner is None:
-        return None
-    is_fresh = abs(age_s(path)) <= STALE_S
-    return Holder(owner, seems_alive=is_fresh and not owner.has_died_here)
+def _refresh(path: Path, this_process: Owner, ended: threading.Event) -> None:
+    """Touch the lock until `ended`. A process that was stopped for minutes may find that another
+    one has taken it over: then it ends, as two would write into one folder."""
+    while not ended.wait(REFRESH_S):
+        owner = _read_owner(path)
+        if owner is not None and owner != this_process:
+            say(f"{path} was taken over by process {owner.pid} on {owner.host}: this one ends")
+            os.kill(os.getpid(), signal.SIGINT)
+            return
+        # A disk that is away for a moment is no reason to end a run of days.
+        with contextlib.suppress(OSError):
+            os.utime(path)
 
 
 # --- take the lock of a dead owner ----------------------------------------------------------------
+
+
+def _remove_dead(lock: _Watch, claim: _Watch) -> None:
+    """Remove the lock as it was at the last look.
+
+    Several processes may find it dead at once, and one may already have created the next lock when
+    another comes to remove. So only the process that creates the file `lock.next`, the claim, looks
+    again and removes."""
+    if not _create(claim.path, uuid.uuid4().hex):
+        claim.look()
+        if claim.unchanged_s > STALE_S:  # its process was killed before it could delete it
+            claim.path.unlink(missing_ok=True)
+        return
+    if lock.is_as_at_last_look:
+        lock.path.unlink(missing_ok=True)
+    claim.path.unlink(missing_ok=True)
 
 
 class _FileState(NamedTuple):
@@ -247,70 +201,42 @@ def _read_state(path: Path) -> _FileState | None:
     return None
 
 
-def _acquire(path: Path, this_process: Owner, waits: bool) -> None:
-    """Create the lock as soon as it has no living owner."""
-    lock = _Watch(path)
-    claim = _Watch(path.with_name(CLAIM))
-    announce_at = time.monotonic() + ANNOUNCE_AFTER_S
-    while not _create(path, json.dumps(vars(this_process), indent=1)):
-        owner_is_alive = lock.look()  # only a living owner changes its lock
-        if owner_is_alive and not waits:
-            raise UserError(_describe_use(path))
-
-        owner = _read_owner(path)
-        has_died_here = owner is not None and owner.has_died_here
-        if has_died_here or lock.unchanged_s > STALE_S:
-            _remove_dead(lock, claim)
-
-        if time.monotonic() > announce_at:
-            say(f"waiting: {_describe_use(path)}")
-            announce_at = math.inf  # once
-        time.sleep(POLL_S)
+# --- see who holds a lock -------------------------------------------------------------------------
 
 
-def _create(path: Path, text: str) -> bool:
-    """Create a file, and return whether it did not exist. Only one of several processes does."""
-    try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-    except FileExistsError:
-        if not path.is_file() and path.exists():
-            raise UserError(f"{path} is not a regular file; delete it") from None
-        return False
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from None
-    return True
+def check_not_taken_over(folder: Path) -> None:
+    """Raise UserError if this process has locked the folder, and another one has taken it over
+    since, as after this one was stopped for minutes. Then it must not write there."""
+    path = folder / LOCK
+    this_process = _held.get(path)
+    owner = _read_owner(path)
+    if this_process is not None and owner is not None and owner != this_process:
+        raise UserError(
+            f"{folder} was taken over by process {owner.pid} on {owner.host} while this one was "
+            "stopped: nothing more is written there"
+        )
 
 
-def _remove_dead(lock: _Watch, claim: _Watch) -> None:
-    """Remove the lock as it was at the last look.
+@dataclass(frozen=True)
+class Holder:
+    """What can be seen of the process that holds a folder's lock."""
 
-    Several processes may find it dead at once, and one may already have created the next lock when
-    another comes to remove. So only the process that creates the file `lock.next`, the claim, looks
-    again and removes."""
-    if not _create(claim.path, uuid.uuid4().hex):
-        claim.look()
-        if claim.unchanged_s > STALE_S:  # its process was killed before it could delete it
-            claim.path.unlink(missing_ok=True)
-        return
-    if lock.is_as_at_last_look:
-        lock.path.unlink(missing_ok=True)
-    claim.path.unlink(missing_ok=True)
+    owner: Owner
+    seems_alive: bool
+    """False if it has certainly died on this machine, or its lock was not touched for STALE_S
+    seconds. For display alone: the second is by the clock of the disk, and `locked` does not rely
+    on it."""
 
 
-def _refresh(path: Path, this_process: Owner, ended: threading.Event) -> None:
-    """Touch the lock until `ended`. A process that was stopped for minutes may find that another
-    one has taken it over: then it ends, as two would write into one folder."""
-    while not ended.wait(REFRESH_S):
-        owner = _read_owner(path)
-        if owner is not None and owner != this_process:
-            say(f"{path} was taken over by process {owner.pid} on {owner.host}: this one ends")
-            os.kill(os.getpid(), signal.SIGINT)
-            return
-        # A disk that is away for a moment is no reason to end a run of days.
-        with contextlib.suppress(OSError):
-            os.utime(path)
+def find_holder(folder: Path) -> Holder | None:
+    """Return the process that holds the folder's lock; None if there is no lock, or none that
+    names its owner."""
+    path = folder / LOCK
+    owner = _read_owner(path)
+    if owner is None:
+        return None
+    is_fresh = abs(age_s(path)) <= STALE_S
+    return Holder(owner, seems_alive=is_fresh and not owner.has_died_here)
 
 
 def _describe_use(path: Path) -> str:

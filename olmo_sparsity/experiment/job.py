@@ -35,7 +35,8 @@ from olmo_sparsity.base.files import (
     write_atomically,
     write_json,
 )
-from olmo_sparsity.base.locks import Owner, find_holder, locked
+from olmo_sparsity.base.lock_owner import Owner
+from olmo_sparsity.base.locks import find_holder, locked
 from olmo_sparsity.base.manifest import MANIFEST
 from olmo_sparsity.config.run import flatten
 from olmo_sparsity.experiment.measurements import Measurement

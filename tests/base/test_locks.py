@@ -17,7 +17,8 @@ import pytest
 
 from olmo_sparsity.base import locks
 from olmo_sparsity.base.errors import UserError
-from olmo_sparsity.base.locks import LOCK, STALE_S, Holder, Owner, find_holder, locked
+from olmo_sparsity.base.lock_owner import Owner
+from olmo_sparsity.base.locks import LOCK, STALE_S, Holder, find_holder, locked
 from tests.conftest import until
 
 COMPETE = """

@@ -20,7 +20,8 @@ import pytest
 from olmo_sparsity.analysis.results.stored_results import read_results
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.base.launch import EXIT_STOPPED
-from olmo_sparsity.base.locks import LOCK, STALE_S, Owner
+from olmo_sparsity.base.lock_owner import Owner
+from olmo_sparsity.base.locks import LOCK, STALE_S
 from olmo_sparsity.command.cli import EXIT_BAD_INPUT, main
 from olmo_sparsity.config.run import save_config
 from olmo_sparsity.experiment import here

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from olmo_sparsity.base import locks, retry
 from olmo_sparsity.base import manifest as io
 from olmo_sparsity.base.errors import ConfigError, DataError, UnreadableNowError, UserError
-from olmo_sparsity.base.locks import Owner
+from olmo_sparsity.base.lock_owner import Owner
 from olmo_sparsity.base.manifest import find_damage
 from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.models.checkpoint_files import list_checkpoints, step_of
