@@ -80,7 +80,7 @@ class Measurement:
     @property
     def long_length(self) -> float:
         """Return the number of tokens of the long window; infinity for `all`."""
-        return long_window(self.long).length
+        return long_window(self.long).sort_key
 
     @property
     def choosers(self) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ def measurements_of(
     """
     section = keys.section
     measured = _measured_models(path, models, section)
-    long_windows = sorted(section.long, key=lambda long: long_window(long).length)
+    long_windows = sorted(section.long, key=lambda long: long_window(long).sort_key)
     # All of them before the first is made: a mistake is an error at once.
     for model in measured:
         for long in long_windows:

@@ -35,7 +35,7 @@ import numpy as np
 
 from olmo_sparsity.base.errors import ConfigError, check_type
 from olmo_sparsity.base.renamed import OldAttribute
-from olmo_sparsity.config.windows import AllEarlierText, FixedWindow, Long, long_window
+from olmo_sparsity.config.windows import Long, LongWindow, long_window
 
 Places = TypeVar("Places", int, np.ndarray)
 """The place of one token, or an array of places; a function returns the same kind."""
@@ -66,7 +66,7 @@ class Windows:
             check_type("long", self.long, Integral, 'a whole number of tokens, or "all"')
 
     @cached_property
-    def long_window(self) -> FixedWindow | AllEarlierText:
+    def long_window(self) -> LongWindow:
         return long_window(self.long, self.max_tokens, self.min_distant)
 
     @property
@@ -83,7 +83,7 @@ class Windows:
     @property
     def least_distant(self) -> int:
         """Return the smallest number of distant tokens of a target."""
-        return self.long_window.least_distant(self.short)
+        return self.long_window.min_num_distant(self.short)
 
     @property
     def first_target(self) -> int:
@@ -95,10 +95,10 @@ class Windows:
         """Raise ConfigError for lengths that do not form windows."""
         if self.short < 1 or self.stride < 1:
             raise ConfigError(f"short={self.short} and stride={self.stride} must be at least 1")
-        longest = self.long_window.longest
-        if longest is not None and self.short >= longest:
+        max_length = self.long_window.max_length
+        if max_length is not None and self.short >= max_length:
             raise ConfigError(
-                f"short={self.short} must be below long={longest}, as distant tokens are "
+                f"short={self.short} must be below long={max_length}, as distant tokens are "
                 "those of the long window outside the local one; lower short, or raise long"
             )
 
@@ -141,7 +141,7 @@ class Windows:
 
     def first_distant(self, start: Places) -> Places:
         """Return the place of the first distant token of a block that starts at `start`."""
-        first: Places = self.long_window.begin(start)
+        first: Places = self.long_window.first_token(start)
         return first
 
     def start_of(self, target: Places) -> Places:

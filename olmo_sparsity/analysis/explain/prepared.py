@@ -212,7 +212,7 @@ def _windows_of(
         long="all",
         short=_local_window_of(prompt) if settings.short is None else settings.short,
         prefix=tuple(prompt.prefix_ids),
-        max_tokens=long_window(settings.long).longest,
+        max_tokens=long_window(settings.long).max_length,
     )
     if model.max_positions is not None:
         longest = _longest_window(model, model.max_positions, windows, longest_target)

@@ -235,7 +235,7 @@ def _rows_of(result: Drawn) -> pd.DataFrame:
     trained = result.meta.model.get("trained") or {}
     return rows.assign(
         windows=f"{long} / {short}",
-        length=long_window(long).length,
+        length=long_window(long).sort_key,
         step=trained.get("step") or 0,  # a model without steps is drawn at 0
     )
 
