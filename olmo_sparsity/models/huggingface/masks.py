@@ -6,7 +6,14 @@ each kind, such as Gemma 3:
     {"full_attention": None, "sliding_attention": mask_B1LS}     None: causal, without a mask
 
 transformers would build masks by itself, but counts tokens where a row with gaps has position IDs:
-a window of 4 before ID 20 must hide the token with ID 10, although it is the one just before.
+a window of 4 before ID 20 must hide the token with ID 10, although it is the one just before. The
+mask of tokens with the IDs 9, 10, 20, 21 through that window (x: visible, a row for each query):
+
+             9  10  20  21
+         9   x
+        10   x   x
+        20           x
+        21           x   x
 
 Dimension key: B rows, L queries, S keys (more than L where earlier tokens are attended to).
 """
@@ -20,6 +27,9 @@ import torch
 from torch import Tensor
 
 from olmo_sparsity.models.attention import AttentionWindow, causal_bias
+
+ALL_LAYERS = ""
+"""The kind of all layers of a model whose layers are alike (`windows_of`). It takes one mask."""
 
 LayerWindows = Mapping[str, AttentionWindow | None]
 """The window of each kind of layer (`windows_of`); None for layers that see all earlier tokens."""
@@ -46,15 +56,19 @@ def build_masks(
     bias: Tensor | None,
     *,
     dtype: torch.dtype,
-    is_fused: bool,
+    is_causal_without_mask: bool,
 ) -> Masks:
-    """Return the masks of a forward pass.
+    """Return the masks of a forward pass:
+
+        windows hide nothing, no bias    ones (B, S)
+        windows hide nothing, a bias     that bias (B, 1, L, S)
+        a window hides some token        one mask for each kind of layer
 
     Args:
         queries_BL, keys_BS: Position IDs.
         bias: bias_B1LS of attention scores; None for causal attention.
         dtype: That of the model's weights.
-        is_fused: Whether the model's attention is causal by itself if it gets no mask.
+        is_causal_without_mask: Whether the model's attention is causal if it gets no mask.
     """
     num_rows, length = queries_BL.shape
     num_keys = keys_BS.shape[1]
@@ -66,13 +80,13 @@ def build_masks(
         # that attention still runs the fused causal kernel.
         return queries_BL.new_ones(num_rows, num_keys)
 
-    # Without earlier keys, None means causal attention, for which the fused kernel needs no mask.
-    is_causal = bias is None and num_keys == length
+    # A layer that sees all earlier tokens, none of which precede the queries, needs no mask.
+    is_plain_causal = bias is None and num_keys == length
     if bias is None:
         bias = causal_bias(num_keys, keys_BS.device, length)
     masks: dict[str, Tensor | None] = {}
     for kind, window in windows.items():
-        if window is None and is_causal and is_fused:
+        if window is None and is_plain_causal and is_causal_without_mask:
             masks[kind] = None
             continue
         bias_of_kind = bias
@@ -81,8 +95,7 @@ def build_masks(
             bias_of_kind = bias.masked_fill(hides_B1LS, torch.finfo(bias.dtype).min)
         mask = finite_bias(bias_of_kind, dtype)
         masks[kind] = mask.expand(num_rows, -1, -1, -1)
-    # The kind is "" in a model whose layers are all alike, which takes one mask.
-    return masks if "" not in masks else cast(Tensor, masks[""])
+    return masks if ALL_LAYERS not in masks else cast(Tensor, masks[ALL_LAYERS])
 
 
 def finite_bias(bias: Tensor, dtype: torch.dtype) -> Tensor:

@@ -308,7 +308,7 @@ class HuggingFaceLM(ModelParts):
             keys_BS,
             bias,
             dtype=self.model.dtype,
-            is_fused=self.text_config._attn_implementation in FUSED,
+            is_causal_without_mask=self.text_config._attn_implementation in FUSED,
         )
 
     def _run_body(

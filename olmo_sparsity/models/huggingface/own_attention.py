@@ -266,7 +266,7 @@ def _attend_with_shared_states(
     layer = task.distant.layers[layer_index]
     distant_k, distant_v = (states[:, view.first_distant :].transpose(1, 2) for states in layer)
     # None lets `attend_to_distant` build the causal bias, which is the same for all layers.
-    local_bias = None if view.is_causal else mask
+    local_bias = None if view.sees_all_earlier else mask
     return attend_to_distant(
         query, key, value, distant_k, distant_v, view.bias, scaling, local_bias
     )

@@ -1,5 +1,5 @@
-"""Score prompts with models of transformers that take no position IDs, such as recurrent ones: they
-can only read whole prompts.
+"""Score prompts with models of transformers that take no position IDs, such as recurrent ones. No
+token can be left out of their prompts or moved; a common beginning may still be computed once.
 
     model = WholePrompts(AutoModelForCausalLM.from_pretrained(name))
     model.score([Prompt(ids_of_question, ids_of_answer)])     # [array([-7.2, -3.1])], in nats
@@ -29,14 +29,14 @@ from olmo_sparsity.models.prompts import Prompt, PromptModel
 BATCH_TOKENS = 4096
 """The largest number of tokens in a batch, unless a single row has more."""
 
-_CACHES = ("cache", "cache_params", "past_key_values")
+_CACHE_ARGUMENTS = ("cache", "cache_params", "past_key_values")
 """The names that families of transformers have for the argument that takes a cache."""
 
 
 class WholePrompts(PromptModel, nn.Module):
-    """A model of transformers as a `PromptModel`. Rows of one forward pass have one length, because
-    padding may change a state. Prompts share the states of their beginnings if a trial shows that
-    the model continues from states."""
+    """A model of transformers as a `PromptModel`. Rows of one forward pass have the same length,
+    because padding may change a state. Prompts share the states of their beginnings if a trial
+    shows that the model continues from states."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -44,11 +44,12 @@ class WholePrompts(PromptModel, nn.Module):
         self.model = model
         arguments = inspect.signature(model.forward).parameters
         self._keeps_last_logits = "logits_to_keep" in arguments
-        self._cache_name = next((name for name in _CACHES if name in arguments), None)
+        self._cache_name = next((name for name in _CACHE_ARGUMENTS if name in arguments), None)
         # Nats by which two computations of one log-probability may differ: sums of about 1,000
-        # rounded products. In bf16 that would be 8 nats, which would hide any real difference.
+        # rounded products. In bf16 that would be 8 nats, which would hide any real difference, so
+        # it is limited to 0.1.
         self._rounding = min(0.1, 1024 * torch.finfo(model.dtype).eps)
-        self._check_causal()
+        self._check_causal()  # with whole prompts, as `shares` is False until it is known
         self.shares = self._continues_from_states()
 
     def _check_causal(self) -> None:
@@ -90,24 +91,27 @@ class WholePrompts(PromptModel, nn.Module):
         endings = (ids[20:26], ids[26:32], ids[22:26])
         prompts = [Prompt(np.append(beginning, ending), continuation) for ending in endings]
         try:
-            self.shares = False
-            whole = np.concatenate(self.score(prompts))
-            self.shares = True
-            shared = np.concatenate(self.score(prompts))
+            whole = np.concatenate(self._score(prompts, shares=False))
+            shared = np.concatenate(self._score(prompts, shares=True))
         except Exception:  # of the model's own code, which may take no cache
             return False
         finally:
             self.token_forwards = 0  # those of the trial do not count
         return bool(np.abs(whole - shared).max() <= self._rounding)
 
-    @torch.no_grad()
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
         """Return log-probabilities, as `LogprobModel.score` describes. Equal prompts are computed
+        once."""
+        return self._score(prompts, shares=self.shares)
+
+    @torch.no_grad()
+    def _score(self, prompts: Sequence[Prompt], *, shares: bool) -> list[np.ndarray]:
+        """Return what `score` returns. `shares`: whether states of common beginnings are computed
         once."""
         from transformers import DynamicCache
 
         different = list({prompt.key: prompt for prompt in prompts}.values())
-        if self.shares and different:
+        if shares and different:
             tree = PrefixTree.of(different)
         else:
             tree = PrefixTree.without_sharing(different)
@@ -118,6 +122,7 @@ class WholePrompts(PromptModel, nn.Module):
             cache = deepcopy(states)
             if cache is None:
                 cache = DynamicCache(config=self.model.config)
+            # For what it adds to the cache; the logits are not used.
             self._logits(node.tokens[None, num_computed:], 1, cache)
             return cache
 
@@ -136,7 +141,7 @@ class WholePrompts(PromptModel, nn.Module):
 
     def _log_p(self, tokens_BL: np.ndarray, targets_BW: np.ndarray, cache: Any) -> list[np.ndarray]:
         """Return the log-probabilities of the targets of each row, which its last tokens predict.
-        `cache`: states that all rows follow; None for none."""
+        Rows have the same length. `cache`: states that all rows follow; None for none."""
         if cache is not None:
             # The cache has one row, which is repeated for each row of tokens.
             cache.reorder_cache(torch.zeros(len(tokens_BL), dtype=torch.long))
