@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from olmo_sparsity.analysis.results.pairing import pair
+from olmo_sparsity.analysis.results.pairing import join_by_target
 from olmo_sparsity.analysis.results.statistics import ENOUGH, summarize
 from olmo_sparsity.analysis.results.two_measurements import both_ways
 from study.tasks.results import Row
@@ -159,7 +159,11 @@ def read_by_part(name: str, target_set: str, k: int = 1) -> pd.DataFrame:
         )
         parts.append((losses, told_apart, recovery[asked]))
     both = len(parts) > 1
-    rows = both_ways(*(pair(*part) for part in parts)) if both else _named(summarize(*parts[0]))
+    rows = (
+        both_ways(*(join_by_target(*part) for part in parts))
+        if both
+        else _named(summarize(*parts[0]))
+    )
     rows = rows.set_index("target_set").sort_index()
     total = rows.num_targets.drop(["whole", "begun"], errors="ignore").sum()
     return rows.assign(share=rows.num_targets / total)
@@ -197,7 +201,7 @@ def stored_rows(name: str) -> pd.DataFrame:
     losses, targets, recovery = stored_tables(name)
     if "loss_without" not in recovery:  # measured before removal was
         recovery = recovery.assign(loss_without=np.nan)
-    return pair(losses, targets, recovery)
+    return join_by_target(losses, targets, recovery)
 
 
 def read_counts(name: str, target_set: str, units: str, selector: str, k: int) -> dict[str, float]:

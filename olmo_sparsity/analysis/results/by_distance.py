@@ -31,7 +31,7 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.results.intervals import Bootstrapped, resample
-from olmo_sparsity.analysis.results.pairing import pair
+from olmo_sparsity.analysis.results.pairing import join_by_target
 from olmo_sparsity.analysis.results.reported import with_t_intervals
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.shown_columns import HEADINGS
@@ -76,7 +76,7 @@ def split_by_distance(results: Results, row: Any) -> pd.DataFrame:
     if units.empty or recovery.empty:
         return pd.DataFrame()
     targets = results.targets[results.targets.target_set == row["target_set"]]
-    target_rows = pair(results.losses, targets, recovery, results.parts)
+    target_rows = join_by_target(results.losses, targets, recovery, results.parts)
     random_units = _first_k_units(results, row, selector=RANDOM)
 
     # Bins from the nearest to the farthest unit of both selectors, which share a table.
@@ -93,7 +93,7 @@ def _lines_of_bins(
     """Return the lines of the table, with bootstrap intervals of net excess.
 
     Args:
-        target_rows: Rows of `pair`.
+        target_rows: Rows of `join_by_target`.
         units: The units of `_first_k_units` that the selector chose.
         random_units: Those that were drawn at random.
         powers: The bins.
@@ -192,7 +192,7 @@ def _recovery_by_bin(
     """Return for each bin the loss reduction by its units, divided by the gap of all targets.
 
     Args:
-        target_rows: Rows of `pair` with one distant part.
+        target_rows: Rows of `join_by_target` with one distant part.
         units: The units of `_first_k_units`.
         powers: The bins.
         documents: The documents that are resampled.
@@ -227,7 +227,7 @@ def _reductions_by_bin(
     All are NaN if it is not known for all targets.
 
     Args:
-        target_rows: Rows of `pair` with one distant part.
+        target_rows: Rows of `join_by_target` with one distant part.
         control: Which units count.
         units: The units of `_first_k_units`.
         powers: The bins.

@@ -10,7 +10,7 @@ columns a terminal and a page show.
 To add a column with an interval, add an entry to `SUMMARY`, one to `TERMINAL` or `PAGE` of
 shown_columns.py if readers should see it, and its computation to `statistics`: to `ratios_of_sums`
 if it is a ratio of the sums in `TargetSums`, else to `quantities_with_intervals`. A new sum is a
-field of `TargetSums` and a column of `pair`. This module imports nothing of the project.
+field of `TargetSums` and a column of `join_by_target`. This module imports nothing of the project.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from olmo_sparsity.analysis.results.loss_statistics import (
     savings_of_longer_window,
 )
 from olmo_sparsity.analysis.results.meta import Meta
-from olmo_sparsity.analysis.results.pairing import pair
+from olmo_sparsity.analysis.results.pairing import join_by_target
 from olmo_sparsity.analysis.results.reported import as_reported
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.stored_results import read_results
@@ -192,8 +192,8 @@ def _conditions(meta: Meta) -> dict[str, Any]:
 
 
 def _pairs(first: Results, second: Results) -> list[pd.DataFrame]:
-    """Return the rows of `pair` of each of two measurements. Raise DataError if their targets
-    cannot be paired, or have gaps of another kind."""
+    """Return the rows of `join_by_target` of each of two measurements. Raise DataError if their
+    targets cannot be paired, or have gaps of another kind."""
     states = differing_conditions(first, second).get("distant_states")
     if states is not None and "replaced" in states:
         raise DataError(
@@ -202,7 +202,7 @@ def _pairs(first: Results, second: Results) -> list[pd.DataFrame]:
         )
     _check_same_tokens(first, second)
     return [
-        pair(results.losses, results.targets, results.recovery, results.parts)
+        join_by_target(results.losses, results.targets, results.recovery, results.parts)
         for results in (first, second)
     ]
 

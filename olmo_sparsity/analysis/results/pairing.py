@@ -1,6 +1,7 @@
 """Join the tables of a measurement: one row for each target, with all its losses side by side.
 
-    losses, targets, recovery → `pair` → rows of targets → statistics.py, compare.py, by_distance.py
+    losses, targets, recovery → `join_by_target` → rows of targets
+                                                 → statistics.py, compare.py, by_distance.py
 
 The table `recovery` has own and unrelated units in different rows, and a row for each draw:
 
@@ -9,8 +10,8 @@ The table `recovery` has own and unrelated units in different rows, and a row fo
                       1      18  unrelated     0   1       6.0
                       1      18  unrelated     1   1       6.2
 
-    returned   document  target   k  loss_short  loss_set_own  loss_set_unrelated   gap
-                      1      18   1         6.3           5.1                 6.1   2.3
+    returned   document  target   k  loss_long  loss_short  loss_set_own  loss_set_unrelated   gap
+                      1      18   1        4.0         6.3           5.1                 6.1   2.3
 
 Never imports torch.
 """
@@ -31,14 +32,15 @@ from olmo_sparsity.analysis.results.target_rows import (
 from olmo_sparsity.base.errors import DataError
 
 
-def pair(
+def join_by_target(
     losses: pd.DataFrame,
     targets: pd.DataFrame,
     recovery: pd.DataFrame,
     split_documents: SplitDocuments | None = None,
 ) -> pd.DataFrame:
     """Return a row for each target in each of its target sets, and each kind of units, selector
-    and k, with the losses of all three tables. Raise DataError if a target was not evaluated.
+    and k, with the losses of all three tables, in nats. Raise DataError if a target was not
+    evaluated.
 
     The losses with own and with unrelated units are columns next to each other, such as
     `loss_set_own` and `loss_set_unrelated`, in which draws are averaged. These columns are added,
@@ -48,9 +50,9 @@ def pair(
         unrelated_reduction   L_short − L_k with the k units of an unrelated text
         removal_increase      L_without − L_long: by how much the loss rises without the k own units
         gap                   L_short − L_long
-        weight                1 for each target, so that its sum is the number of targets
-        whole_document        the number of the document that is resampled; for a part of a split
-                              document, the number of its first part
+        weight                1 for each target, so that target_sums.py sums it to their number
+        whole_document        the number of the document that the bootstrap draws as a whole; for a
+                              part of a split document, the number of its first part
     """
     unit_losses = _losses_by_control(recovery)
     losses_of_parts = distant_part_losses(losses_of_targets(losses, targets))
@@ -63,8 +65,10 @@ def pair(
     has_unrelated = recovery.control.eq("unrelated").any()
     lacks_unrelated = has_unrelated and rows.loss_set_unrelated.isna().any()
     if lacks_own or lacks_unrelated:
-        raise DataError("the table recovery lacks rows of chosen targets; measure again elsewhere")
-    # The column `gap` comes from `distant_part_losses`.
+        raise DataError(
+            "the table recovery lacks rows of chosen targets; measure again in a new folder"
+        )
+    # `gap` is there already: `distant_part_losses` has added it.
     return rows.assign(
         own_reduction=rows.loss_short - rows.loss_set_own,
         unrelated_reduction=rows.loss_short - rows.loss_set_unrelated,
@@ -85,7 +89,7 @@ def _losses_by_control(recovery: pd.DataFrame) -> pd.DataFrame:
         columns="control",
         aggfunc="mean",  # over draws
     )
-    # Without controls the table has no unrelated text, but `pair` reads its columns.
+    # Without controls the table has no unrelated text, but `join_by_target` reads its columns.
     unit_losses = unit_losses.reindex(columns=list(product(value_names, ("own", "unrelated"))))
     unit_losses.columns = ["_".join(column) for column in unit_losses.columns]
     return unit_losses.reset_index()

@@ -1,6 +1,7 @@
 """Compute recovery, excess, net excess and removal from the tables, with bootstrap intervals.
 
-    losses, targets, recovery → `pair` (pairing.py) → rows of targets → `summarize_pairs` → summary
+    losses, targets, recovery → `join_by_target` (pairing.py) → rows of targets
+                                                              → `summarize_pairs` → summary
 
 `summarize` does both steps; `as_reported` of reported.py then gives the intervals their final form.
 For one row of the summary, the rows of its targets go through these steps:
@@ -43,7 +44,7 @@ import pandas as pd
 
 from olmo_sparsity.analysis.results.columns import SUMMARY
 from olmo_sparsity.analysis.results.intervals import Bootstrapped, resample
-from olmo_sparsity.analysis.results.pairing import pair
+from olmo_sparsity.analysis.results.pairing import join_by_target
 from olmo_sparsity.analysis.results.target_rows import (
     DOCUMENT,
     KEYS,
@@ -74,7 +75,7 @@ GROUPS = ["target_set", "units", "selector", "k"]
 
 
 class TargetRows(NamedTuple):
-    """Rows of `pair` that one row of the summary is computed from."""
+    """Rows of `join_by_target` that one row of the summary is computed from."""
 
     document: pd.DataFrame
     """Rows of targets that were chosen in their document's own distant context."""
@@ -113,11 +114,11 @@ def summarize(
             f"losses: {repeated.sum()} rows are of targets that earlier rows have, the first of "
             f"document {row.document}, target {row.target}; pass each target once"
         )
-    return summarize_pairs(pair(losses, targets, recovery, split_documents))
+    return summarize_pairs(join_by_target(losses, targets, recovery, split_documents))
 
 
 def summarize_pairs(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the summary of rows that `pair` returned."""
+    """Return the summary of rows that `join_by_target` returned."""
     summary = []
     for group_values, target_rows in group_targets(rows).items():
         document_rows, placebo_rows = target_rows

@@ -1,6 +1,7 @@
 """Sum targets over documents, and compute recovery, excess and removal from the sums.
 
-    rows of `pair` → `bootstrap_sums` → TargetSums → `ratios_of_sums` → {"recovery": …, "excess": …}
+    rows of `join_by_target` → `bootstrap_sums` → TargetSums
+                             → `ratios_of_sums` → {"recovery": …, "excess": …}
 
 Two documents with three targets, in nats:
 
@@ -33,7 +34,7 @@ NO_GAP_NATS = 1e-4
 
 class TargetSums(NamedTuple):
     """Sums over targets, of all documents and of each bootstrap resample. The fields are also the
-    columns of `pair` that are summed, in nats but for `weight`."""
+    columns of `join_by_target` that are summed, in nats but for `weight`."""
 
     own_reduction: Bootstrapped
     """Σ (L_short − L_k): by how much the loss falls when the k own units are added."""
@@ -52,7 +53,7 @@ class TargetSums(NamedTuple):
 
 
 SUMMED = list(TargetSums._fields)
-"""The columns of `pair` that are summed, in the order of `TargetSums`."""
+"""The columns of `join_by_target` that are summed, in the order of `TargetSums`."""
 
 
 def documents_of(*row_groups: pd.DataFrame) -> pd.Index:

@@ -25,7 +25,7 @@ from olmo_sparsity.base.errors import DataError
 
 def net_differences(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     """Return net excess of the first measurement minus that of the second: a row for each target
-    set, units, selector and k that both have. Both arguments are rows of `pair`."""
+    set, units, selector and k that both have. Both arguments are rows of `join_by_target`."""
     first_groups = group_targets(first)
     second_groups = group_targets(second)
     shared_groups = sorted(first_groups.keys() & second_groups.keys())
@@ -74,7 +74,7 @@ def _smaller_num_documents(first: pd.DataFrame, second: pd.DataFrame) -> int:
 def both_ways(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     """Return the mean of two measurements in which each of two models evaluates what the other
     chose: a row for each target set, units, selector and k that both have. Both arguments are rows
-    of `pair`."""
+    of `join_by_target`."""
     first_groups = group_targets(first)
     second_groups = group_targets(second)
     means = []

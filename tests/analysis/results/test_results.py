@@ -37,7 +37,7 @@ from olmo_sparsity.analysis.results.loss_statistics import (
     savings_of_longer_window,
 )
 from olmo_sparsity.analysis.results.meta import Meta
-from olmo_sparsity.analysis.results.pairing import pair
+from olmo_sparsity.analysis.results.pairing import join_by_target
 from olmo_sparsity.analysis.results.reported import with_t_intervals
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.schemas import SCHEMAS
@@ -67,7 +67,9 @@ def test_measurements_of_other_texts_are_not_compared(results: Results) -> None:
     assert compare(results, results).net.abs().max() == 0
     noise = np.random.default_rng(0).normal(size=len(results.recovery))
     noisy = replace(results, recovery=results.recovery.assign(loss_set=noise))
-    plain = net_differences(*(pair(r.losses, r.targets, r.recovery) for r in (results, noisy)))
+    plain = net_differences(
+        *(join_by_target(r.losses, r.targets, r.recovery) for r in (results, noisy))
+    )
     widths = [
         table.net_nats_high - table.net_nats_low for table in (compare(results, noisy), plain)
     ]

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from olmo_sparsity.analysis.results.pairing import pair
+from olmo_sparsity.analysis.results.pairing import join_by_target
 from olmo_sparsity.analysis.results.statistics import GROUPS, summarize_pairs
 from study.pages import keep_results, stored
 from study.pages.stored import (
@@ -49,7 +49,7 @@ def test_a_summary_follows_from_the_stored_rows(name: str) -> None:
     losses, targets, recovery = stored_tables(name)
     if "loss_without" not in recovery:
         recovery["loss_without"] = np.nan
-    rows = pair(losses, targets, recovery)
+    rows = join_by_target(losses, targets, recovery)
     bare = rows.target_set == "planted_removed"  # without a gap: in units of that with marks
     rows.loc[bare, "gap"] = rows.gap[rows.target_set == "planted"].mean()
     found = summarize_pairs(rows).set_index(GROUPS).sort_index()
