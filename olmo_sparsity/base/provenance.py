@@ -5,6 +5,7 @@ Imports nothing of ours, and no package whose version it reads.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -76,6 +77,18 @@ def code_version(folder: Path = Path(__file__).parents[2]) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return _image_commit()
     return f"{commit}-dirty" if changed else commit
+
+
+def code_hash(package: Path = Path(__file__).parents[1]) -> str:
+    """Return the first digits of a hash of all Python files of this package, which also tells
+    uncommitted changes and copies without git apart. It takes about 20 ms on a local disk."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        content = path.read_bytes()
+        # With its length, or a line could move from one file to the next.
+        digest.update(f"{path.relative_to(package).as_posix()}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()[:12]
 
 
 def _image_commit() -> str | None:

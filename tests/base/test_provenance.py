@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from olmo_sparsity.base.provenance import code_version
+from olmo_sparsity.base.provenance import code_hash, code_version
 
 
 def test_the_commit_says_whether_the_code_has_changed_since(tmp_path: Path) -> None:
@@ -40,3 +40,18 @@ def test_code_of_a_container_is_that_of_its_image(
     assert code_version(tmp_path) == "a" * 40
     monkeypatch.setenv("OLMO_SPARSITY_COMMIT", "unknown")
     assert code_version(tmp_path) is None
+
+
+def test_the_hash_of_the_code_tells_uncommitted_changes_apart(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    module = tmp_path / "inner/module.py"
+    module.write_text("K = 1\n")
+    hashes = [code_hash(tmp_path)]
+    (tmp_path / "notes.txt").write_text("not imported")
+    assert code_hash(tmp_path) == hashes[0]
+    module.write_text("K = 2\n")
+    hashes.append(code_hash(tmp_path))
+    module.rename(tmp_path / "inner/other.py")
+    hashes.append(code_hash(tmp_path))
+    assert len(set(hashes)) == 3
+    assert len(code_hash()) == 12, "of this package"

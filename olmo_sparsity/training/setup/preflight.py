@@ -3,7 +3,7 @@ minute.
 
     check_devices    two processes share a GPU, or the allocated GPUs are not visible
     check_same       the config file of one node is older than that of another, or its code or
-                     PyTorch has another version
+                     PyTorch has another version; uncommitted changes count, too
     check_shared     the run folder is on a disk of one node alone
     check_room       the checkpoints of the run would fill the disk; a run that has begun needs room
                      for the next one alone, as it did while it ran
@@ -27,7 +27,7 @@ import torch
 
 from olmo_sparsity.base.differences import differences
 from olmo_sparsity.base.errors import ConfigError, UserError
-from olmo_sparsity.base.provenance import code_version, versions_of_numbers
+from olmo_sparsity.base.provenance import code_hash, code_version, versions_of_numbers
 from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.models.checkpoint_files import list_checkpoints, step_of
 from olmo_sparsity.training.checkpoints.expendable import find_expendable, size_of
@@ -90,7 +90,8 @@ class _Installed(NamedTuple):
 def check_same(settings: Mapping[str, Any], processes: Processes) -> None:
     """Raise ConfigError unless all processes have the settings, the code and the PyTorch of the
     first: files on disks that are not shared may differ between machines."""
-    installed = _Installed(socket.gethostname(), _own_versions(processes))
+    with processes.raising_together():
+        installed = _Installed(socket.gethostname(), _own_versions(processes))
     gathered = processes.gather((settings if processes.is_first else None, installed))
     first_settings = gathered[0][0]
     with processes.raising_together():
@@ -105,13 +106,15 @@ def _own_versions(processes: Processes) -> dict[str, str]:
     through the clone in each of them."""
     if processes.world_size == 1 or processes.local_rank > 0:
         return {}
-    # Without `-dirty`, as a file of a shared clone may be edited while nodes look at it.
+    # Without `-dirty`: whether uncommitted changes are the same ones, the hash tells. It is of the
+    # package alone, while a page or a script of a shared clone may be edited meanwhile.
     commit = (code_version() or "").removesuffix("-dirty")
     packages = versions_of_numbers()
     versions = {
         "commit": commit,
         "olmo-sparsity": packages["olmo-sparsity"],
         "PyTorch": packages["torch"],
+        "Python files with the hash": code_hash(),
     }
     return {name: version for name, version in versions.items() if version}
 

@@ -136,17 +136,24 @@ class SecondNode(Processes):
 
 
 @pytest.mark.parametrize(
-    ("name", "there", "here"), [("commit", "1111", "2222"), ("PyTorch", "2.12.0", "2.13.0")]
+    ("name", "there", "here"),
+    [
+        ("commit", "1111", "2222"),
+        ("PyTorch", "2.12.0", "2.13.0"),
+        ("Python files with the hash", "aaaa", "bbbb"),  # uncommitted changes
+    ],
 )
 def test_nodes_with_different_code_or_pytorch_are_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, name: str, there: str, here: str
 ) -> None:
     monkeypatch.setattr(preflight, "code_version", lambda: "2222-dirty")
+    monkeypatch.setattr(preflight, "code_hash", lambda: "bbbb")
     packages = {"olmo-sparsity": "0.2", "torch": "2.13.0"}
     monkeypatch.setattr(preflight, "versions_of_numbers", lambda: packages)
     monkeypatch.setattr(preflight.socket, "gethostname", lambda: "node1")
     second = SecondNode(rank=1, world_size=2)
     same = {"commit": "2222", "olmo-sparsity": "0.2", "PyTorch": "2.13.0"}
+    same["Python files with the hash"] = "bbbb"
     object.__setattr__(second, "first_versions", same | {name: there})
     message = f"process 0 on node0 has {name} {there}, process 1 on node1 has {here}; give all"
     with pytest.raises(ConfigError, match=message):
@@ -161,6 +168,7 @@ def test_nodes_with_different_code_or_pytorch_are_refused_by_name(
 
 def test_one_process_of_a_node_looks_for_its_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "code_version", lambda: pytest.fail("asks git"))
+    monkeypatch.setattr(preflight, "code_hash", lambda: pytest.fail("reads all files"))
     second = SecondNode(rank=1, world_size=2, local_rank=1)
     object.__setattr__(second, "first_versions", {"commit": "1111"})
     check_same({"seed": 1}, second)
