@@ -88,6 +88,12 @@ def _add_training(command: AddCommand) -> None:
     )
     _add_gpus(sub)
     sub.add(
+        "--gpu-hours-per-failure",
+        type=float,
+        metavar="HOURS",
+        help="of --dry-run: how often GPUs fail, for the hours that this adds (50,000: Llama 3's)",
+    )
+    sub.add(
         "--profile",
         metavar="FIRST:LAST",
         help="write a Chrome trace of these steps, such as 10:15, into the run folder",

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def check_gpus_are_of_a_dry_run(options: argparse.Namespace) -> None:
     """Raise ConfigError for an option that describes GPUs if there is no `--dry-run --gpus N`: it
     would have no effect."""
-    for name in ("gpus", "gpu", "nodes", "nics_per_node", "gpu_hour", "disk_speed"):
+    names = ("gpus", "gpu", "nodes", "nics_per_node", "gpu_hour", "disk_speed")
+    for name in (*names, "gpu_hours_per_failure"):
         is_given = getattr(options, name, None) is not None
         if is_given and not (options.dry_run and options.gpus is not None):
             option = "--" + name.replace("_", "-")
@@ -41,4 +42,6 @@ def hardware_of(options: argparse.Namespace) -> Hardware | None:
         nics_per_node=options.nics_per_node,
         price=options.gpu_hour,
         disk_speed=options.disk_speed,
+        # Of `train` alone.
+        gpu_hours_per_failure=getattr(options, "gpu_hours_per_failure", None),
     )

@@ -19,6 +19,7 @@ micro-batches.
     network.py              bytes that collectives send, and the speed at which they do
     evaluations.py          seconds and memory of an evaluation
     pauses.py               time outside of steps: evaluations and saves
+    failures.py             time that failures add
 
     cost.py                 all of them for one run with one engine: memory, hours, GPU-hours
     cheaper.py              settings with which the run would take less time

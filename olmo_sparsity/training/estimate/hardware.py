@@ -31,6 +31,11 @@ DISK_BYTES_PER_S = 1e9
 """Bytes that the file system writes in a second, for all processes together: assumed. A parallel
 file system may write ten times as much, a shared NFS server a tenth."""
 
+GPU_HOURS_PER_FAILURE = 50_000.0
+"""GPU-hours from one failure to the next. Meta reports 419 unexpected interruptions in 54 days of
+Llama 3 405B on up to 16,384 H100s, 21.2 million GPU-hours (The Llama 3 Herd of Models, 2024,
+arXiv:2407.21783, section 3.3.4)."""
+
 GPUS_PER_NODE = 8
 """The usual number of GPUs of a node, from which the number of nodes follows if none is given."""
 
@@ -55,6 +60,9 @@ class Hardware:
 
     disk_bytes_per_s: float = DISK_BYTES_PER_S
     """Bytes that the file system of the run folder writes in a second, for all processes."""
+
+    gpu_hours_per_failure: float = GPU_HOURS_PER_FAILURE
+    """GPU-hours from one failure to the next: a crash, a hang, or a node that is lost."""
 
     @property
     def device_type(self) -> str:
@@ -97,6 +105,7 @@ class Hardware:
         nics_per_node: int | None = None,
         price: float | None = None,
         disk_speed: float | None = None,
+        gpu_hours_per_failure: float | None = None,
     ) -> Hardware:
         """Return GPUs by their name. Raise ConfigError, which names the option of `--dry-run`, for
         GPUs that cannot be.
@@ -106,6 +115,7 @@ class Hardware:
             nics_per_node: The number of network cards of a node. None: the usual one for the GPU.
             price: The price of a GPU-hour, in any currency.
             disk_speed: GB/s of the file system. None: `DISK_BYTES_PER_S`.
+            gpu_hours_per_failure: None: `GPU_HOURS_PER_FAILURE`.
         """
         gpu = known_gpu(name, "--gpu")
         options = {"--gpus": num_gpus, "--nodes": nodes, "--nics-per-node": nics_per_node}
@@ -116,6 +126,10 @@ class Hardware:
             raise ConfigError(f"--gpu-hour={price} must be a price of 0 or more")
         if disk_speed is not None and not 0 < disk_speed < math.inf:
             raise ConfigError(f"--disk-speed={disk_speed} must be above 0: GB/s")
+        if gpu_hours_per_failure is None:
+            gpu_hours_per_failure = GPU_HOURS_PER_FAILURE
+        if not 0 < gpu_hours_per_failure < math.inf:
+            raise ConfigError(f"--gpu-hours-per-failure={gpu_hours_per_failure} must be above 0")
         num_nodes = nodes or math.ceil(num_gpus / GPUS_PER_NODE)
         if num_gpus % num_nodes:
             raise ConfigError(f"--gpus={num_gpus} must be a multiple of --nodes={num_nodes}")
@@ -128,4 +142,5 @@ class Hardware:
             nics_per_node=nics_per_node,
             price=price,
             disk_bytes_per_s=DISK_BYTES_PER_S if disk_speed is None else 1e9 * disk_speed,
+            gpu_hours_per_failure=gpu_hours_per_failure,
         )

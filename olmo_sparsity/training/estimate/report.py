@@ -25,6 +25,7 @@ from olmo_sparsity.training.estimate.cost import (
     with_engine,
     with_micro_batches,
 )
+from olmo_sparsity.training.estimate.failures import failures_of
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.estimate.host import (
     Disk,
@@ -146,6 +147,7 @@ def _lines_of_time(config: RunConfig, hardware: Hardware, time: RunTime) -> dict
             f"{pauses.evaluating_s / 3600:,.2f} hours for {pauses.num_evaluations:,} evaluations, "
             f"{pauses.saving_s / 3600:,.2f} for {pauses.num_saves:,} saves"
         ),
+        "with failures": _describe_failures(config, hardware, time),
         "tokens per second": f"{tokens_per_s:,.0f} ({_explain_speed(config, hardware, time)})",
     }
     sending_share = time.sending_s / time.step_s
@@ -168,6 +170,17 @@ def _lines_of_time(config: RunConfig, hardware: Hardware, time: RunTime) -> dict
         price = time.gpu_hours * hardware.price
         lines["price"] = f"{price:,.2f}, at {hardware.price:g} a GPU-hour"
     return lines
+
+
+def _describe_failures(config: RunConfig, hardware: Hardware, time: RunTime) -> str:
+    """Return a line about the hours that failures add."""
+    failures = failures_of(config, hardware, time)
+    return (
+        f"{failures.hours:,.1f} hours, {failures.gpu_hours:,.0f} GPU-hours: {failures.num:.2g} "
+        f"failures, at one in {hardware.gpu_hours_per_failure:,.0f} GPU-hours "
+        f"(--gpu-hours-per-failure); each loses {failures.lost_s / 60:,.1f} min of work, half of "
+        f"the time between saves, and takes {failures.start_s / 60:,.1f} min to start (assumed)"
+    )
 
 
 def _explain_speed(config: RunConfig, hardware: Hardware, time: RunTime) -> str:

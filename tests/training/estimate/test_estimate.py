@@ -28,8 +28,9 @@ from olmo_sparsity.training.estimate.activation_memory import activation_bytes
 from olmo_sparsity.training.estimate.compute import flops_per_token, share_of_peak
 from olmo_sparsity.training.estimate.cost import RunTime, cost_of_run, with_engine
 from olmo_sparsity.training.estimate.device_memory import bytes_of_state, device_memory_of
+from olmo_sparsity.training.estimate.failures import failures_of
 from olmo_sparsity.training.estimate.fit import check_fits
-from olmo_sparsity.training.estimate.hardware import Hardware
+from olmo_sparsity.training.estimate.hardware import GPU_HOURS_PER_FAILURE, Hardware
 from olmo_sparsity.training.estimate.host import (
     COPIED_BYTES_PER_S,
     copied_for_save,
@@ -176,6 +177,7 @@ def test_a_dry_run_names_what_does_not_divide_or_fit(capsys: pytest.CaptureFixtu
         ("--nics-per-node=0", "--nics-per-node=0"),
         ("--gpu-hour=-1", "--gpu-hour=-1"),
         ("--disk-speed=0", "--disk-speed=0.0 must be above 0: GB/s"),
+        ("--gpu-hours-per-failure=0", "--gpu-hours-per-failure=0.0 must be above 0"),
         ("--gpu=h101", "--gpu=h101"),
         ("--gpu=a100-20", "--gpu=a100-20"),
     ],
@@ -559,6 +561,43 @@ def test_more_evaluations_and_saves_take_more_hours() -> None:
     outside_steps = often.pauses.total_s - once.pauses.total_s
     assert 3600 * (often.hours - once.hours) == pytest.approx(outside_steps)
     assert often.pauses.evaluating_s > 1000 * once.pauses.evaluating_s
+
+
+def test_failures_add_half_of_the_time_between_saves_and_a_start_each() -> None:
+    hardware = Hardware.of("h100", 64, None)
+    config = seven_billion(*OVER_ALL, "--checkpoint.interval_steps=500")
+    time = time_of(config, hardware)
+    # By the report of Llama 3: 419 failures of 16,384 GPUs in 54 days.
+    assert pytest.approx(16_384 * 54 * 24 / 419, rel=0.02) == GPU_HOURS_PER_FAILURE
+    failures = failures_of(config, hardware, time)
+    assert failures.num == time.gpu_hours / 50_000
+    assert failures.lost_s == pytest.approx(time.hours * 3600 / 40 / 2)
+    # A checkpoint is read twice, at 1 GB/s.
+    read_s = 2 * 12 * count_parameters(without_memory(config.model)) / 1e9
+    assert failures.start_s == pytest.approx(300 + read_s)
+    added_s = failures.num * (failures.lost_s + failures.start_s)
+    assert failures.hours == pytest.approx(time.hours + added_s / 3600)
+    assert failures.gpu_hours == 64 * failures.hours
+    often = Hardware.of("h100", 64, None, gpu_hours_per_failure=500)
+    hours_added = failures_of(config, often, time).hours - time.hours
+    assert hours_added == pytest.approx(100 * (failures.hours - time.hours))
+
+
+def test_a_dry_run_prints_the_hours_with_failures_beside_those_without(
+    capsys: pytest.CaptureFixture,
+) -> None:
+    words = ["train", "configs/c4_1b_pose.yaml", "--dry-run"]
+    assert main([*words, "--gpus=16", "--gpu-hours-per-failure=10"]) == 0
+    printed = capsys.readouterr().out
+    config = with_staying_checkpoints(c4("1b", "--engine.name=ddp"))
+    hardware = Hardware.of("h100", 16, None, gpu_hours_per_failure=10)
+    time = time_of(config, hardware)
+    assert f"# time: {time}\n" in printed
+    failures = failures_of(config, hardware, time)
+    assert f"# with failures: {failures.hours:,.1f} hours, {failures.gpu_hours:,.0f}" in printed
+    assert "failures, at one in 10 GPU-hours (--gpu-hours-per-failure)" in printed
+    assert main([*words, "--gpu-hours-per-failure=10"]) == 2
+    assert "--gpu-hours-per-failure describes the GPUs of a dry run" in capsys.readouterr().err
 
 
 def test_training_waits_for_a_save_that_takes_longer_than_the_steps_between() -> None:
