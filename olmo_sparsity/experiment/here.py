@@ -22,7 +22,7 @@ from olmo_sparsity.base.launch import EXIT_STOPPED, STOP_SIGNALS, handling
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.experiment.file import Experiment
 from olmo_sparsity.experiment.job import Job
-from olmo_sparsity.experiment.jobs import format_states, jobs_of
+from olmo_sparsity.experiment.jobs import check_no_other_work, format_states, jobs_of
 
 if TYPE_CHECKING:
     from olmo_sparsity.config.text import DataConfig
@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 
 def run_here(experiment: Experiment) -> int:
     """Run each job that is neither done nor running: prepare texts, train, measure, draw. Return
-    the exit code. A job that fails is left out of the figure, and the same command tries it
-    again."""
+    the exit code. A job that fails is left out of the figure, and the same command tries it again.
+    Raise ConfigError before anything runs if a folder holds work with other settings."""
     jobs = jobs_of(experiment)
+    # Such a job would fail when its turn comes, hours later, and the others would go on.
+    check_no_other_work(jobs)
     by_name = {job.name: job for job in jobs}
     experiment.save()  # before anything runs, so that a stopped experiment can be looked at
     num_processes = _num_processes(experiment.file.processes)

@@ -43,7 +43,7 @@ from olmo_sparsity.experiment.measurements import Measurement
 from olmo_sparsity.experiment.models import Model
 from olmo_sparsity.models.checkpoint_files import list_checkpoints, step_of
 from olmo_sparsity.training.metrics.read import read_metrics
-from olmo_sparsity.training.run_folder.folder import is_work_of
+from olmo_sparsity.training.run_folder.folder import changes_of_work
 
 StateName = Literal["done", "running", "failed", "waiting"]
 STATES: tuple[StateName, ...] = get_args(StateName)
@@ -155,12 +155,14 @@ class TrainingJob(Job):
         return State("failed", step, f"died {_where_runs(holder.owner)}")
 
     def find_other_work(self) -> str | None:
-        """Return that the folder holds a run with other settings, which is not this model; None if
+        """Return with which other settings the folder holds a run, which is not this model; None if
         it does not."""
         folder = self.model.folder
-        if is_work_of(folder, flatten(self.model.settings)):
+        changes = changes_of_work(folder, flatten(self.model.settings))
+        if not changes:
             return None
-        return f"{folder} holds work with other settings; name a new folder"
+        remedy = "set it as it was, or name a new folder"
+        return f"{folder} holds work with {', '.join(changes)}; {remedy}"
 
 
 @dataclass(frozen=True)

@@ -251,7 +251,7 @@ def test_a_measurement_with_other_options_is_not_done(
     assert expected in (state.name, state.detail.partition(" with ")[2].partition(";")[0])
 
 
-def test_folders_of_other_work_are_refused_by_the_dry_run_and_not_submitted(
+def test_folders_of_other_work_are_refused_before_anything_is_priced_submitted_or_run(
     make_grid: MakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     pretend_slurm(tmp_path, monkeypatch)
@@ -259,10 +259,10 @@ def test_folders_of_other_work_are_refused_by_the_dry_run_and_not_submitted(
     (run,) = read_experiment(path).models
     run.folder.mkdir(parents=True)
     save_config(run.settings, run.folder / "config.yaml")
-    for words in (["--dry-run"], ["--slurm"]):
+    for words in (["--dry-run"], ["--slurm"], []):
         assert main(["experiment", path, "--seed=9", *words]) == EXIT_BAD_INPUT
         message = capsys.readouterr().err
-        assert f"tiny: {run.folder} holds work with other settings" in message
+        assert f"tiny: {run.folder} holds work with seed=3 (now 9); set it as it was" in message
 
 
 def test_a_measurement_of_another_checkpoint_is_not_done(make_grid: MakeGrid) -> None:
@@ -344,7 +344,7 @@ def test_a_run_with_other_settings_is_not_done(make_grid: MakeGrid) -> None:
     ):
         (job,) = jobs_of(read_experiment(path, words))
         assert job.state().name == name
-    assert "holds work with other settings" in job.state().detail
+    assert "holds work with training.precision=fp32 (now bf16)" in job.state().detail
 
 
 # --- running them ---------------------------------------------------------------------------------

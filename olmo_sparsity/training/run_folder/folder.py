@@ -16,7 +16,7 @@ A start compares its settings with those in config.yaml, as flat keys. For examp
     model.vocab_size: 0 → 50280         no change: a start fills in `RESOLVED_KEYS` itself
 
 start.py opens the folder, restore.py compares the settings with those of a checkpoint, and an
-experiment asks whether a folder `is_work_of` one of its models.
+experiment asks which `changes_of_work` one of its models has in a folder.
 """
 
 from __future__ import annotations
@@ -140,19 +140,21 @@ def is_fixed_in_branch(key: str) -> bool:
     return key.startswith(FIXED_KEYS) and not FREE_IN_BRANCH.fullmatch(key)
 
 
-def is_work_of(folder: Path, settings: Flat) -> bool:
-    """Return whether a run with these settings could resume in the folder, or begin in it.
+def changes_of_work(folder: Path, settings: Flat) -> list[str]:
+    """Return a text for each setting, such as `seed=3 (now 4)`, because of which a run could not
+    resume in the folder; none if it could, or could begin there.
 
     Args:
         settings: As the user wrote them. What a start resolves (the tokenizer's sizes, precision
             `auto`) is not compared.
     """
     if not (folder / "config.yaml").exists():
-        return True
+        return []
     free_keys = (*FREE_KEYS, *RESOLVED_KEYS)
     if settings["training.precision"] == "auto":
         free_keys = (*free_keys, "training.precision")
-    return not _describe_changes(folder, settings, lambda key: not key.startswith(free_keys))
+    changed = _describe_changes(folder, settings, lambda key: not key.startswith(free_keys))
+    return list(changed.values())
 
 
 def _check_same_evaluation(folder: Path, settings: Flat) -> None:
