@@ -26,7 +26,7 @@ from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import read_json, sha256_of, write_atomically
 from olmo_sparsity.base.json_text import with_crc
 from olmo_sparsity.base.locks import locked
-from olmo_sparsity.base.progress import Progress
+from olmo_sparsity.base.progress import Progress, say
 from olmo_sparsity.base.provenance import provenance
 from olmo_sparsity.base.work_folder import WorkFolder
 from olmo_sparsity.config.yaml_files import merge
@@ -69,6 +69,13 @@ def run_settings(
         collected = _collect(folder, identity)
         about = {"command": command, "settings": fixed} | collected.about_trials
         write_rows(folder / TABLE, collected.rows, about | provenance(device_name(device)))
+    all_trials = list_trials(settings)
+    num_finished = sum(_file_of(folder, trial).is_file() for trial in all_trials)
+    if num_finished < len(all_trials):
+        say(
+            f"{num_finished} of {len(all_trials)} trials are finished, and the table has these "
+            "alone: run the other shards, too"
+        )
     return collected.rows
 
 

@@ -177,7 +177,8 @@ class _MeasuringProcess:
         if num_unfinished:
             print(
                 f"shard {self.shard.shard_index}/{self.shard.num_shards} is done; {num_unfinished} "
-                "documents are left to the others",
+                "documents are left to the others: the last to finish writes the results, and "
+                "--partial those so far",
                 file=sys.stderr,
             )
         return num_unfinished == 0

@@ -226,7 +226,7 @@ def test_two_processes_share_a_folder_and_do_no_loss_twice(
         return measured_into(tmp_path, model, documents)
 
     assert process(0) is None
-    assert launched or "documents are left to the others" in capsys.readouterr().err
+    assert launched or "the last to finish writes the results" in capsys.readouterr().err
     assert process(1) is not None
     assert sorted(counted) == read_results(measured).losses.document.unique().tolist()
     assert_same_tables(tmp_path, measured)
