@@ -55,9 +55,15 @@ class DataError(UserError):
 class UnreadableNowError(DataError):
     """A file cannot be read now, because of the disk or of permissions. It may be intact."""
 
-    def __init__(self, path: object, reason: object) -> None:
+    def __init__(self, path: object, reason: object, errno: int | None = None) -> None:
+        """Describe the error.
+
+        Args:
+            errno: The system's number of the error, by which retry.py knows whether it may pass.
+        """
         remedy = "it may be intact: restore access (mount? permission?), then start again"
         super().__init__(f"{path} cannot be read now ({reason}); {remedy}")
+        self.errno = errno
 
 
 class ReportedElsewhere(UserError):

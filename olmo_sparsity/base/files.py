@@ -30,7 +30,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from olmo_sparsity.base.errors import DataError, UserError, one_line
+from olmo_sparsity.base.errors import DataError, UnreadableNowError, UserError, one_line
 from olmo_sparsity.base.json_text import parse_json
 
 if TYPE_CHECKING:
@@ -258,6 +258,25 @@ def check_bounded(path: Path, max_bytes: int) -> None:
         raise OSError(errno.EFBIG, reason, str(path))
 
 
+_ERRORS_OF_DAMAGE = {
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.EINVAL,  # `read_bounded`: it is a pipe or a device
+    errno.EFBIG,  # `read_bounded`: it is too large
+}
+"""Errors that say what is on the disk. All others (permission, stale handle, failing disk, …) may
+be gone when the file is read again, so that no work may be thrown away because of them."""
+
+
+def check_readable_now(path: Path, error: Exception) -> None:
+    """Raise UnreadableNowError unless the error shows that the file is missing or another one."""
+    if isinstance(error, OSError) and error.errno not in _ERRORS_OF_DAMAGE:
+        raise UnreadableNowError(path, error.strerror or error, error.errno) from None
+
+
 def open_standard_input() -> BinaryIO:
     """Return standard input as bytes; raise DataError if the shell has closed it."""
     try:
@@ -277,11 +296,13 @@ def sha256_of(path: Path) -> str:
 
 
 def read_json(path: Path, kind: type[T], remedy: str) -> T:
-    """Return the content of a JSON file as a value of type `kind`. Raise DataError if it cannot be
-    read or is of another type. `remedy`: what to do then, for the message; it may be empty."""
+    """Return the content of a JSON file as a value of type `kind`. Raise DataError if it is
+    missing, damaged or of another type, and UnreadableNowError if it cannot be read now. `remedy`:
+    what to do about damage, for the message; it may be empty."""
     try:
         return parse_json(read_bounded(path), kind)
     except OSError as error:
+        check_readable_now(path, error)
         reason = error.strerror or str(error)
     except ValueError as error:
         reason = one_line(error)

@@ -13,7 +13,6 @@ Imports no torch.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +22,13 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import NamedTuple
 
-from olmo_sparsity.base.errors import UnreadableNowError
-from olmo_sparsity.base.files import read_bounded, sha256_of, write_json, writing
+from olmo_sparsity.base.files import (
+    check_readable_now,
+    read_bounded,
+    sha256_of,
+    write_json,
+    writing,
+)
 from olmo_sparsity.base.json_text import parse_json
 
 MANIFEST = "manifest.json"
@@ -180,22 +184,3 @@ def stays_inside(name: object) -> bool:
         return False
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts
-
-
-_ERRORS_OF_DAMAGE = {
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ELOOP,
-    errno.ENAMETOOLONG,
-    errno.EINVAL,  # `read_bounded`: it is a pipe or a device
-    errno.EFBIG,  # `read_bounded`: it is too large
-}
-"""Errors that say what is on the disk. All others (permission, stale handle, failing disk, …) may
-be gone when the file is read again, so that no work may be thrown away because of them."""
-
-
-def check_readable_now(path: Path, error: Exception) -> None:
-    """Raise UnreadableNowError unless the error shows that the file is missing or another one."""
-    if isinstance(error, OSError) and error.errno not in _ERRORS_OF_DAMAGE:
-        raise UnreadableNowError(path, error.strerror or error) from None

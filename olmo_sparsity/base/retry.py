@@ -38,10 +38,18 @@ MAY_PASS = {
 }
 """Numbers of errors of a network disk that pass by themselves; a full disk is none of them."""
 
+FULL = {errno.ENOSPC, errno.EDQUOT}
+"""Numbers of the errors of a full disk and a full quota, which pass once somebody frees space."""
+
 
 def may_pass(error: Exception) -> bool:
     """Return whether an error of the disk passes by itself, so that it is worth while to wait."""
     return getattr(error, "errno", None) in MAY_PASS
+
+
+def is_full(error: Exception) -> bool:
+    """Return whether an error says that the disk or the quota is full."""
+    return getattr(error, "errno", None) in FULL
 
 
 def retry(

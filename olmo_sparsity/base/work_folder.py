@@ -173,9 +173,9 @@ class Pieces:
         if not path.exists():
             return None
         try:
-            content: dict[str, Any] = read_json(path, dict, "it is computed again")
+            content: dict[str, Any] = read_json(path, dict, "")
         except DataError as error:
-            say(str(error))
+            say(f"{error.problem}; it is computed again")
             return None
         stored_id = content.pop("of", None)
         return content if stored_id == source_id else None

@@ -21,8 +21,8 @@ from safetensors import SafetensorError, safe_open
 
 from olmo_sparsity.base.differences import differences
 from olmo_sparsity.base.errors import DataError, unreadable
-from olmo_sparsity.base.files import read_json, write_json, write_tensors
-from olmo_sparsity.base.manifest import check_readable_now, find_damage
+from olmo_sparsity.base.files import check_readable_now, read_json, write_json, write_tensors
+from olmo_sparsity.base.manifest import find_damage
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -5,7 +5,7 @@
 #   exit code of the command            what happens
 #   0  finished                         nothing
 #   2  something you can mend           nothing; the log says what
-#   74 a disk of the network is away    requeued, to start after 12 minutes
+#   74 a disk is away, or full          requeued, to start after 12 minutes
 #   75 saved and left when asked        requeued: the same command goes on where it stopped
 #   anything else: crash, lost task     requeued, without the node at which it failed if that is known
 #
@@ -135,7 +135,7 @@ requeue() {
 # the network is away. Five pauses are an hour, in which the job holds no nodes.
 pause_for_disk() {
   scontrol update JobId="$SLURM_JOB_ID" StartTime=now+12minutes &&
-    log "starts again in 12 minutes at the earliest: the disk may be back then"
+    log "starts again in 12 minutes at the earliest: the disk may be back or have room then"
 }
 
 # --- nodes that failed ----------------------------------------------------------------------------

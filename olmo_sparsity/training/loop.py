@@ -20,11 +20,12 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from olmo_sparsity.base.errors import UnreadableNowError, UserError
 from olmo_sparsity.base.progress import Progress
-from olmo_sparsity.base.retry import may_pass
+from olmo_sparsity.base.retry import is_full, may_pass
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.models.huggingface.exchange import export
 from olmo_sparsity.training.after_step.profile import Profile
@@ -35,6 +36,7 @@ from olmo_sparsity.training.metrics.writers import MetricWriter, MetricWriters
 from olmo_sparsity.training.prepared_run import PreparedRun, starting
 from olmo_sparsity.training.processes.distributed import Processes
 from olmo_sparsity.training.processes.stop_signals import stop_signals
+from olmo_sparsity.training.run_folder.environment import has_started
 from olmo_sparsity.training.run_folder.skipped_batches import skip_batch_of
 from olmo_sparsity.training.start import prepare
 from olmo_sparsity.training.steps import Outcome, Steps
@@ -52,7 +54,7 @@ def train(
     """
     processes = processes or Processes()
     while True:
-        with requeueing_after_disk_errors():
+        with requeueing_after_disk_errors(Path(config.run_folder)):
             outcome = train_from_checkpoint(config, processes, profile)
         if outcome is not Outcome.BATCH_SKIPPED:
             return outcome
@@ -63,19 +65,26 @@ def train(
 
 
 @contextlib.contextmanager
-def requeueing_after_disk_errors() -> Iterator[None]:
+def requeueing_after_disk_errors(run_folder: Path) -> Iterator[None]:
     """Inside, an error of a disk that may be back in an hour gets the exit code with which a job is
-    requeued."""
+    requeued. So does a full disk, if the run has begun: the first start of a run that finds no room
+    has somebody who waits for it, and can choose another disk."""
     try:
         yield
     except OSError as error:
+        if is_full(error) and has_started(run_folder):
+            place = error.filename or run_folder
+            full = UserError(f"{place}: {error.strerror}; free space, then start again")
+            full.exit_code = EXIT_DISK
+            raise full from None
         if error.filename is None or not may_pass(error):
             raise
         unreadable_now = UnreadableNowError(error.filename, error.strerror)
         unreadable_now.exit_code = EXIT_DISK
         raise unreadable_now from None
     except UserError as error:
-        if isinstance(error, UnreadableNowError) or may_pass(error):
+        is_full_later = is_full(error) and has_started(run_folder)
+        if isinstance(error, UnreadableNowError) or may_pass(error) or is_full_later:
             error.exit_code = EXIT_DISK
         raise
 

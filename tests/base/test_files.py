@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from olmo_sparsity.base.errors import UserError
+from olmo_sparsity.base.errors import DataError, UnreadableNowError, UserError
 from olmo_sparsity.base.files import (
     read_bounded,
     read_json,
@@ -91,6 +91,27 @@ def test_what_never_ends_or_fills_the_memory_is_refused_by_name(tmp_path: Path) 
             read_json(tmp_path / name, dict, "restore it")
     os.truncate(tmp_path / "sparse", 2**26)
     assert len(read_bounded(tmp_path / "sparse")) == 2**26
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
+def test_a_json_file_on_a_disk_that_is_away_is_not_taken_for_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(path: Path, *_: object) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    for damaged, content in (("missing", None), ("cut", "{")):
+        path = tmp_path / damaged
+        if content is not None:
+            path.write_text(content)
+        with pytest.raises(DataError, match=r"; restore it$") as error:
+            read_json(path, dict, "restore it")
+        assert not isinstance(error.value, UnreadableNowError)
+    monkeypatch.setattr(Path, "open", fail)
+    remedy = rf"cut cannot be read now \({os.strerror(number)}\); it may be intact"
+    with pytest.raises(UnreadableNowError, match=remedy) as error:
+        read_json(tmp_path / "cut", dict, "restore it")
+    assert error.value.errno == number, "by which it is known whether it may pass"
 
 
 PREPARING = "from olmo_sparsity.command.streams import prepare_streams; prepare_streams()"

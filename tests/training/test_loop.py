@@ -16,8 +16,9 @@ import pytest
 import torch
 import transformers
 
-from olmo_sparsity.base.errors import ConfigError, DataError, UserError
-from olmo_sparsity.base.files import naming_written_file
+from olmo_sparsity.base import files, retry
+from olmo_sparsity.base.errors import ConfigError, DataError, UnreadableNowError, UserError
+from olmo_sparsity.base.files import naming_written_file, read_bounded
 from olmo_sparsity.config.run import load_saved_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.batches import Batch, TrainingBatches
@@ -39,6 +40,7 @@ from olmo_sparsity.training.metrics.read import read_metrics
 from olmo_sparsity.training.optimizer.learning_rate import learning_rate
 from olmo_sparsity.training.processes.distributed import Processes
 from olmo_sparsity.training.run_folder import environment, gpu_hours, skipped_batches
+from olmo_sparsity.training.run_folder import folder as run_folder
 from olmo_sparsity.training.run_folder.gpu_hours import GpuHours
 from olmo_sparsity.training.run_folder.trainer_state import TrainerState
 from olmo_sparsity.training.steps import Outcome
@@ -227,6 +229,72 @@ def test_without_checkpoints_a_damaged_environment_json_does_not_stop_a_run(
         (trained / name).unlink()
     (trained / "environment.json").write_text("[{")
     assert train(make_config()) is Outcome.FINISHED
+
+
+def test_an_environment_json_that_cannot_be_read_is_kept_and_not_called_damaged(
+    make_config: MakeConfig,
+    trained: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    fail_to_read(monkeypatch, trained / "environment.json")
+    monkeypatch.setattr(retry, "RETRY_AFTER_S", (0.0,))
+    content = (trained / "environment.json").read_bytes()
+    assert train(make_config()) is Outcome.FINISHED
+    kept = trained / "environment.json.damaged"
+    shown = capsys.readouterr().err
+    assert f"cannot be read now (Stale file handle); it is now {kept}" in shown
+    assert "environment.json cannot be read now (Stale file handle); it may be intact" in shown
+    assert "the file is damaged" not in shown
+    assert kept.read_bytes() == content
+
+
+def test_a_run_whose_notes_cannot_be_read_does_not_begin_again(
+    make_config: MakeConfig, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoints are gone, and these files alone show that there were any."""
+    shutil.rmtree(trained / "checkpoints")
+    (trained / "checkpoints").mkdir()
+    metrics = (trained / "metrics.jsonl").read_bytes()
+    monkeypatch.setattr(retry, "RETRY_AFTER_S", (0.0,))
+    for name in ("attempts.json", "environment.json"):
+        with monkeypatch.context() as patch:
+            fail_to_read(patch, trained / name)
+            with pytest.raises(UnreadableNowError, match=rf"{name} cannot be read now") as error:
+                train(make_config(start_over=True))
+        assert error.value.exit_code == 74
+        (trained / "attempts.json").unlink(missing_ok=True)
+    assert (trained / "metrics.jsonl").read_bytes() == metrics
+    assert not (trained / "set_aside_1").exists()
+
+
+def fail_to_read(monkeypatch: pytest.MonkeyPatch, unreadable: Path) -> None:
+    """Let the disk be away whenever this file is read."""
+
+    def read(path: Path, *given: Any) -> bytes:
+        if path == unreadable:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return read_bounded(path, *given)
+
+    monkeypatch.setattr(files, "read_bounded", read)
+
+
+@pytest.mark.parametrize(("is_begun", "code"), [(True, 74), (False, 2)])
+def test_a_full_disk_at_a_start_requeues_a_run_that_has_begun(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, is_begun: bool, code: int
+) -> None:
+    config = make_config()
+    if is_begun:
+        train(make_config(training__num_steps=6))
+
+    def fail(*given: object) -> None:
+        with naming_written_file(Path("config.yaml")):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run_folder, "write_atomically", fail)
+    with pytest.raises(UserError, match=r"config\.yaml cannot be written: No space") as error:
+        train(config)
+    assert error.value.exit_code == code
 
 
 def test_a_start_with_other_code_than_the_last_one_says_so(

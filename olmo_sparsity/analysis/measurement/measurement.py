@@ -39,7 +39,7 @@ from olmo_sparsity.analysis.results.stored_results import FILES, read_results
 from olmo_sparsity.analysis.results.target_rows import half_of
 from olmo_sparsity.analysis.shard import ALL_DOCUMENTS, Shard
 from olmo_sparsity.base.devices import device_name
-from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.errors import ConfigError, DataError, UnreadableNowError
 from olmo_sparsity.base.launch import Launch, read_launch
 from olmo_sparsity.base.locks import locked
 from olmo_sparsity.base.manifest import MANIFEST, find_damage
@@ -129,6 +129,8 @@ class _MeasuringProcess:
         if (self.out / MANIFEST).exists():
             try:
                 return read_results(self.out) if self.is_first else None
+            except UnreadableNowError:
+                raise  # they may be intact
             except DataError as error:
                 # The results are written again from the parts.
                 say(str(error))

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from olmo_sparsity.base.errors import ConfigError, DataError
+from olmo_sparsity.base.errors import ConfigError, DataError, UnreadableNowError
 from olmo_sparsity.base.manifest import find_damaged_file, read_entries
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.sections import RunConfig
@@ -125,7 +125,8 @@ def find_checkpoint(config: RunConfig, verified: Sequence[VerifiedCheckpoint]) -
                 f"now; {RESTORE}"
             )
     except DataError as error:
-        if not config.start_over:
+        # What cannot be read now may be intact, and is not set aside.
+        if not config.start_over or isinstance(error, UnreadableNowError):
             raise
         set_aside_to = set_aside(run_folder)
         say(f"{error.problem}: beginning at step 0; what is left is in {set_aside_to}")

@@ -16,7 +16,6 @@ after an error of the disk.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import socket
@@ -40,7 +39,7 @@ from olmo_sparsity.base.files import (
 from olmo_sparsity.base.locks import check_not_taken_over
 from olmo_sparsity.base.manifest import FileEntry, make_entry, write_manifest
 from olmo_sparsity.base.progress import say
-from olmo_sparsity.base.retry import may_pass, retry
+from olmo_sparsity.base.retry import is_full, may_pass, retry
 from olmo_sparsity.models.checkpoint_files import checkpoint_folder
 from olmo_sparsity.training.run_folder.trainer_state import ENGINE_FOLDER, STATE_FILE, TrainerState
 
@@ -51,9 +50,6 @@ T = TypeVar("T")
 
 POLL_S = 0.05
 """Seconds between two looks for the lists of other processes."""
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Numbers of the errors of a full disk and of a full quota."""
 
 
 class Content(NamedTuple):
@@ -75,7 +71,8 @@ class SaveFailure:
 
     message: str
     may_pass: bool
-    """Whether the error passes by itself, so that it is worth while to start again."""
+    """Whether a later start may succeed: the error passes by itself, or once somebody has freed
+    space."""
 
     @staticmethod
     def of(error: Exception, processes: Processes) -> SaveFailure:
@@ -84,7 +81,7 @@ class SaveFailure:
         if processes.world_size > 1:
             where = f"process {processes.rank} of {processes.world_size} on {socket.gethostname()}"
             message = f"{where}: {message}"
-        return SaveFailure(message, may_pass(error))
+        return SaveFailure(message, may_pass(error) or is_full(error))
 
 
 class Save:
@@ -244,7 +241,7 @@ class Save:
                 say(line)
 
         def is_worth_while(error: Exception) -> bool:
-            if getattr(error, "errno", None) in FULL:
+            if is_full(error):
                 self._make_room(error)
             return not self.is_ending.is_set()
 

@@ -48,8 +48,8 @@ MAX_FAILED_SAVES = 3
 """Number of saves in a row at which a run ends if all of them fail."""
 
 EXIT_DISK = 74
-"""The disk took no checkpoint, for a reason that may pass; the same command resumes. `EX_IOERR` of
-sysexits.h."""
+"""The disk took no checkpoint, or a file could not be read, for a reason that may pass: it is away,
+or full until somebody frees space. The same command resumes. `EX_IOERR` of sysexits.h."""
 
 
 class CheckpointWriter:
@@ -204,7 +204,10 @@ class CheckpointWriter:
             return
         error: UserError = ReportedElsewhere()
         if self.processes.is_first:
-            error = UserError(f"{failure.message}; {MAX_FAILED_SAVES} saves in a row have failed")
+            error = UserError(
+                f"{failure.message}; {MAX_FAILED_SAVES} saves in a row have failed, and the same "
+                "command resumes from the last checkpoint"
+            )
         if failure.may_pass:
             error.exit_code = EXIT_DISK
         raise error

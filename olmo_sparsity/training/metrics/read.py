@@ -57,7 +57,7 @@ def read_own_lines(path: Path, until: int | None = None) -> list[MetricLine]:
     for folder in list_checkpoints(path.parent):
         try:
             state = TrainerState.read(folder)
-        except DataError:  # it is damaged, and not resumed from
+        except DataError:  # it is damaged or cannot be read now, and is not resumed from
             continue
         if until is not None and state.step > until:
             continue

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from olmo_sparsity.base.errors import DataError, UserError
+from olmo_sparsity.base.errors import DataError, UnreadableNowError, UserError
 from olmo_sparsity.base.files import read_json, write_json
 from olmo_sparsity.base.launch import forget_deaths
 from olmo_sparsity.base.locks import check_not_taken_over
@@ -44,12 +44,16 @@ class Attempts:
 
     @staticmethod
     def read(run_folder: Path) -> Attempts:
-        """Return the content of the file; no attempts if there is none, or a damaged one."""
+        """Return the content of the file; no attempts if there is none, or a damaged one. Raise
+        UnreadableNowError while it cannot be read: without it a run whose checkpoints are gone
+        would begin again."""
         path = Attempts.path(run_folder)
-        if path.exists():
-            with contextlib.suppress(DataError):  # damaged, or of an earlier version
-                return read_json(path, Attempts, "")
-        return Attempts()
+        try:
+            return read_json(path, Attempts, "")
+        except UnreadableNowError:
+            raise
+        except DataError:  # there is none, or it is damaged, or of an earlier version
+            return Attempts()
 
     def write(self, run_folder: Path) -> None:
         write_json(Attempts.path(run_folder), asdict(self))

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olmo_sparsity.base.devices import device_name
-from olmo_sparsity.base.errors import DataError
+from olmo_sparsity.base.errors import DataError, UnreadableNowError
 from olmo_sparsity.base.files import read_json, write_json
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.provenance import provenance, typed_command
+from olmo_sparsity.base.retry import may_pass, retry
 
 if TYPE_CHECKING:
     import torch
@@ -41,12 +42,14 @@ def add_start(
 
     path = run_folder / FILE_NAME
     try:
-        earlier_starts = _read_starts(path)
+        earlier_starts = retry(lambda: _read_starts(path), may_pass, say)
     except DataError as error:
-        # Only a note, which must not stop a run. It is kept, as the disk may have been away.
+        # Only a note, which must not stop a run. It is kept, as one that cannot be read may be
+        # intact.
         kept = path.with_name(f"{FILE_NAME}.damaged")
         path.replace(kept)
-        say(f"{error}: the file is damaged; it is now {kept}, and a new one begins")
+        what = "" if isinstance(error, UnreadableNowError) else ": the file is damaged"
+        say(f"{error.problem}{what}; it is now {kept}, and a new one begins")
         earlier_starts = []
     this_start = {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -77,9 +80,11 @@ def has_started(run_folder: Path) -> bool:
 
 def last_resumed_step(run_folder: Path) -> int:
     """Return the largest step from which a start went on; 0 if each began anew, or if the file is
-    damaged."""
+    damaged. Raise UnreadableNowError if it cannot be read now."""
     try:
         starts = _read_starts(run_folder / FILE_NAME)
+    except UnreadableNowError:
+        raise
     except DataError:  # `add_start` says so
         return 0
     return max((int(start.get("resumed_at_step", 0)) for start in starts), default=0)
@@ -87,7 +92,7 @@ def last_resumed_step(run_folder: Path) -> int:
 
 def _read_starts(path: Path) -> list[dict]:
     """Return the entries of all starts, the first one first. Raise DataError if the file is
-    damaged."""
+    damaged, and UnreadableNowError if it cannot be read now."""
     if not path.exists():
         return []
     return read_json(path, list[dict], "")

@@ -143,7 +143,8 @@ def check_room(
     The first start of a run needs room for all checkpoints that the run will keep, and for one that
     is being written. A later start needs room for the next one alone: a run that was preempted must
     not stay down where it would have gone on. Its error has the exit code with which a job is
-    requeued, as others who share the disk may have freed space by then.
+    requeued, as others who share the disk may have freed space by then; unless the whole disk is
+    smaller than a checkpoint.
 
     Args:
         settings: The section `checkpoint`, which says which checkpoints stay.
@@ -160,7 +161,8 @@ def check_room(
     checkpoint_bytes = num_parameters * BYTES_PER_PARAMETER
     # One at least: where all exist already, the next one is written before the oldest is deleted.
     needed_bytes = max(num_new + num_staying, 1) * checkpoint_bytes
-    free_bytes = shutil.disk_usage(run_folder).free
+    disk = shutil.disk_usage(run_folder)
+    free_bytes = disk.free
     if free_bytes >= needed_bytes:
         return ""
 
@@ -179,6 +181,11 @@ def check_room(
     expendable = find_expendable(run_folder, settings, step)
     expendable_bytes = size_of(expendable) if expendable is not None else 0
     if free_bytes + expendable_bytes < checkpoint_bytes:
+        if disk.total < checkpoint_bytes:
+            raise UserError(
+                f"run_folder={run_folder}: its disk has {disk.total / 2**30:.2f} GiB in all, a "
+                f"checkpoint needs {checkpoint_bytes / 2**30:.2f}; move the folder to a larger disk"
+            )
         error = UserError(
             f"run_folder={run_folder}: {has}, the next checkpoint needs "
             f"{checkpoint_bytes / 2**30:.2f}; free space, then start again"

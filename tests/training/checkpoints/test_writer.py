@@ -458,7 +458,10 @@ def test_a_folder_that_cannot_be_created_for_a_moment_costs_no_save(
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize(("number", "code"), [(errno.ESTALE, 74), (errno.ENOSPC, 2)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(errno.ESTALE, 74), (errno.ENOSPC, 74), (errno.EDQUOT, 74), (errno.EROFS, 2)],
+)
 def test_a_disk_that_takes_no_checkpoint_ends_the_run_and_the_one_before_stays(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, number: int, code: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from olmo_sparsity.base.errors import UserError
+from olmo_sparsity.base import files
+from olmo_sparsity.base.errors import UnreadableNowError, UserError
 from olmo_sparsity.base.launch import DEATHS_FILE
 from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
@@ -91,6 +93,21 @@ def test_a_damaged_count_and_one_of_an_earlier_version_hinder_nobody(tmp_path: P
     for text in ("damaged", '{"died_after": 7}'):
         (tmp_path / "attempts.json").write_text(text)
         die(tmp_path)
+
+
+def test_a_count_that_cannot_be_read_now_is_not_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Attempts(saved_step=300, starts=2).write(tmp_path)
+    stored = Attempts.path(tmp_path).read_bytes()
+
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), "attempts.json")
+
+    monkeypatch.setattr(files, "read_bounded", fail)
+    with pytest.raises(UnreadableNowError, match=r"attempts\.json cannot be read now"):
+        die(tmp_path)
+    assert Attempts.path(tmp_path).read_bytes() == stored
 
 
 def test_progress_clears_the_deaths_that_the_job_counts(

@@ -66,8 +66,9 @@ def test_a_run_that_resumes_needs_room_for_the_next_checkpoint_alone(
     num_parameters = sum(tensor.numel() for tensor in load_file(before / WEIGHTS).values())
     checkpoint_bytes = 12 * num_parameters
 
-    def free(num_bytes: int) -> None:
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=num_bytes))
+    def free(num_bytes: int, total: int = 10**12) -> None:
+        usage = SimpleNamespace(free=num_bytes, total=total)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
 
     # Steps 5 and 6 are to come, and stay.
     config = make_config(checkpoint__keep_every_steps=1)
@@ -75,6 +76,10 @@ def test_a_run_that_resumes_needs_room_for_the_next_checkpoint_alone(
     with pytest.raises(UserError, match=r"the next checkpoint needs .*free space") as error:
         train(config)
     assert error.value.exit_code == EXIT_DISK, "the job is requeued"
+    free(checkpoint_bytes - 1, total=checkpoint_bytes - 1)
+    with pytest.raises(UserError, match=r"in all, a checkpoint needs .*larger disk") as error:
+        train(config)
+    assert error.value.exit_code == 2, "no later start would find room"
     free(checkpoint_bytes)
     assert train(config) is Outcome.FINISHED
     assert "enough for the next checkpoint; all that are still to come" in capsys.readouterr().err
@@ -84,10 +89,9 @@ def test_a_checkpoint_that_a_save_would_delete_counts_as_room(tmp_path: Path) ->
     settings = CheckpointConfig(interval_steps=2, keep_every_steps=1)
     for name in ("step000004", "step000002.set_aside"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    # More bytes than any disk has.
-    num_parameters = 10**16
+    one_too_many = shutil.disk_usage(tmp_path).total // 12
     with pytest.raises(UserError, match="the next checkpoint needs"):
-        check_room(tmp_path, settings, num_parameters, 4, num_steps=8)
+        check_room(tmp_path, settings, one_too_many, 4, num_steps=8)
     with (tmp_path / "checkpoints/step000002.set_aside/model").open("wb") as file:
         file.truncate(2**40)  # takes no space
     free_bytes = shutil.disk_usage(tmp_path).free
