@@ -22,8 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Self
 
-from olmo_sparsity.config.build import Schema
-from olmo_sparsity.config.build import build as fill
+from olmo_sparsity.config.build import Schema, build
 from olmo_sparsity.config.schema import schema_fields
 
 
@@ -42,35 +41,37 @@ class Request:
     """
 
     @classmethod
-    def groups(cls) -> dict[str, type]:
+    def group_classes(cls) -> dict[str, type]:
         """Return the options class of each group, by the group's name."""
-        groups: dict[str, type] = {}
+        classes: dict[str, type] = {}
+        # Groups are the fields whose default factory is a dataclass; other factories, such as
+        # `list`, are not.
         for item in fields(cls):
             factory: Any = item.default_factory
             if isinstance(factory, type) and is_dataclass(factory):
-                groups[item.name] = factory
-        return groups
+                classes[item.name] = factory
+        return classes
 
     @classmethod
-    def names(cls) -> set[str]:
+    def accepted_keywords(cls) -> set[str]:
         """Return the keywords that `of` accepts: its own fields, and all options of its groups."""
-        groups = cls.groups()
-        names = {item.name for item in fields(cls)} - groups.keys()
-        return names.union(*map(schema_fields, groups.values()))
+        classes = cls.group_classes()
+        keywords = {item.name for item in fields(cls)} - classes.keys()
+        return keywords.union(*map(schema_fields, classes.values()))
 
     @classmethod
     def of(cls, **options: Any) -> Self:
         """Build a request from flat keywords: sort them into fields and groups, and check them."""
-        unknown = options.keys() - cls.names()
+        unknown = options.keys() - cls.accepted_keywords()
         if unknown:
             raise TypeError(f"{cls.__name__} has no option {', '.join(sorted(unknown))}")
-        groups: dict[str, Any] = {}
+        built_groups: dict[str, Any] = {}
         grouped: set[str] = set()
-        for name, kind in cls.groups().items():
-            groups[name] = build(kind, options)
-            grouped.update(schema_fields(kind))
+        for name, group_class in cls.group_classes().items():
+            built_groups[name] = build_group(group_class, options)
+            grouped.update(schema_fields(group_class))
         ungrouped = {name: value for name, value in options.items() if name not in grouped}
-        return cls(**ungrouped, **groups).checked()
+        return cls(**ungrouped, **built_groups).checked()
 
     def checked(self) -> Self:
         """Return the request. Raise ConfigError if options are wrong or exclude each other. A
@@ -78,9 +79,9 @@ class Request:
         return self
 
 
-def build(schema: type[Schema], options: Mapping[str, Any]) -> Schema:
+def build_group(schema: type[Schema], options: Mapping[str, Any]) -> Schema:
     """Build an options class from keywords. Keywords that it does not have are ignored, as they
     belong to other groups."""
     # mypy does not know that `Schema` is a dataclass.
     names = set[str](schema_fields(schema))
-    return fill(schema, {name: value for name, value in options.items() if name in names})
+    return build(schema, {name: value for name, value in options.items() if name in names})

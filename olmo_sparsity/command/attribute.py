@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from olmo_sparsity.analysis.options import ModelOptions
-from olmo_sparsity.analysis.request import build
+from olmo_sparsity.analysis.request import build_group
 from olmo_sparsity.base.errors import ConfigError, naming, printable
 from olmo_sparsity.base.path_options import check_can_be_reopened, check_suffix
 from olmo_sparsity.base.progress import say
@@ -138,7 +138,7 @@ def _attribute_one(options: argparse.Namespace) -> int:
         check_suffix("--html", options.html, ".html")
     if options.question is None and options.messages is None:
         raise ConfigError("--source requires --question: pass the question that was answered")
-    keywords = given_options(options, AttributeRequest.names()) | _read_inputs(options)
+    keywords = given_options(options, AttributeRequest.accepted_keywords()) | _read_inputs(options)
     request = AttributeRequest.of(**keywords)
     if options.messages is not None:
         # How sources are marked was chosen, not which ones: the user sees whether they are right.
@@ -253,8 +253,8 @@ def _common_request(options: argparse.Namespace) -> AttributeRequest:
     from olmo_sparsity.analysis.measurement.reading import load
     from olmo_sparsity.sources.request import AttributeRequest
 
-    loading = build(ModelOptions, vars(options))
-    serving = build(ServerOptions, vars(options))
+    loading = build_group(ModelOptions, vars(options))
+    serving = build_group(ServerOptions, vars(options))
     model = load(
         options.model,
         options.tokenizer,
@@ -264,7 +264,7 @@ def _common_request(options: argparse.Namespace) -> AttributeRequest:
         only_counts=options.dry_run,
         **serving.loading,
     )
-    settings = build(SourceSettings, vars(options))
+    settings = build_group(SourceSettings, vars(options))
     return AttributeRequest(model=model, decoys=options.decoys, settings=settings, loading=loading)
 
 

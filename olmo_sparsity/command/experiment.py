@@ -7,7 +7,8 @@
     experiment FILE --cancel      cancel what was submitted
     experiment FILE --dry-run     what each job costs
 
-cli.py calls `run_experiment`, and the package `experiment` does the work.
+cli.py calls `run_experiment`, and the package `experiment` does the work. Imports within functions
+are late, so that each use of the command loads only what it needs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.command.gpus import check_gpus_are_of_a_dry_run, hardware_of
-from olmo_sparsity.command.share import parse_shard
+from olmo_sparsity.command.share import shard_of_array_task
 from olmo_sparsity.command.training import run_train
 from olmo_sparsity.experiment.file import Experiment, read_experiment, saved_experiment
 from olmo_sparsity.experiment.job import Job, MeasurementJob, TrainingJob
@@ -65,7 +66,7 @@ def _check_options_are_used(options: argparse.Namespace) -> None:
             flag = name.replace("_", "-")
             raise ConfigError(f"--{flag} describes jobs of SLURM: add --slurm='FLAGS'")
     if options.gpu_hour is not None and not (options.dry_run and options.gpus):
-        raise ConfigError(f"--gpu-hour={options.gpu_hour:g} is of --dry-run --gpus N: add them")
+        raise ConfigError(f"--gpu-hour={options.gpu_hour:g} needs --dry-run and --gpus N: add them")
 
 
 def _print_price(experiment: Experiment, options: argparse.Namespace) -> int:
@@ -92,7 +93,7 @@ def _check_measurements(experiment: Experiment) -> None:
     would say so days later, when its model is trained."""
     from olmo_sparsity.analysis.measurement.request import MeasureRequest
 
-    jobs = {job.name: job for job in jobs_of(experiment)}
+    jobs = _jobs_by_name(experiment)
     for measurement in experiment.measurements:
         options = _measure_options(measurement, jobs)
         try:
@@ -122,9 +123,15 @@ def _submit(experiment: Experiment, options: argparse.Namespace) -> int:
 # --- one job, in this process ---------------------------------------------------------------------
 
 
+def _jobs_by_name(experiment: Experiment) -> dict[str, Job]:
+    """Return all jobs of an experiment, by name."""
+    return {job.name: job for job in jobs_of(experiment)}
+
+
 def _run_one(experiment: Experiment, name: str) -> int:
-    """Run one job in this process, and return the exit code. `name`: as `_find_job` takes it."""
-    jobs = {job.name: job for job in jobs_of(experiment)}
+    """Run one job in this process, and return the exit code. `name`: a job's
+    name, or the number of a model."""
+    jobs = _jobs_by_name(experiment)
     job = _find_job(experiment, jobs, name)
     if isinstance(job, TrainingJob):
         training_options = argparse.Namespace(
@@ -172,7 +179,7 @@ def _measure(job: MeasurementJob, jobs: Mapping[str, Job]) -> int:
     measurement = job.measurement
     # The tasks of an array are shards. The processes of one task share its shard by themselves, and
     # each records that it runs, so that `--list` sees it.
-    shard = parse_shard(None, by_launch=False)
+    shard = shard_of_array_task()
     with job.recording_process(f"{shard.shard_index}-{read_launch().rank}"):
         reason = job.reason_to_skip(jobs)
         if reason:
@@ -220,7 +227,7 @@ def _draw(experiment: Experiment) -> int:
 # --- the folder of an experiment, for `figure` and `report` ---------------------------------------
 
 
-def measurements_in(folder: str) -> dict[str, str] | None:
+def main_measurement_folders(folder: str) -> dict[str, str] | None:
     """Return the folder of the main measurement of each model of an experiment, by the model's
     name. Return None if this is not the folder of an experiment."""
     experiment = saved_experiment(folder)
@@ -232,7 +239,7 @@ def measurements_in(folder: str) -> dict[str, str] | None:
     return {measurement.model.name: str(measurement.folder) for measurement in measurements}
 
 
-def draw_folder(folder: str, out: str) -> bool:
+def draw_if_experiment(folder: str, out: str) -> bool:
     """Draw the figure of an experiment's folder into the file `out`. Return whether this is the
     folder of an experiment."""
     experiment = saved_experiment(folder)

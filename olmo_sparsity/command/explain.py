@@ -67,7 +67,7 @@ def _explain_keywords(options: argparse.Namespace) -> dict[str, Any]:
         )
     if options.field is not None and options.text is None:
         raise ConfigError(f"--field={options.field} is of --text FILE:N; omit it")
-    keywords = given_options(options, ExplainRequest.names())
+    keywords = given_options(options, ExplainRequest.accepted_keywords())
     if options.text is not None:
         keywords["text"] = _text_of(options.text, options.field)
     if options.prompt is not None:

@@ -31,7 +31,7 @@ def run_measure(options: argparse.Namespace) -> int:
 
     keep_freed_memory()
     out = Path(options.out)
-    keywords = given_options(options, MeasureRequest.names())
+    keywords = given_options(options, MeasureRequest.accepted_keywords())
     # Before other keywords are added: only the names of options that the user has typed.
     keywords["typed"] = tuple(keywords)
     keywords["shard"] = parse_shard(options.shard, by_launch=False)

@@ -1,7 +1,7 @@
 """Run the commands that draw finished results: `figure` and `report`.
 
     figure RUN RUN --out=losses.png       losses of runs as they train      `draw_curves`
-    figure EXPERIMENT --out=figure.pdf    the figure of an experiment       `draw_folder`
+    figure EXPERIMENT --out=figure.pdf    the figure of an experiment       `draw_if_experiment`
     figure RESULTS RESULTS --out=…        Figure 2 of measurements          `_draw_measurements`
     report RESULTS --out=page.html        a page of a measurement           `write_report`
     report EXPERIMENT --out=page.html     a page for each of its models: page_NAME.html
@@ -22,7 +22,7 @@ from olmo_sparsity.base.progress import say
 def run_figure(options: argparse.Namespace) -> int:
     """Draw the losses of runs, or Figure 2 of an experiment or of measurements; return the exit
     code."""
-    from olmo_sparsity.command.experiment import draw_folder
+    from olmo_sparsity.command.experiment import draw_if_experiment
 
     labels = _read_labels(options.labels)
     # Runs have a log of their training, measurements have not.
@@ -30,7 +30,7 @@ def run_figure(options: argparse.Namespace) -> int:
         from olmo_sparsity.training.metrics.curves import draw_curves
 
         draw_curves(options.results, Path(options.out), labels)
-    elif len(options.results) == 1 and draw_folder(options.results[0], options.out):
+    elif len(options.results) == 1 and draw_if_experiment(options.results[0], options.out):
         if labels is not None:
             raise ConfigError(f"--labels={options.labels}: an experiment's file has its labels")
     else:
@@ -94,14 +94,14 @@ def run_report(options: argparse.Namespace) -> int:
     """Write a page for each measurement; return the exit code."""
     from olmo_sparsity.analysis.report.report import write_report
     from olmo_sparsity.analysis.results.stored_results import read_results
-    from olmo_sparsity.command.experiment import measurements_in
+    from olmo_sparsity.command.experiment import main_measurement_folders
 
     if options.max_documents is not None and options.max_documents < 1:
         raise ConfigError(f"--max-documents={options.max_documents} must be at least 1")
     check_suffix("--out", options.out, ".html")
     out = Path(options.out)
     # A folder that is no experiment is that of one measurement, whose page needs no name.
-    folders = measurements_in(options.results) or {"": options.results}
+    folders = main_measurement_folders(options.results) or {"": options.results}
     for name, folder in folders.items():
         page = out if len(folders) == 1 else out.with_stem(f"{out.stem}_{name}")
         write_report(read_results(folder), page, options.max_documents)

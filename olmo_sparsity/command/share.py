@@ -6,7 +6,8 @@
                                        processes (`by_launch`)
     neither                            all of the work
 
-`measure`, `prepare`, `attribute` and the measurements of an experiment call `parse_shard`.
+`measure`, `prepare` and `attribute` call `parse_shard`, and the measurements of an experiment,
+which have no --shard, `shard_of_array_task`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def parse_shard(text: str | None, by_launch: bool = True) -> Shard:
     """
     launch = read_launch()
     if text is None:
-        shard = _shard_of_array_task()
+        shard = shard_of_array_task()
         return shard.part(launch.rank, launch.world_size) if by_launch else shard
     shard = _read_shard(text)
     if launch.world_size > 1:
@@ -49,7 +50,7 @@ def _read_shard(text: str) -> Shard:
     return Shard(shard_index=int(index), num_shards=int(num_shards))
 
 
-def _shard_of_array_task() -> Shard:
+def shard_of_array_task() -> Shard:
     """Return the shard of this task of a SLURM array; outside of an array, a shard with all of the
     work."""
     task = os.environ.get("SLURM_ARRAY_TASK_ID")

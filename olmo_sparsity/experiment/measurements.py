@@ -2,7 +2,7 @@
 
 For two seeds, `long: [12, 24]`, `steps: [2, last]` and shared targets they are:
 
-    name                      targets
+    model-step-long           targets
     seed1-last-12             its own
     seed1-last-24             its own
     seed1-2-24                those of seed1-last-24
@@ -56,12 +56,14 @@ class Measurement:
     """Further options of the command `measure`."""
 
     text: str | None = None
+    """What is measured. None: the held-out text of the run."""
+
     targets_of: str | None = None
-    """The name of the measurement that chose the targets; None: it chooses them itself."""
+    """The name of the measurement that chose the targets. None: this one chooses them."""
 
     choices_of: str | None = None
-    """The name of the measurement whose ranked tokens are evaluated; None: it ranks them
-    itself."""
+    """The name of the measurement whose ranked tokens are evaluated. None: this one ranks
+    them."""
 
     @property
     def checkpoint(self) -> Path:
@@ -112,7 +114,7 @@ def read_measure_section(file: ExperimentFile, path: str) -> MeasureKeys:
     """
     values = current_keys(file.measure or {})
     keys_of_section = schema_fields(MeasureSection).keys()
-    _check_keys(values, path)
+    _refuse_unknown_keys(values, path)
     section_values = {key: value for key, value in values.items() if key in keys_of_section}
     for key in ("long", "steps", "distant_states"):
         # A single value may be written without brackets.
@@ -129,14 +131,14 @@ def read_measure_section(file: ExperimentFile, path: str) -> MeasureKeys:
     return MeasureKeys(section, options)
 
 
-def _check_keys(values: Mapping[str, Any], path: str) -> None:
+def _refuse_unknown_keys(values: Mapping[str, Any], path: str) -> None:
     """Raise ConfigError for a key that is neither one of `MeasureSection` nor an option of the
     command `measure`."""
     known = set(schema_fields(MeasureSection))
     for schema in _OPTION_SCHEMAS:
         known |= set(schema_fields(schema))
     known.remove("prefix_ids")  # follows from `prefix` and the tokenizer
-    for key in values.keys() - known:
+    for key in sorted(values.keys() - known):
         close = difflib.get_close_matches(key, known, n=1)
         hint = f"; did you mean '{close[0]}'?" if close else "; `measure --help` lists its options"
         raise ConfigError(f"{path}: unknown key 'measure.{key}'{hint}")
@@ -146,9 +148,11 @@ def _check_keys(values: Mapping[str, Any], path: str) -> None:
 
 
 class _Point(NamedTuple):
-    """Which checkpoint of each model is measured, and with which window. None: the last step."""
+    """Which checkpoint of each model is measured, and with which window."""
 
     step: int | None
+    """None: the last step."""
+
     long: Long
 
 
@@ -164,28 +168,29 @@ def measurements_of(
         keys: The section `measure`.
     """
     section = keys.section
-    measured = _measured_models(path, models, section)
+    measured_models = _measured_models(path, models, section)
     long_windows = sorted(section.long, key=lambda long: long_window(long).sort_key)
-    # All of them before the first is made: a mistake is an error at once.
-    for model in measured:
+    # Windows are checked here, as a measurement begins days later.
+    for model in measured_models:
         for long in long_windows:
-            _check_settings(path, model, keys.options, long)
+            _check_window(path, model, keys.options, long)
 
     maker = _MeasurementMaker(Path(file.folder) / "measured", keys)
     points = _points_of(section, long_windows)
     measurements: list[Measurement] = []
     for distant_states in section.distant_states:
-        measurements += maker.make_all(measured, points, distant_states)
+        measurements += maker.make_all(measured_models, points, distant_states)
         # Transfer at one point of each model, as it costs as much as a measurement.
         if section.transfer and "last" in section.steps:
             longest_at_end = _Point(None, long_windows[-1])
-            measurements += maker.make_transfers(measured, longest_at_end, distant_states)
+            measurements += maker.make_transfers(measured_models, longest_at_end, distant_states)
     return measurements
 
 
 def _points_of(section: MeasureSection, long_windows: Sequence[Long]) -> list[_Point]:
     """Return the points at which each model is measured: each window at the last step, and at
-    earlier steps the longest window only, as every point costs time.
+    earlier steps the longest window only, as every point costs time. The last step comes first, as
+    its measurement chooses the targets of the others.
 
     Args:
         section: The section `measure`.
@@ -274,7 +279,8 @@ class _MeasurementMaker:
 
         Args:
             point: Its checkpoint and window.
-            distant_states: What units show, `contextual` for example.
+            distant_states: How the states of distant tokens are computed: `contextual` or
+                `isolated`.
             targets_of: Name of the measurement that chooses the targets; None: this one does.
             choices_of: Name of the measurement that ranks the tokens; None: this one does.
         """
@@ -283,10 +289,11 @@ class _MeasurementMaker:
             name += "-transfer"
 
         left_out: set[str] = set()
-        if targets_of is not None or choices_of is not None:
+        if choices_of is not None:
+            # All settings, those of the selection among them, are those of the choices.
+            left_out.update(schema_fields(Settings), SELECTION_SETTINGS)
+        elif targets_of is not None:
             left_out.update(SELECTION_SETTINGS)
-        if choices_of is not None:  # its settings are those of the choices
-            left_out.update(schema_fields(Settings))
         options = {key: value for key, value in self.keys.options.items() if key not in left_out}
         return Measurement(
             name=name,
@@ -302,7 +309,7 @@ class _MeasurementMaker:
         )
 
 
-def _check_settings(path: str, model: Model, options: Mapping[str, Any], long: Long) -> None:
+def _check_window(path: str, model: Model, options: Mapping[str, Any], long: Long) -> None:
     """Raise ConfigError for windows that do not fit the options or the model. This is noticed
     before anything is trained, as training takes days."""
     given_settings = {

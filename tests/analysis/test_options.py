@@ -23,7 +23,7 @@ from olmo_sparsity.analysis.options import (
     parse_share,
 )
 from olmo_sparsity.analysis.report.curves import SHARED_WINDOWS
-from olmo_sparsity.analysis.request import build
+from olmo_sparsity.analysis.request import build_group
 from olmo_sparsity.analysis.results.compare import COMPARED_WINDOWS
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.command.arguments import build_parser
@@ -67,8 +67,10 @@ INSIDE = {"shard", "command", "typed", "prefix_ids"}
 @pytest.mark.parametrize("function", REQUESTS, ids=lambda function: function.__name__)
 def test_a_function_takes_what_its_request_holds(function: Any) -> None:
     shown, request = inspect.signature(function).parameters, REQUESTS[function]
-    assert set(shown) == request.names() - INSIDE
-    declared = [item for kind in (request, *request.groups().values()) for item in fields(kind)]
+    assert set(shown) == request.accepted_keywords() - INSIDE
+    declared = [
+        item for kind in (request, *request.group_classes().values()) for item in fields(kind)
+    ]
     for item in declared:
         if item.name in shown:
             expected = item.default if item.default is not MISSING else inspect.Parameter.empty
@@ -83,7 +85,7 @@ def test_what_is_typed_is_what_a_function_takes() -> None:
     words = ("--ks=1,4", "--units", "tokens,span:4", "--share=top5%", "--max-targets=2", "--seed=3")
     words += ("--sets=gap", "--distant-states=isolated", "--device-map=auto", "--control-tokens")
     given = parsed("measure", "M", "--out=o", *words)
-    settings = build(Settings, given)
+    settings = build_group(Settings, given)
     expected = Settings(
         ks=(1, 4),
         units=("tokens", "span:4"),
@@ -94,13 +96,13 @@ def test_what_is_typed_is_what_a_function_takes() -> None:
         distant_states="isolated",
     )
     assert settings == expected
-    assert build(TextOptions, given) == TextOptions(control_tokens=True)
-    assert build(ModelOptions, given) == ModelOptions(device_map="auto")
-    assert build(ExplainSettings, parsed("explain", "M", "--text=t", "--long=30", "-k", "2")) == (
-        ExplainSettings(long=30, k=2)
-    )
+    assert build_group(TextOptions, given) == TextOptions(control_tokens=True)
+    assert build_group(ModelOptions, given) == ModelOptions(device_map="auto")
+    assert build_group(
+        ExplainSettings, parsed("explain", "M", "--text=t", "--long=30", "-k", "2")
+    ) == (ExplainSettings(long=30, k=2))
     read = parsed("losses", "M", "N", "--text=t", "--length=64", "--documents=9")
-    assert build(LossSettings, read) == LossSettings(length=64, documents=9)
+    assert build_group(LossSettings, read) == LossSettings(length=64, documents=9)
     assert parsed("measure", "M", "--out=o") == {}  # so that defaults stand in one place
 
 
@@ -138,13 +140,13 @@ def test_what_no_option_takes_is_refused_before_a_model_is_read(
 
 
 def test_one_value_stands_for_a_list_and_unknown_names_are_refused() -> None:
-    assert build(Settings, {"ks": 4, "selectors": "add_one"}) == Settings(
+    assert build_group(Settings, {"ks": 4, "selectors": "add_one"}) == Settings(
         ks=(4,), selectors=("add_one",)
     )
     with pytest.raises(ConfigError, match="control must be one of unrelated, matched, shuffled"):
-        build(Settings, {"control": "some"})
+        build_group(Settings, {"control": "some"})
     with pytest.raises(ConfigError, match="chat must be true or false, not 'yes'"):
-        build(ExplainSettings, {"chat": "yes"})
+        build_group(ExplainSettings, {"chat": "yes"})
     assert [parse_share(text) for text in ("all", "top10%", "0.1", "1")] == [1.0, 0.1, 0.1, 1.0]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from olmo_sparsity import Answer, attribute, check
 from olmo_sparsity.analysis.options import ModelOptions
-from olmo_sparsity.analysis.request import build
+from olmo_sparsity.analysis.request import build_group
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.command.cli import main
@@ -59,7 +59,7 @@ def measured(
 
 
 def common(model: Any, *, decoys: Any = None, **given: Any) -> AttributeRequest:
-    settings, loading = build(SourceSettings, given), build(ModelOptions, given)
+    settings, loading = build_group(SourceSettings, given), build_group(ModelOptions, given)
     return AttributeRequest(model=model, decoys=decoys, settings=settings, loading=loading)
 
 

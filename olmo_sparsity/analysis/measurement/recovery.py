@@ -3,7 +3,7 @@
 `recover` is the entry point. `Plan.evaluate_targets` calls it for each document, and `explain` for
 its one text. It puts one distant text after another before each block of targets:
 
-    targets → sort_into_blocks → block + distant text → TextEvaluation → rows of the tables
+    targets → sort_into_blocks → block + distant text → TextEvaluator → rows of the tables
 
 Two columns of the tables say which text it was:
 
@@ -38,7 +38,7 @@ from olmo_sparsity.analysis.measurement.evaluated_text import (
 )
 from olmo_sparsity.analysis.measurement.ranking import TextRanker
 from olmo_sparsity.analysis.measurement.recovery_tables import RecoveryTables
-from olmo_sparsity.analysis.measurement.text_evaluation import TextEvaluation
+from olmo_sparsity.analysis.measurement.text_evaluation import TextEvaluator
 from olmo_sparsity.analysis.measurement.unfinished import UnfinishedDocument
 from olmo_sparsity.analysis.options import KS
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT
@@ -96,7 +96,7 @@ def recover(
         choices=choices,
         tables=tables,
     )
-    text_evaluation = TextEvaluation(
+    text_evaluator = TextEvaluator(
         scorer=scorer,
         ranker=ranker,
         unit_kinds=_as_tuple(units),
@@ -111,7 +111,7 @@ def recover(
             windows=windows,
             controls=controls,
             blocks=group,
-            text_evaluation=text_evaluation,
+            text_evaluator=text_evaluator,
             tables=tables,
         ).evaluate()
     return tables.frames()
@@ -145,7 +145,7 @@ class _BlocksEvaluation:
     blocks: dict[BlockBounds, SpansByPart]
     """The targets of each block, by distant part."""
 
-    text_evaluation: TextEvaluation
+    text_evaluator: TextEvaluator
     tables: RecoveryTables
 
     def evaluate(self) -> None:
@@ -180,7 +180,7 @@ class _BlocksEvaluation:
         # All kinds of units and all selectors share the states of the text.
         num_forwards = self.scorer.token_forwards - forwards_before
         self.tables.add_cost("all", "shared", num_forwards, len(spans))
-        self.text_evaluation.evaluate(text)
+        self.text_evaluator.evaluate(text)
         self.tables.finish_text(text_name)
 
     def _evaluate_unrelated_texts(
@@ -208,7 +208,7 @@ class _BlocksEvaluation:
                 draw=draw,
                 spans_by_part=served_spans_by_part,
             )
-            self.text_evaluation.evaluate(text)
+            self.text_evaluator.evaluate(text)
             self.tables.finish_text(text_name)
 
     def _block(self, bounds: BlockBounds) -> Block:

@@ -7,8 +7,8 @@
       ↓ the ranked units                                                         `influence`
     RecoveryTables
 
-The tables on the right get rows in these steps. `TextEvaluation.evaluate` is the entry point;
-recovery.py calls it with each text of a document.
+`lds` holds linear datamodeling scores. The tables on the right get rows in these steps.
+`TextEvaluator.evaluate` is the entry point; recovery.py calls it with each text of a document.
 
 The selectors rank once for the largest k. For `ks=(1, 2)` and the losses 3.1, 2.4 (with the units)
 and 1.9, 2.2 (without them), the table `recovery` gets two rows:
@@ -39,7 +39,7 @@ from olmo_sparsity.text.units import Units
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextEvaluation:
+class TextEvaluator:
     """Evaluates distant texts of one document, and adds the rows to its tables."""
 
     scorer: Scorer
@@ -53,9 +53,11 @@ class TextEvaluation:
         rankings: list[Ranking] = []
         for unit_kind in self.unit_kinds:
             units = text.distant.units(unit_kind)
+            # One ranking for each selector, and for each draw of a random one. `rank` also adds its
+            # rows to the tables `costs` and `lds`.
             rankings += self.ranker.rank(text, unit_kind, units)
-            if text.is_document_context:
-                self._add_reliability(text, unit_kind, units)
+            if text.is_document_context and isinstance(self.scorer, ReplacingScorer):
+                self._add_reliability(self.scorer, text, unit_kind, units)
 
         self._add_losses(text, rankings)
         for ranking in rankings:
@@ -63,12 +65,12 @@ class TextEvaluation:
             if ranking.labels.draw == 0:
                 self._add_influence(text, ranking)
 
-    def _add_reliability(self, text: EvaluatedText, unit_kind: str, units: Units) -> None:
-        """Add the reliability of the replacing texts to `lds`, where texts replace distant ones."""
-        if not isinstance(self.scorer, ReplacingScorer):
-            return
+    def _add_reliability(
+        self, scorer: ReplacingScorer, text: EvaluatedText, unit_kind: str, units: Units
+    ) -> None:
+        """Add to `lds` how well two halves of the replacing texts agree on what matters."""
         spans = text.spans_by_part[DOCUMENT]
-        reliability_T = reliability_of_texts(self.scorer, text.context, units, spans)
+        reliability_T = reliability_of_texts(scorer, text.context, units, spans)
         if reliability_T is not None:
             labels = {"units": unit_kind, "selector": RELIABILITY}
             self.tables.add("lds", labels, target=text.places(spans), lds=reliability_T)
@@ -85,17 +87,19 @@ class TextEvaluation:
 
         # The losses are in the order of the rows: of each ranking those with its units, then those
         # without them.
-        first_row = 0
+        remaining_N = loss_N
         for ranking in rankings:
             shape_TK = ranking.num_tokens_TK.shape
-            end_with = first_row + len(ranking.rows_with_units)
-            end_without = end_with + len(ranking.rows_without_units)
-            loss_set_TK = loss_N[first_row:end_with].reshape(shape_TK)
+            num_with = len(ranking.rows_with_units)
+            num_without = len(ranking.rows_without_units)
+            with_N, without_N, remaining_N = np.split(
+                remaining_N, [num_with, num_with + num_without]
+            )
+            loss_set_TK = with_N.reshape(shape_TK)
             loss_without_TK = np.full(shape_TK, np.nan)
-            if ranking.rows_without_units:
-                loss_without_TK = loss_N[end_with:end_without].reshape(shape_TK)
+            if num_without:
+                loss_without_TK = without_N.reshape(shape_TK)
             self._add_recovery(text, ranking, loss_set_TK, loss_without_TK)
-            first_row = end_without
 
     def _add_recovery(
         self,
@@ -105,8 +109,8 @@ class TextEvaluation:
         loss_without_TK: np.ndarray,
     ) -> None:
         """Add the losses of a ranking to `recovery`, a row for each target and each k."""
-        # An unrelated text may serve both kinds of targets, which are ranked together and stored
-        # apart.
+        # An unrelated text may serve document and placebo targets, which are ranked together and
+        # stored apart.
         for distant_part, spans in text.spans_by_part.items():
             index_T = ranking.target_indices(spans)
             self.tables.add(
@@ -128,15 +132,15 @@ class TextEvaluation:
             index_T = ranking.target_indices(spans)
             unit_TK = ranking.choice.unit_TK[index_T]
             num_ranks = unit_TK.shape[1]
-            first = ranking.units.first[unit_TK].ravel()
-            end = ranking.units.end[unit_TK].ravel()
+            first_index = ranking.units.first[unit_TK].ravel()
+            end_index = ranking.units.end[unit_TK].ravel()
             self.tables.add(
                 "influence",
                 {"distant_part": distant_part} | ranking.labels._asdict(),
                 target=text.places(spans).repeat(num_ranks),
                 rank=np.tile(np.arange(1, num_ranks + 1), len(spans)),
-                distant_first=block.first_distant + first,
-                distant_end=block.first_distant + end,
-                distant_text=list(map(text.distant.text, first, end)),
+                distant_first=block.first_distant + first_index,
+                distant_end=block.first_distant + end_index,
+                distant_text=list(map(text.distant.text, first_index, end_index)),
                 influence=ranking.choice.influence_TK[index_T].ravel(),
             )

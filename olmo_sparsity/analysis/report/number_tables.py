@@ -21,10 +21,9 @@ from olmo_sparsity.analysis.results.by_distance import (
 )
 from olmo_sparsity.analysis.results.conclusion import quoted_row_of
 from olmo_sparsity.analysis.results.meta import SETS, main_set
-from olmo_sparsity.analysis.results.notes import describe_intervals
+from olmo_sparsity.analysis.results.notes import describe_intervals, describe_placebo
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.shown_columns import HEADINGS, ShownColumn, page_columns
-from olmo_sparsity.analysis.results.terminal_table import describe_placebo
 from olmo_sparsity.analysis.results.view import (
     escape,
     format_number,

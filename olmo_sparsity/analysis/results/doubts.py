@@ -44,34 +44,34 @@ def has_net(rows: pd.DataFrame) -> bool:
     return bool(rows.net.notna().any()) and are_selected_by_outcome
 
 
-def describe_few(row: Any, has_net: bool) -> str:
+def describe_few(row: Any, shows_net: bool) -> str:
     """Return why a row has too few targets for an interval, or an empty text if it has enough.
 
     Args:
         row: A row of the summary, or of a comparison.
-        has_net: Whether net excess is shown, so that placebo targets must be enough, too.
+        shows_net: Whether net excess is shown, so that placebo targets must be enough, too.
     """
     # `has_few_targets` takes a table, and a row may be a dict or a Series.
     frame = pd.DataFrame([row])
     if has_few_targets(frame).any():
         documents = num_of(row["num_documents"], "document")
         return f"{num_of(row['num_targets'], 'target')} in {documents}; {MINIMUM} are needed"
-    if has_net and has_few_targets(frame, "placebo").any():
+    if shows_net and has_few_targets(frame, "placebo").any():
         documents = num_of(row["num_placebo_documents"], "document")
         targets = num_of(row["num_placebo_targets"], "placebo target")
         return f"{targets} in {documents}; {MINIMUM} are needed"
     return ""
 
 
-def warnings_of_few(row: Any, has_net: bool) -> list[str]:
+def warnings_of_few(row: Any, shows_net: bool) -> list[str]:
     """Return what makes the intervals of a row doubtful, each a clause: too few targets, or too few
     documents.
 
     Args:
         row: A row of the summary, or of a comparison.
-        has_net: Whether net excess is shown.
+        shows_net: Whether net excess is shown.
     """
-    too_few = describe_few(row, has_net)
+    too_few = describe_few(row, shows_net)
     if too_few:
         return [f"no intervals: {too_few}"]
     if row["num_documents"] < FEW_DOCUMENTS:

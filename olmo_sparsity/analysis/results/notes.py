@@ -123,24 +123,30 @@ def _describe_change(nats: float) -> str:
 # --- what makes numbers doubtful ------------------------------------------------------------------
 
 
-def describe_intervals(row: Any, has_net: bool) -> str:
+def describe_intervals(row: Any, shows_net: bool) -> str:
     """Return which intervals a table has, as words: by a bootstrap, by Student's t, or none.
 
     Args:
         row: A row of the summary.
-        has_net: Whether the table shows net excess, which has an interval only if the placebo has
+        shows_net: Whether the table shows net excess, which has an interval only if the placebo has
             enough targets.
     """
-    warnings = warnings_of_few(row, has_net)
-    if describe_few(row, has_net):
+    warnings = warnings_of_few(row, shows_net)
+    if describe_few(row, shows_net):
         return "; ".join(warnings)
     text = f"intervals: {BOOTSTRAP}"
     num_documents = row.num_documents
-    if has_net:
+    if shows_net:
         num_documents = min(num_documents, row.num_placebo_documents)
         if num_documents < FEW_FOR_BOOTSTRAP:
             text += f"; of net excess by Student's t, over {num_documents} documents"
     return "; ".join([text, *warnings])
+
+
+def describe_placebo(row: Any) -> str:
+    """Return the number of placebo targets, and of their documents."""
+    documents = num_of(row.num_placebo_documents, "document")
+    return f"{row.num_placebo_targets:,} of the placebo in {documents}"
 
 
 def describe_noise(model: Mapping[str, Any]) -> str:

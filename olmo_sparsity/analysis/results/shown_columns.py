@@ -104,11 +104,11 @@ PAGE = {
 """The columns of a table of the page, in its order: those of the terminal first, the cost last."""
 
 
-def terminal_columns(has_net: bool) -> list[ShownColumn]:
+def terminal_columns(shows_net: bool) -> list[ShownColumn]:
     """Return the columns of a table in a terminal, in its order. They differ by whether net excess
     means something for its targets (`has_net`)."""
     shown = [ShownColumn(column_named(name), display) for name, display in TERMINAL.items()]
-    where = ("all", "with net excess" if has_net else "without net excess")
+    where = ("all", "with net excess" if shows_net else "without net excess")
     return [entry for entry in shown if entry.display.where in where]
 
 

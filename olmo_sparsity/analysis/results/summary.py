@@ -121,7 +121,7 @@ def _format_groups(results: Results, first: pd.Series) -> list[str]:
         rows = summarize(losses, targets, recovery, split_documents)
         if len(rows):
             rows = rows[(rows[GROUPS] == first[GROUPS]).all(axis=1)]
-        if not len(rows) or describe_few(rows.iloc[0], has_net=False):
+        if not len(rows) or describe_few(rows.iloc[0], shows_net=False):
             num_hidden += 1
             continue
         title = quoted(name) or "no group"
@@ -153,14 +153,14 @@ def _format_other_sets(results: Results, summary: pd.DataFrame, main: str) -> li
     """Return a short table for each target set except the main one: the rows of the first selector
     with the smallest k."""
     is_brief = (summary.selector == results.meta.selectors[0]) & (summary.k == summary.k.min())
-    has_placebo = has_net(summary[summary.target_set == main])
+    shows_net = has_net(summary[summary.target_set == main])
     tables = []
     for target_set in dict.fromkeys([*SETS, *summary.target_set]):
         rows = summary[is_brief & (summary.target_set == target_set)]
         if target_set == main or not len(rows):
             continue
         # With or without the placebo, the columns differ.
-        header = has_net(rows) != has_placebo
-        has_placebo = has_net(rows)
+        header = has_net(rows) != shows_net
+        shows_net = has_net(rows)
         tables.append(format_summary(rows, results.spell_set(target_set), header))
     return tables

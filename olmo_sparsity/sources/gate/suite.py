@@ -21,7 +21,7 @@ import pandas as pd
 
 from olmo_sparsity.analysis.measurement.reading import load
 from olmo_sparsity.analysis.options import ModelOptions
-from olmo_sparsity.analysis.request import build
+from olmo_sparsity.analysis.request import build_group
 from olmo_sparsity.base.errors import ConfigError, check_type
 from olmo_sparsity.base.files import write_atomically
 from olmo_sparsity.base.path_options import path_of
@@ -70,8 +70,8 @@ def check(
             assert check("smollm2", "questions.jsonl", tmp_path, decoys="my_texts", prefix="\\n")
     """
     _check_options_are_known(options)
-    settings = build(SourceSettings, options)
-    loading = build(ModelOptions, options)
+    settings = build_group(SourceSettings, options)
+    loading = build_group(ModelOptions, options)
     gate.check_margin(margin)
     gate.check_must_pass(must_pass)
     check_type("new_need_source", new_need_source, bool, "True or False")
@@ -85,7 +85,7 @@ def check(
     # A wrong expectation is an error before a model is loaded, which may take minutes.
     read_expectations(path)
 
-    serving = build(ServerOptions, options)
+    serving = build_group(ServerOptions, options)
     loaded = load(model, tokenizer, loading, is_read=True, whole_prompts=True, **serving.loading)
     common = AttributeRequest(model=loaded, decoys=decoys, settings=settings, loading=loading)
     return run(

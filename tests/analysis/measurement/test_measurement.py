@@ -17,7 +17,7 @@ from olmo_sparsity.analysis.measurement.measurement import run
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.summing_up import sum_up_partial
-from olmo_sparsity.analysis.measurement.text_evaluation import TextEvaluation
+from olmo_sparsity.analysis.measurement.text_evaluation import TextEvaluator
 from olmo_sparsity.analysis.measurement.unfinished import UnfinishedDocument
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.conclusion import conclude
@@ -167,19 +167,19 @@ def test_a_stop_in_the_middle_of_a_document_loses_no_finished_text(
     tokens = np.random.default_rng(1).integers(0, VOCAB, (4, 60))
     settings = replace(FEW, long=long, short=6, stride=8, share=0.5, draws=2, max_targets="all")
     plan = Plan.of(loaded(model), Documents.of(list(tokens)), settings)
-    really, num_evaluated = TextEvaluation.evaluate, []
+    really, num_evaluated = TextEvaluator.evaluate, []
 
     def run_until(num_texts: int, folder: Path) -> int:
         """Stop before the text of this number. Return how many were evaluated."""
         num_evaluated.clear()
 
-        def evaluate(self: TextEvaluation, text: Any) -> None:
+        def evaluate(self: TextEvaluator, text: Any) -> None:
             if len(num_evaluated) == num_texts:
                 raise KeyboardInterrupt
             num_evaluated.append(1)
             really(self, text)
 
-        monkeypatch.setattr(TextEvaluation, "evaluate", evaluate)
+        monkeypatch.setattr(TextEvaluator, "evaluate", evaluate)
         with suppress(KeyboardInterrupt):
             run(plan, folder)
         return len(num_evaluated)
