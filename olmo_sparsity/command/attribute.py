@@ -259,7 +259,7 @@ def _common_request(options: argparse.Namespace) -> AttributeRequest:
         options.model,
         options.tokenizer,
         loading,
-        is_read=True,
+        encodes_text=True,
         whole_prompts=True,
         only_counts=options.dry_run,
         **serving.loading,

@@ -67,7 +67,7 @@ def load_model_of(request: AttributeRequest, *, only_counts: bool = False) -> Lo
         request.model,
         request.tokenizer,
         request.loading,
-        is_read=True,
+        encodes_text=True,
         only_counts=only_counts,
         whole_prompts=True,
         **request.serving.loading,

@@ -36,7 +36,7 @@ from olmo_sparsity.analysis.scoring.induction import losses_of_repetition
 from olmo_sparsity.analysis.scoring.sink import sink_check
 from olmo_sparsity.analysis.scoring.tensors import check_finite
 from olmo_sparsity.analysis.selectors.influence import find_selector
-from olmo_sparsity.base.progress import Progress, say
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.models.identity.use import in_use
 from olmo_sparsity.models.loaded import LoadedModel, using
 from olmo_sparsity.text.units import Spans
@@ -57,7 +57,8 @@ def explain(request: ExplainRequest) -> Explanation:
 def count_cost(request: ExplainRequest, with_check: bool = False) -> Cost:
     """Return the cost of answering a request, and of checking the answer if `with_check`."""
     with _prepare(request) as (prepared, targets):
-        cost = count(prepared, targets, request.unrelated if with_check else None)
+        checked_against = request.unrelated if with_check else None
+        cost = count_evaluation(prepared, targets, checked_against)
         return replace(cost, seconds=_estimate_seconds(prepared, cost))
 
 
@@ -83,7 +84,7 @@ def _prepare(request: ExplainRequest) -> Iterator[_PreparedTargets]:
         request.model,
         request.tokenizer,
         request.loading,
-        is_read=True,
+        encodes_text=True,
         whole_prompts=is_replaced,
     )
     with using(model):
@@ -120,7 +121,7 @@ def _answer(prepared: Prepared, targets: Spans, unrelated: Any) -> Explanation:
         unrelated: The texts that a later check draws from.
     """
     scorer = prepared.scorer
-    evaluated = _evaluate_with_progress(prepared, targets)
+    evaluated = _rank_and_evaluate(prepared, targets)
     check_finite(evaluated.targets[LOSSES].to_numpy(), "targets")
     token_forwards = scorer.token_forwards  # without those of the sink check
 
@@ -139,9 +140,9 @@ def _answer(prepared: Prepared, targets: Spans, unrelated: Any) -> Explanation:
     )
 
 
-def _evaluate_with_progress(prepared: Prepared, targets: Spans) -> EvaluatedTargets:
-    """Evaluate the targets, and show progress meanwhile. Recommend a cheaper selector if this one
-    takes long."""
+def _rank_and_evaluate(prepared: Prepared, targets: Spans) -> EvaluatedTargets:
+    """Rank the units of the targets, compute their losses, and show progress meanwhile. Recommend a
+    cheaper selector if this one takes long."""
     selector = prepared.settings.selector
     evaluates_every_unit = find_selector(selector).evaluates_every_unit
     last_target = max(first for first, _ in targets)  # it has the longest distant context
@@ -152,36 +153,33 @@ def _evaluate_with_progress(prepared: Prepared, targets: Spans) -> EvaluatedTarg
             "add_one_nested a few hundred"
         )
 
-    scorer = prepared.scorer
-    forwards_before = scorer.token_forwards
     # The total is unknown for rules that evaluate few units: which ones depends on losses, and a
     # scorer that counts has none.
-    total = count(prepared, targets).token_forwards if evaluates_every_unit else None
-    with Progress("explaining", total, "token-forwards") as progress:
-        scorer.after_batch = lambda: progress.update(scorer.token_forwards - forwards_before)
-        evaluated = evaluate_targets(prepared, targets)
-    scorer.after_batch = lambda: None
-    return evaluated
+    total = None
+    if evaluates_every_unit:
+        total = count_evaluation(prepared, targets).token_forwards
+    with prepared.scorer.showing_progress("explaining", total):
+        return evaluate_targets(prepared, targets)
 
 
 # --- cost -----------------------------------------------------------------------------------------
 
 
-def count(prepared: Prepared, targets: Spans, unrelated: Any = None) -> Cost:
+def count_evaluation(prepared: Prepared, targets: Spans, checked_against: Any = None) -> Cost:
     """Count what evaluating the targets costs, without running the model.
 
     Args:
         prepared: The text.
         targets: Its targets.
-        unrelated: Texts against which the targets are checked, so that the check is counted, too.
-            Default: no check.
+        checked_against: Unrelated texts with which the targets are checked. The check is counted,
+            too, then. Default: no check.
     """
     scorer = counting(prepared.scorer)
     counted = replace(prepared, scorer=scorer)
     with in_use(scorer.model):
         evaluated = evaluate_targets(counted, targets)
-        if unrelated is not None:
-            compare_with_unrelated(counted, evaluated.targets, unrelated)
+        if checked_against is not None:
+            compare_with_unrelated(counted, evaluated.targets, checked_against)
     return Cost(scorer.token_forwards, prepared.model.num_parameters)
 
 

@@ -2,13 +2,16 @@
 
     targets of an explanation, text to draw from → `compare_with_unrelated` → Check (check.py)
 
-The same selector ranks the units of several unrelated texts, put in place of the distant context. A
-target depends on its own units if these lower its loss more than those of any unrelated text. For a
-target t and an unrelated text d, in nats:
+Several unrelated texts are put in place of the distant context, one after another, and the same
+selector ranks the units of each. A target depends on its own units if these lower its loss more
+than those of any unrelated text. For two targets and two unrelated texts, in nats:
 
-    own_t          = L_0 − L_k, the loss reduction by the k units of the text
-    unrelated_td   = the same for the k units of the unrelated text
-    excess         = mean over t of (own_t − mean over d of unrelated_td)
+    target      own units    units of text 0   of text 1    own − mean
+    " Ayrton"        7.90               0.40        0.80          7.30
+    " was"           0.30               0.10        0.50          0.00
+                                                    excess:       3.65, the mean over targets
+
+A loss reduction is L_0 − L_k: the loss with the local window alone, minus the loss with k units.
 
 Targets that were chosen by their gaps have an excess by this choice alone. So targets are then also
 chosen by the gap with an unrelated text, the placebo, and their excess is reported beside it.
@@ -24,9 +27,9 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.explain.check import Check
+from olmo_sparsity.analysis.explain.largest_gaps import first_place_with_units, largest_gaps
 from olmo_sparsity.analysis.explain.prepared import Prepared
 from olmo_sparsity.analysis.explain.unrelated import unrelated_documents
-from olmo_sparsity.analysis.measurement.targets import first_target_place, largest_gaps
 from olmo_sparsity.analysis.options import MIN_GAP, is_whole_number
 from olmo_sparsity.analysis.results.intervals import percentile_interval, resample_weights
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT, PLACEBO
@@ -34,7 +37,6 @@ from olmo_sparsity.analysis.scoring.document_losses import context_losses
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.tensors import check_finite
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.text.controls import Controls
 from olmo_sparsity.text.documents import Document, Documents
 
@@ -65,9 +67,10 @@ def compare_with_unrelated(
     unrelated_text = unrelated_documents(prepared.model, unrelated, prepared.document)
     controls = Controls(unrelated_text, prepared.windows, num_draws=draws, seed=seed)
     spans_by_part = _targets_to_check(prepared, targets, controls)
-    tables = _evaluate_with_progress(prepared, spans_by_part, controls)
+    with prepared.scorer.showing_progress("checking"):
+        tables = prepared.recover(spans_by_part, controls)
 
-    # `recover` evaluated each number of units from 0 on. A short text may have fewer than k units.
+    # Each number of units from 0 on was evaluated. A short text may have fewer than the option k.
     k = int(tables["recovery"].k.max())
     own, unrelated_by_draw = _loss_reductions(tables["recovery"], k)
     own_T = own.loc[DOCUMENT]
@@ -109,30 +112,10 @@ def _targets_to_check(
     losses = context_losses(
         prepared.scorer, prepared.document, windows, controls, prepared.blocks_to_select()
     )
-    losses = losses[losses.target >= first_target_place(windows, prepared.settings.units)]
+    losses = losses[losses.target >= first_place_with_units(windows, prepared.settings.units)]
     # Chosen in the same way as the explanation's own, from the gaps with an unrelated text.
     spans_by_part[PLACEBO] = np.array(largest_gaps(losses, "placebo_loss_long"))
     return spans_by_part
-
-
-def _evaluate_with_progress(
-    prepared: Prepared, spans_by_part: dict[str, np.ndarray], controls: Controls
-) -> dict[str, pd.DataFrame]:
-    """Return the tables of `recover` for targets with their own and with unrelated texts. Show
-    progress meanwhile.
-
-    Args:
-        prepared: The text.
-        spans_by_part: Distant part → spans of the targets.
-        controls: Where unrelated texts come from.
-    """
-    scorer = prepared.scorer
-    forwards_before = scorer.token_forwards
-    with Progress("checking", None, "token-forwards") as progress:
-        scorer.after_batch = lambda: progress.update(scorer.token_forwards - forwards_before)
-        tables = prepared.recover(spans_by_part, controls)
-    scorer.after_batch = lambda: None
-    return tables
 
 
 class _LossReductions(NamedTuple):

@@ -1,6 +1,6 @@
 """Generate an answer greedily: at each step the token with the largest probability.
 
-generate(model, [464, 7696], max_new_tokens=3)    # [287, 1921, 13]
+    generate(model, [464, 7696], max_new_tokens=3)    # [287, 1921, 13]
 
 Dimension key: B rows of a batch, F distant tokens, D width.
 """
@@ -23,7 +23,7 @@ def generate(
     model: LoadedModel,
     tokens: list[int],
     max_new_tokens: int,
-    done: Callable[[list[int]], None] = lambda generated: None,
+    after_token: Callable[[list[int]], None] = lambda generated: None,
 ) -> list[int]:
     """Return the tokens that the model generates greedily after a text, up to its end-of-text
     token.
@@ -33,7 +33,7 @@ def generate(
         tokens: Token IDs of the text.
         max_new_tokens: The largest number of tokens to generate. The user is told if it cuts the
             answer.
-        done: Called after each token, with all generated tokens. Default: nothing.
+        after_token: Called after each token, with all generated tokens. Default: nothing.
     """
     # A model that computes elsewhere, such as a server, generates by itself.
     if model.prompt_model is not None:
@@ -55,7 +55,7 @@ def generate(
         if next_token in end_ids:
             break
         generated.append(next_token)
-        done(generated)
+        after_token(generated)
         inputs = torch.tensor([[next_token]], device=device)
     else:
         say(f"the answer ends at {max_new_tokens} tokens (max_new_tokens), unfinished")
@@ -70,7 +70,7 @@ def _end_ids(model: LoadedModel) -> set[int]:
     owners = (model.transformers_tokenizer, *configs, getattr(inner, "generation_config", None))
     end_ids = set()
     for owner in owners:
-        # One token ID, a list of them, or none.
+        # One token ID, a list of them, or None.
         tokens: Any = getattr(owner, "eos_token_id", None)
         for token in np.atleast_1d(tokens):
             if token is None:

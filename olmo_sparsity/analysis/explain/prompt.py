@@ -7,7 +7,8 @@
 "Who opened it?" with the answer "Anna Weiss", of 4 and 2 tokens, in a chat template that closes
 the prompt with 3 tokens:
 
-    tokens  [Who opened it ? <end> <assistant> <break> Anna Weiss]     answer=(7, 9), num_closing=3
+    tokens   Who opened it ? <end> <assistant> <break> Anna Weiss
+    place      0      1  2 3     4           5       6    7     8     answer=(7, 9), num_closing=3
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from olmo_sparsity.analysis.options import ExplainSettings
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.models.loaded import LoadedModel
 
-NEW_TOKENS = 32
+DEFAULT_MAX_NEW_TOKENS = 32
 """Default length limit of a generated answer, in tokens."""
 
 
@@ -68,7 +69,7 @@ class EncodedPrompt:
         if not prompt_ids:
             raise DataError("prompt is empty; pass a text")
         if target is None:
-            max_tokens = settings.max_new_tokens or NEW_TOKENS
+            max_tokens = settings.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
             answer_ids = generate(model, [*prefix_ids, *prompt_ids], max_tokens)
         else:
             # As a continuation: some tokenizers put a space before a text of its own.

@@ -9,9 +9,9 @@ there is nothing to rank.
 from __future__ import annotations
 
 from olmo_sparsity.analysis.explain.evaluation import LOSSES
+from olmo_sparsity.analysis.explain.largest_gaps import first_place_with_units, largest_gaps
 from olmo_sparsity.analysis.explain.prepared import Prepared
 from olmo_sparsity.analysis.measurement.enough_text import SMALLER_UNITS
-from olmo_sparsity.analysis.measurement.targets import first_target_place, largest_gaps
 from olmo_sparsity.analysis.scoring.document_losses import context_losses
 from olmo_sparsity.analysis.scoring.tensors import check_finite
 from olmo_sparsity.base.errors import DataError
@@ -23,7 +23,7 @@ def choose_targets(prepared: Prepared) -> Spans:
     """Return the named targets, or else those with the largest gaps, without targets that have no
     distant units. Tell the user which are left out, and raise DataError if all are."""
     units = prepared.settings.units
-    first_with_units = first_target_place(prepared.windows, units)
+    first_with_units = first_place_with_units(prepared.windows, units)
     spans = prepared.spans
     if spans is None:
         spans = _spans_of_largest_gaps(prepared, first_with_units)

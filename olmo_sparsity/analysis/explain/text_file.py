@@ -1,8 +1,9 @@
 """Read one text from a file, from standard input, or as it stands on the command line.
 
-read_text("notes.txt"), read_text("-")                          a file; standard input
-read_text("Who opened it?", inline=True)                        the text itself
-read_text("@prompt.txt", inline=True)                           a file
+read_text("notes.txt")                       the file notes.txt
+read_text("-")                               standard input
+read_text("Who opened it?", inline=True)     the text itself
+read_text("@prompt.txt", inline=True)        the file prompt.txt
 """
 
 from __future__ import annotations

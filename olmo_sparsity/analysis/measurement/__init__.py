@@ -5,11 +5,14 @@ planning.py            model, text and settings → plan.py, which computes one 
   enough_text.py       whether the text has enough documents and units
   reading.py           reads model and text; fitting.py fits settings to both
   identity.py          whether two calls are one measurement
-  reused_settings.py   settings of another measurement; reuse.py: its losses and targets
-    matching.py        finds its targets and units in other tokens (matched.py)
-    choices.py         units that it ranked
-targets.py             which tokens are evaluated
+  reused_settings.py   settings of another measurement
+  reuse.py             its losses, and its targets (reused_targets.py)
+    matching.py        finds its targets and units in other tokens, by token_alignment.py
+targets.py             chooses targets from losses, or from the text
+fixed_targets.py       targets that are fixed before: another measurement's, or named ones
   named_targets.py     those that a user names, which at.py finds
+  choices.py           units that another measurement ranked
+target_tables.py       reads tables of targets
 recovery.py            puts each distant text of a document before its targets
   evaluated_text.py    one such text, with the targets of a block
   text_evaluation.py   computes the losses with k of its units

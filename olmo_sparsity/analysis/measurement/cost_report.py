@@ -31,11 +31,11 @@ from olmo_sparsity.text.documents import Documents
 FEW_TARGETS = 10
 """With fewer chosen targets in the trial, the estimate says that it is uncertain."""
 
-WIDTHS = {"recovery": 0.67, "net excess": 1.36}
-"""Half the width of a 95% interval, times the root of the number of targets. So with 100 targets a
-recovery is known to about ±0.067. This is the median of 175 stored measurements with at most five
-targets a document. In a tenth of these it is 1.13 and 1.91 or more
-(study/results/summary.parquet)."""
+WIDTH_AT_ONE_TARGET = {"recovery": 0.67, "net excess": 1.36}
+"""Half the width of a 95% interval over one target. It falls with the root of the number of
+targets: 100 targets give a recovery to about ±0.067. The numbers are medians of 175 stored
+measurements with at most five targets a document (study/results/summary.parquet). In a tenth of
+these they are 1.13 and 1.91 or more."""
 
 LONG_S = 300
 """Seconds from which a dry run says how to measure less."""
@@ -81,8 +81,8 @@ def describe_estimate(
 
 
 def _describe_induction_of_trial(plan: Plan, tried: InductionCheck) -> str:
-    """Describe the induction check of a trial. If the measurement itself repeats other passages,
-    say so in place of a verdict.
+    """Describe the induction check of a trial. The measurement itself may repeat other passages.
+    Then say so, and give no verdict.
 
     Args:
         tried: The result of the trial's check.
@@ -147,7 +147,9 @@ def _describe_intervals(num_targets: float) -> str:
     """Return how wide the intervals over this number of document targets will be."""
     if not num_targets:
         return "none, as no target of the sample passes"
-    widths = [f"±{width / num_targets**0.5:.2f} of {name}" for name, width in WIDTHS.items()]
+    widths = [
+        f"±{width / num_targets**0.5:.2f} of {name}" for name, width in WIDTH_AT_ONE_TARGET.items()
+    ]
     return f"about {' and '.join(widths)} (by stored measurements)"
 
 

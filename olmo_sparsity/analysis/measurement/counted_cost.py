@@ -70,8 +70,7 @@ def count_cost(plan: Plan, numbers: Sequence[int], targets: ExpectedTargets) -> 
 
     recovery_forwards = 0.0
     if targets.num_by_document:
-        target_costs = TargetCosts.of(plan, targets.places)
-        recovery_forwards = target_costs.total(plan, targets.num_by_document, targets.places)
+        recovery_forwards = TargetCosts.of(plan, targets).total(plan, targets)
     return CountedCost(num_targets, _count_losses_and_induction(plan, blocks), recovery_forwards)
 
 

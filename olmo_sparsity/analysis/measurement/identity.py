@@ -1,6 +1,6 @@
 """Tell whether two calls of `measure` are one measurement, whose folder both may fill.
 
-    identity_of_measurement(model, documents, settings, fixed)
+    identity_of_measurement(model, documents, settings, fixed=None)
         → {"model": …, "data": …, "settings": {"long": 64, …}, "targets": None, …}
 
 plan.py returns this identity, and parts.py stores it in the folder as identity.json. A call with
@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from olmo_sparsity.analysis.measurement.settled import FixedTargets
-from olmo_sparsity.analysis.measurement.targets import targets_fingerprint
+from olmo_sparsity.analysis.measurement.fixed_targets import FixedTargets
+from olmo_sparsity.analysis.measurement.target_tables import targets_fingerprint
 from olmo_sparsity.analysis.options import MIN_GAP, Settings
 from olmo_sparsity.base.extend import fingerprint_of_files
 from olmo_sparsity.base.renamed import with_current_names
@@ -29,7 +29,7 @@ def identity_of_measurement(
     """Return everything that processes must share to measure into one folder.
 
     Args:
-        fixed: The targets, if they are known before any loss. None if losses choose them.
+        fixed: The targets, if they are fixed before any loss. None if losses choose them.
     """
     stored_settings = asdict(settings)
     if fixed is not None or not settings.chooses_by_size:
@@ -46,10 +46,10 @@ def identity_of_measurement(
     files = fingerprint_of_files((*settings.selectors, *settings.units))
     if files:
         identity["files"] = files
-    if fixed is not None and fixed.only_named:
+    if fixed is not None and fixed.only_their_blocks:
         identity["only_named"] = True
     choices = None if fixed is None else fixed.choices
-    identity["targets"] = None if fixed is None else targets_fingerprint(fixed.targets)
+    identity["targets"] = None if fixed is None else targets_fingerprint(fixed.table)
     identity["choices"] = None if choices is None else choices.fingerprint
     return identity
 

@@ -6,11 +6,13 @@ characters (token_alignment.py): it exists here if tokens begin and end at the s
     tokens there   The | night | train | to | Novaport
     tokens here    The | nig | ht | train | to | Nova | port      "Novaport" is two tokens here
 
-    there: target = 4, end = 5       here: other_target = 4, target = 5, end = 7
+    the target there   target=4, end=5                      the place of "Novaport", one past it
+    the same here      other_target=4, target=5, end=7      its place there, and its places here
 
-`match_targets` returns the targets of another measurement as such places (`Matched`), and
-`match_choices` also the units that it ranked. Both count what they cannot find (`MatchCounts`).
-reuse.py calls them if the two models read the same text in other tokens.
+`match_targets` returns the targets of another measurement with their places here, and
+`match_choices` also the units that it ranked. Both return `ReusedTargets`, with the number of
+targets and units that cannot be found (`MatchCounts`). reuse.py calls them if the two models read
+the same text in other tokens.
 
 Dimension key: E boundaries between tokens.
 """
@@ -23,12 +25,16 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.measurement.matched import MatchCounts, Matched, UnitCounts
+from olmo_sparsity.analysis.measurement.reused_targets import (
+    MatchCounts,
+    ReusedTargets,
+    UnitCounts,
+)
 from olmo_sparsity.analysis.measurement.token_alignment import (
     NO_BOUNDARY,
-    boundaries,
     character_spans,
     is_same_text,
+    map_boundaries,
 )
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.results import Results
@@ -42,9 +48,9 @@ RANKING_KEYS = [*KEYS, "units", "selector"]
 """The columns that tell one ranking of the document's own units from others."""
 
 
-def is_other_tokenizer(results: Results, documents: Documents) -> bool:
+def is_other_tokenizer(other: Results, documents: Documents) -> bool:
     """Return whether the other measurement has read the same text in other tokens."""
-    for number, tokens in results.tokens.sort_values("place").groupby("document"):
+    for number, tokens in other.tokens.sort_values("place").groupby("document"):
         document = _document_or_empty(documents, int(number))
         num_common = min(len(tokens), len(document.tokens))
         has_same_tokens = np.array_equal(tokens.token_id[:num_common], document.tokens[:num_common])
@@ -61,39 +67,38 @@ def _document_or_empty(documents: Documents, number: int) -> Document:
 # --- targets --------------------------------------------------------------------------------------
 
 
-def match_targets(results: Results, documents: Documents, windows: Windows) -> Matched:
+def match_targets(other: Results, documents: Documents, windows: Windows) -> ReusedTargets:
     """Find the targets of the other measurement in the tokens of these documents, and count those
-    that are not found. Only targets in the documents' own distant context are matched, as unrelated
-    texts differ.
+    that are not found. Targets of the placebo are left out, as its unrelated texts differ here.
 
     Args:
-        results: The other measurement.
+        other: The other measurement.
         documents: The documents here.
         windows: The windows here, in tokens of these documents.
     """
-    targets = results.targets[results.targets.distant_part == DOCUMENT]
-    located, num_in_other_text = _locate_targets(targets, _token_texts(results), documents)
+    targets = other.targets[other.targets.distant_part == DOCUMENT]
+    located, num_in_other_text = _locate_targets(targets, _token_texts(other), documents)
 
-    # Tokens here do not begin or end at its characters.
+    # No token here begins, or none ends, where the target does.
     is_cut = (located.target == NO_BOUNDARY) | (located.end == NO_BOUNDARY)
     # A target needs a full window before it, and all its tokens in one block.
     is_early = located.target < windows.first_target
     is_split = windows.start_of(located.target) != windows.start_of(located.end - 1)
     is_outside = ~is_cut & (is_early | is_split)
-    matched = located[~is_cut & ~is_outside]
+    matching = located[~is_cut & ~is_outside]
 
     # A target in several sets has several rows, but is counted once.
     by_target = located.assign(is_cut=is_cut, is_outside=is_outside)
     by_target = by_target.drop_duplicates(["document", "other_target"])
     counts = MatchCounts(
-        targets=len(matched.drop_duplicates(KEYS)),
+        targets=len(matching.drop_duplicates(KEYS)),
         of_targets=len(by_target) + num_in_other_text,
         targets_in_other_text=num_in_other_text,
         targets_cut_otherwise=int(by_target.is_cut.sum()),
         targets_outside_windows=int(by_target.is_outside.sum()),
     )
-    no_units = results.influence[:0]
-    return Matched(matched, no_units, counts)
+    no_units = other.influence[:0]
+    return ReusedTargets(matching, no_units, counts)
 
 
 class _LocatedTargets(NamedTuple):
@@ -104,6 +109,7 @@ class _LocatedTargets(NamedTuple):
     is the place there."""
 
     num_in_other_text: int
+    """How many targets are in documents whose text here is another one."""
 
 
 def _locate_targets(
@@ -126,7 +132,7 @@ def _locate_targets(
             num_in_other_text += rows.target.nunique()
             continue
         # A target begins at the boundary before its first token, and ends at the one before `end`.
-        boundary_E = boundaries(texts, document.texts)
+        boundary_E = map_boundaries(texts, document.texts)
         located.append(
             rows.assign(
                 other_target=rows.target, target=boundary_E[rows.target], end=boundary_E[rows.end]
@@ -138,7 +144,7 @@ def _locate_targets(
 # --- targets and their units ----------------------------------------------------------------------
 
 
-def match_choices(results: Results, documents: Documents, settings: Settings) -> Matched:
+def match_choices(other: Results, documents: Documents, settings: Settings) -> ReusedTargets:
     """Find the targets of the other measurement, and the units that it ranked for them, in the
     tokens of these documents.
 
@@ -151,15 +157,15 @@ def match_choices(results: Results, documents: Documents, settings: Settings) ->
                  2   "Anna"     distant                      1
                  3   "opened"   distant                      2
     """
-    kinds_of_tokens = [kind for kind in results.meta.units if span_width(kind) is not None]
+    kinds_of_tokens = [kind for kind in other.meta.units if span_width(kind) is not None]
     if kinds_of_tokens:
         raise ConfigError(
             f"choices: its units, {', '.join(kinds_of_tokens)}, are tokens of another tokenizer; "
             "measure it again with --units words, sentences, paragraphs or your own"
         )
-    matched = match_targets(results, documents, settings.windows)
-    assert matched.counts is not None, "`match_targets` counts"
-    units = _locate_units(results, documents, settings, matched.targets)
+    reused = match_targets(other, documents, settings.windows)
+    assert reused.match_counts is not None, "`match_targets` counts"
+    units = _locate_units(other, documents, settings, reused.targets)
     is_unit = units.distant_first.notna()
     is_distant = _is_distant(units, settings.windows)
 
@@ -174,57 +180,58 @@ def match_choices(results: Results, documents: Documents, settings: Settings) ->
         of_units=len(units),
         units_cut_otherwise=int((~is_unit).sum()),
         units_not_distant=int((is_unit & ~is_distant).sum()),
-        targets_with_few_units=matched.counts.targets - len(complete_keys),
+        targets_with_few_units=reused.match_counts.targets - len(complete_keys),
     )
-    return Matched(
-        targets=_rows_with_keys(matched.targets, complete_keys),
-        influence=_rows_with_keys(ranked, complete_keys),
-        counts=replace(matched.counts, targets=len(complete_keys), units=unit_counts),
+    match_counts = replace(reused.match_counts, targets=len(complete_keys), units=unit_counts)
+    return ReusedTargets(
+        targets=_rows_with_keys(reused.targets, complete_keys),
+        ranked_units=_rows_with_keys(ranked, complete_keys),
+        match_counts=match_counts,
     )
 
 
 def _locate_units(
-    results: Results, documents: Documents, settings: Settings, targets: pd.DataFrame
+    other: Results, documents: Documents, settings: Settings, targets: pd.DataFrame
 ) -> pd.DataFrame:
-    """Return the ranked units of matched targets, with the places of both in this measurement's
-    tokens. The places of a unit are NaN if its characters are not a unit in these tokens."""
-    ranked = results.influence
+    """Return the units that the other measurement ranked for some targets, with the places of units
+    and targets here. The places of a unit are NaN if its characters are not a unit here.
+
+    Args:
+        targets: Targets with their places here and there, as `match_targets` returns them.
+    """
+    ranked = other.influence
     ranked = ranked[(ranked.distant_part == DOCUMENT) & (ranked.control == "own")]
     ranked = ranked[ranked.selector.isin(settings.selectors)]
     ranked = ranked.rename(columns={"target": "other_target"})
     places = targets[["document", "other_target", "target"]].drop_duplicates()
     ranked = ranked.merge(places, on=["document", "other_target"])
 
-    token_texts = _token_texts(results)
+    token_texts = _token_texts(other)
     located = [ranked[:0]]
     for (number, kind), rows in ranked.groupby(["document", "units"]):
-        begin, stop = character_spans(
+        characters = character_spans(
             token_texts[int(number)], rows.distant_first.to_numpy(), rows.distant_end.to_numpy()
         )
         units_here = _units_by_characters(documents[int(number)], str(kind))
-        # Units are the same if their characters are, so the merge is on `begin` and `stop`. It adds
-        # the places here in place of those there.
-        rows_by_characters = rows.drop(columns=["distant_first", "distant_end"])
-        rows_by_characters = rows_by_characters.assign(begin=begin, stop=stop)
-        located.append(rows_by_characters.merge(units_here, "left", on=["begin", "stop"]))
+        # Units are the same if their characters are, so the merge is on these. It adds the places
+        # here, for which the places there are dropped.
+        units_there = rows.drop(columns=["distant_first", "distant_end"])
+        units_there = units_there.assign(**characters._asdict())
+        located.append(units_there.merge(units_here, "left", on=list(characters._fields)))
     return pd.concat(located)
 
 
 def _units_by_characters(document: Document, kind: str) -> pd.DataFrame:
-    """Return all units of a document by their characters (`begin`, `stop`) and tokens, without
-    those that are white space alone."""
+    """Return a table of all units of a document, with the characters and the tokens of each. Units
+    of white space alone are left out."""
     units = document.units(kind, 0, len(document.tokens))
-    begin, stop = character_spans(document.texts, units.first, units.end)
-    table = pd.DataFrame(
-        {
-            "begin": begin,
-            "stop": stop,
-            # The whole document is taken as distant, so distant indices are places.
-            "distant_first": units.first,
-            "distant_end": units.end,
-        }
+    characters = character_spans(document.texts, units.first, units.end)
+    table = pd.DataFrame(characters._asdict()).assign(
+        # The whole document is taken as distant, so distant indices are places.
+        distant_first=units.first,
+        distant_end=units.end,
     )
-    return table[table.begin < table.stop]
+    return table[table.first_character < table.end_character]
 
 
 def _is_distant(units: pd.DataFrame, windows: Windows) -> pd.Series:
@@ -262,7 +269,7 @@ def _rows_with_keys(table: pd.DataFrame, keys: pd.Index) -> pd.DataFrame:
     return table[pd.MultiIndex.from_frame(table[KEYS]).isin(keys)]
 
 
-def _token_texts(results: Results) -> dict[int, list[str]]:
+def _token_texts(other: Results) -> dict[int, list[str]]:
     """Return the texts of the tokens of each document, by its number."""
-    tokens = results.tokens.sort_values(["document", "place"])
+    tokens = other.tokens.sort_values(["document", "place"])
     return {int(number): list(rows.text) for number, rows in tokens.groupby("document")}

@@ -6,7 +6,7 @@
                                                           1      10  document      named
 
 The first "1921", at place 4, has no full long window before it, and is left out. Each token of a
-name is a target of its own. settled.py calls both functions of this module.
+name is a target of its own. fixed_targets.py calls both functions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from olmo_sparsity.analysis.measurement.at import At, find_spans
-from olmo_sparsity.analysis.measurement.targets import COLUMNS
+from olmo_sparsity.analysis.measurement.target_tables import COLUMNS
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.text.documents import Documents
 from olmo_sparsity.text.windows import Windows

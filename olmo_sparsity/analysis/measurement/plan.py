@@ -24,17 +24,21 @@ import pandas as pd
 from olmo_sparsity.analysis.measurement.at import At
 from olmo_sparsity.analysis.measurement.enough_text import find_measured_numbers
 from olmo_sparsity.analysis.measurement.fitting import fraction_of_blocks
+from olmo_sparsity.analysis.measurement.fixed_targets import FixedTargets
 from olmo_sparsity.analysis.measurement.identity import identity_of_measurement
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.measurement.recovery import recover
-from olmo_sparsity.analysis.measurement.reuse import reusable_losses, with_blocks_of
-from olmo_sparsity.analysis.measurement.settled import FixedTargets, ReusedLosses
+from olmo_sparsity.analysis.measurement.reuse import (
+    ReusedLosses,
+    reusable_losses,
+    with_blocks_of,
+)
+from olmo_sparsity.analysis.measurement.target_tables import targets_of_document
 from olmo_sparsity.analysis.measurement.targets import (
     choose_targets,
     fit_threshold,
     sampled_blocks,
     targets_by_text,
-    targets_of_document,
 )
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.meta import InductionCheck, SinkCheck
@@ -74,8 +78,8 @@ class Plan:
     controls: Controls
     """Where unrelated texts and the placebo come from."""
 
-    fixed: FixedTargets | None = None
-    """The targets, if they are known before any loss. None if they are chosen by the losses."""
+    fixed_targets: FixedTargets | None = None
+    """The targets, if they are fixed before any loss. None if they are chosen by the losses."""
 
     reused_losses: ReusedLosses = field(default_factory=ReusedLosses)
 
@@ -93,14 +97,14 @@ class Plan:
         selection: Results | At | None = None,
         *,
         batch_tokens: int | None = None,
-        transfers: bool = False,
+        reuse_units: bool = False,
     ) -> Plan:
         """Make a plan of checked settings.
 
         Args:
             selection: Another measurement, whose targets are evaluated, or names of targets.
             batch_tokens: Tokens of one forward. Default: as many as suit the device.
-            transfers: Whether the units that the other measurement ranked are evaluated, too.
+            reuse_units: Whether the units that the other measurement ranked are evaluated, too.
         """
         # Before anything is computed: a model that takes fewer positions fails at once.
         windows = settings.windows
@@ -112,22 +116,20 @@ class Plan:
         settings = replace(settings, sample=fraction_of_blocks(documents, settings), blocks=None)
         if isinstance(selection, Results):
             settings = with_blocks_of(selection, documents, settings)
-        fixed = FixedTargets.find(selection, documents, settings, transfers)
         return Plan(
             model=model,
             documents=documents,
             settings=settings,
             scorer=scorer_of(model, settings, batch_tokens),
             controls=Controls(documents, windows, settings.control, settings.draws, settings.seed),
-            fixed=fixed,
+            fixed_targets=FixedTargets.of_selection(selection, documents, settings, reuse_units),
         )
 
     def with_losses(self, other: Results) -> Plan:
         """Return the plan with the losses of another measurement, so that they are not computed
         again."""
         losses = reusable_losses(other, self.model, self.documents, self.settings)
-        origin = {name: getattr(other.meta, name) for name in ("commit", "machine", "command")}
-        return replace(self, reused_losses=ReusedLosses(losses, origin))
+        return replace(self, reused_losses=losses)
 
     # --- facts and checks ---
 
@@ -145,7 +147,7 @@ class Plan:
     @property
     def chooses_by_gap(self) -> bool:
         """Return whether targets are chosen by their gaps. Otherwise they are fixed."""
-        return self.fixed is None
+        return self.fixed_targets is None
 
     def check_model_unchanged(self) -> None:
         """Raise DataError if the model is not what it was when the plan was made."""
@@ -198,13 +200,13 @@ class Plan:
 
     def blocks_with_losses(self, document: Document) -> list[Block]:
         """Return the blocks of a document whose losses are computed: those of the sample. If only
-        named targets need losses, blocks without such a target are left out."""
+        fixed targets need losses, blocks without a target are left out."""
         blocks = sampled_blocks(document, self.settings)
-        if self.fixed is None or not self.fixed.only_named:
+        if self.fixed_targets is None or not self.fixed_targets.only_their_blocks:
             return blocks
-        targets = self.fixed.targets
-        named_places = targets.target[targets.document == document.number].to_numpy()
-        starts = set(self.settings.windows.start_of(named_places).tolist())
+        targets = self.fixed_targets.table
+        places = targets.target[targets.document == document.number].to_numpy()
+        starts = set(self.settings.windows.start_of(places).tolist())
         return [block for block in blocks if block.start in starts]
 
     # --- step 2: targets ---
@@ -216,8 +218,8 @@ class Plan:
             losses: The table of all documents that are finished, which must include the threshold
                 half. Targets are chosen in these documents alone.
         """
-        if self.fixed is not None:
-            return self.fixed.targets
+        if self.fixed_targets is not None:
+            return self.fixed_targets.table
         by_losses = choose_targets(losses, self.find_threshold(losses), self.settings)
         by_text = self._targets_by_text
         by_text = by_text[by_text.document.isin(losses.document)]
@@ -259,7 +261,7 @@ class Plan:
         document_targets = targets_of_document(targets, document)
         unfinished = None if parts is None else parts.open_unfinished(number, document_targets)
 
-        choices = None if self.fixed is None else self.fixed.choices
+        choices = None if self.fixed_targets is None else self.fixed_targets.choices
         # Units that another model ranked need unrelated ones that it ranked, too, to be compared.
         has_controls = choices is None or choices.has_unrelated
         recovered = recover(
@@ -290,4 +292,6 @@ class Plan:
 
     def identity(self) -> dict[str, Any]:
         """Return everything that processes must share to measure into one folder."""
-        return identity_of_measurement(self.model, self.documents, self.settings, self.fixed)
+        return identity_of_measurement(
+            self.model, self.documents, self.settings, self.fixed_targets
+        )

@@ -104,7 +104,7 @@ def make_plan(request: MeasureRequest) -> Plan:
         settings,
         selection,
         batch_tokens=request.loading.batch_tokens,
-        transfers=choices is not None,
+        reuse_units=choices is not None,
     )
     if others.losses is not None:
         plan = plan.with_losses(others.losses)

@@ -26,7 +26,12 @@ from olmo_sparsity.text.split import split_long_documents
 
 
 def load(
-    model: Any, tokenizer: Any, options: ModelOptions, is_read: bool = False, **how: Any
+    model: Any,
+    tokenizer: Any,
+    options: ModelOptions,
+    *,
+    encodes_text: bool = False,
+    **more_options: Any,
 ) -> LoadedModel:
     """Load a model by its name, or wrap one in memory.
 
@@ -34,21 +39,21 @@ def load(
         model: The name of a model, or a model in memory.
         tokenizer: The tokenizer of a model in memory.
         options: How a model is loaded. For a model in memory none of them may be set.
-        is_read: Whether text is encoded, so that the model must have a tokenizer.
-        how: More arguments of `load_model`.
+        encodes_text: Whether the model will encode text, so that it must have a tokenizer.
+        more_options: More arguments of `load_model`. `whole_prompts` is required.
     """
     if isinstance(model, str | Path):
-        loaded = load_model(model, tokenizer=tokenizer, **how, **options.loading)
+        loaded = load_model(model, tokenizer=tokenizer, **more_options, **options.loading)
     else:
         options.check_unset_for_loaded()
         # These are of a server, which only `load_model` opens.
-        waiting = {name: how.get(name) for name in ("timeout", "patience")}
+        waiting = {name: more_options.get(name) for name in ("timeout", "patience")}
         check_unset("load_model takes it, and this model is loaded", **waiting)
-        loaded = wrap_model(model, tokenizer, whole_prompts=how["whole_prompts"])
+        loaded = wrap_model(model, tokenizer, whole_prompts=more_options["whole_prompts"])
     if loaded.prompt_model is not None:
         reason = f"'{loaded.name}' forms batches by itself"
         check_unset(reason, batch_tokens=options.batch_tokens)
-    if is_read and loaded.tokenizer is None:
+    if encodes_text and loaded.tokenizer is None:
         raise DataError(f"'{loaded.name}' has no tokenizer; pass it as the second argument")
     return loaded
 

@@ -1,34 +1,36 @@
 """Reuse another measurement: its losses, its targets, or the units that it ranked.
 
     option of `measure`   what is reused                   function
-    losses=               L_short and L_long               reusable_losses
-    targets=              its targets, with their placebo  locate_targets
-    choices=              its targets and ranked units     locate_targets, with_units=True
+    losses=               L_short and L_long               reusable_losses → ReusedLosses
+    targets=              its targets, with their placebo  reusable_targets → ReusedTargets
+    choices=              its targets and ranked units     the same, with reuse_units=True
 
-Losses are those of one model. Targets and choices mostly come from another model that has read the
-same text. For example, a measurement of model A finds that token 18 of document 1 is a target, and
-ranks "Anna" first for it. With `choices=` a measurement of model B evaluates "Anna" at token 18.
+Losses are reused from a measurement of the same model. Targets and choices mostly come from another
+model that has read the same text. For example, a measurement of model A finds that token 18 of
+document 1 is a target, and ranks "Anna" first for it. With `choices=` a measurement of model B
+evaluates "Anna" at token 18.
 
-planning.py, plan.py and settled.py call these functions. If the other model has another tokenizer,
-matching.py finds its targets and units by the characters of the text. choices.py holds the units,
-and reused_settings.py takes the settings that targets and choices bring with them.
+planning.py and plan.py call these functions, and fixed_targets.py `reusable_targets`. If the other
+model has another tokenizer, matching.py finds its targets and units by the characters of the text.
+choices.py holds the units, and reused_settings.py takes the settings that targets and choices bring
+with them.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from olmo_sparsity.analysis.measurement.matched import Matched
 from olmo_sparsity.analysis.measurement.matching import (
     is_other_tokenizer,
     match_choices,
     match_targets,
 )
-from olmo_sparsity.analysis.measurement.targets import targets_with_window
+from olmo_sparsity.analysis.measurement.reused_targets import ReusedTargets
+from olmo_sparsity.analysis.measurement.target_tables import with_full_window
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.json_values import to_json_value
 from olmo_sparsity.analysis.results.results import Results
@@ -54,11 +56,25 @@ def read_other(option: str, other: Any) -> Results | None:
     return other
 
 
+# --- its losses -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ReusedLosses:
+    """Losses that another measurement of the same model has computed. Empty if none are reused."""
+
+    by_document: dict[int, pd.DataFrame] = field(default_factory=dict)
+    """Number of a document → its rows of the table losses."""
+
+    origin: dict[str, Any] = field(default_factory=dict)
+    """Commit, machine and command of that measurement."""
+
+
 def reusable_losses(
     other: Results, model: LoadedModel, documents: Documents, settings: Settings
-) -> dict[int, pd.DataFrame]:
-    """Return the losses of another measurement, by the number of the document. Raise DataError if
-    this measurement would compute other losses, as model, text or windows differ."""
+) -> ReusedLosses:
+    """Return the losses of another measurement. Raise DataError if this measurement would compute
+    other losses, as model, text or windows differ."""
     meta = other.meta
     if meta.targets.get("only_named"):
         raise DataError("losses: only the blocks of named targets have them; measure without `at`")
@@ -76,54 +92,58 @@ def reusable_losses(
         )
     # As `Plan.compute_losses` returns them: without the column `document`, which is added when they
     # are stored.
-    by_document = other.losses.groupby("document", sort=False)
-    return {int(number): rows.drop(columns="document") for number, rows in by_document}
+    groups = other.losses.groupby("document", sort=False)
+    return ReusedLosses(
+        by_document={int(number): rows.drop(columns="document") for number, rows in groups},
+        origin={name: getattr(meta, name) for name in ("commit", "machine", "command")},
+    )
 
 
-# --- its targets ---------------------------------------------------------------------------------
+# --- its targets ----------------------------------------------------------------------------------
 
 
 def with_blocks_of(other: Results, documents: Documents, settings: Settings) -> Settings:
-    """Return settings with the sample of the other measurement, so that the blocks of its targets
-    have losses here. Return the settings as they are if something else differs that decides on
-    blocks: its blocks are not blocks here, then."""
+    """Return settings with the sampled blocks of the other measurement, so that the blocks of its
+    targets have losses here. Return the settings as they are if its blocks are not blocks here,
+    because text, windows or seed differ."""
     with_same_sample = replace(settings, sample=other.meta.windows["sample"])
     if not _is_same_data(other, documents) or _differing_settings(other, with_same_sample):
         return settings
     return with_same_sample
 
 
-def locate_targets(
-    other: Results, documents: Documents, settings: Settings, with_units: bool = False
-) -> Matched:
+def reusable_targets(
+    other: Results, documents: Documents, settings: Settings, reuse_units: bool
+) -> ReusedTargets:
     """Return the targets of another measurement of the same text, as places in these documents, and
     tell the user which are left out.
 
     Args:
-        with_units: Whether the units that it ranked are evaluated, so that they must be found in
+        reuse_units: Whether the units that it ranked are evaluated, so that they must be found in
             these documents, too.
     """
     num_ranked = other.influence["rank"].max()
-    if with_units and max(settings.ks) > num_ranked:
+    if reuse_units and max(settings.ks) > num_ranked:
         raise ConfigError(
             f"ks: {max(settings.ks)} is more than the {num_ranked} units that the other "
             "measurement ranked; pass smaller ks"
         )
     if not _is_same_data(other, documents):
-        return _locate_in_other_tokens(other, documents, settings, with_units)
-    if with_units:
+        return _targets_in_other_tokens(other, documents, settings, reuse_units)
+    if reuse_units:
         # `settings_of_choices` has taken the other's settings, so all its targets are targets here.
         # Those of the placebo are left out: ranked by another model, units need none (choices.py).
         targets = other.targets[other.targets.distant_part == DOCUMENT]
-        return Matched(targets, other.influence)
-    return _locate_in_same_tokens(other, settings)
+        return ReusedTargets(targets, other.influence)
+    return _targets_in_same_tokens(other, settings)
 
 
-def _locate_in_same_tokens(other: Results, settings: Settings) -> Matched:
+def _targets_in_same_tokens(other: Results, settings: Settings) -> ReusedTargets:
     """Return the targets of another measurement that has read the same tokens, perhaps with other
     windows or another placebo."""
     differing = _differing_settings(other, settings)
-    targets = targets_with_window(other.targets, settings.windows, not differing)
+    keep_placebo = not differing
+    targets = with_full_window(other.targets, settings.windows, keep_placebo=keep_placebo)
     # Another sample leaves out blocks, but the placebo of the remaining ones is the same.
     differences = [
         f"{name}={difference.here} (the other has {difference.other})"
@@ -132,25 +152,25 @@ def _locate_in_same_tokens(other: Results, settings: Settings) -> Matched:
     ]
     if differences:
         say(f"no placebo targets, so no net excess, because of {', '.join(differences)}")
-    return Matched(targets, other.influence, has_other_windows=bool(differing))
+    return ReusedTargets(targets, other.influence, has_other_windows=bool(differing))
 
 
-def _locate_in_other_tokens(
-    other: Results, documents: Documents, settings: Settings, with_units: bool
-) -> Matched:
+def _targets_in_other_tokens(
+    other: Results, documents: Documents, settings: Settings, reuse_units: bool
+) -> ReusedTargets:
     """Return the targets of another measurement that has read the same text in other tokens. Raise
     DataError if the text differs, or if no target remains."""
     if not is_other_tokenizer(other, documents):
         text = f"{other.meta.data.get('source')}, which differs from {documents.name}"
         raise DataError(f"the targets were chosen in {text}; pass the same text and its options")
-    if with_units:
-        matched = match_choices(other, documents, settings)
+    if reuse_units:
+        reused = match_choices(other, documents, settings)
     else:
-        matched = match_targets(other, documents, settings.windows)
-    if not len(matched.targets):
-        raise DataError(f"no target of the other measurement remains: {matched.counts}")
-    say(str(matched.counts))
-    return matched
+        reused = match_targets(other, documents, settings.windows)
+    if not len(reused.targets):
+        raise DataError(f"no target of the other measurement remains: {reused.match_counts}")
+    say(str(reused.match_counts))
+    return reused
 
 
 # --- what differs ---------------------------------------------------------------------------------
@@ -164,9 +184,9 @@ class _Difference(NamedTuple):
 
 
 def _differing_settings(other: Results, settings: Settings) -> dict[str, _Difference]:
-    """Return the settings in which the other measurement differs from this one, by name. Only
-    settings count that decide which targets have losses and which text is the placebo's."""
-    current = to_json_value(settings.windows.as_stored()) | {
+    """Return the settings in which the other measurement differs from this one, by name. Settings
+    that decide neither which tokens have losses nor which text is the placebo's do not count."""
+    here = to_json_value(settings.windows.as_stored()) | {
         "seed": settings.seed,
         "draws": settings.draws,
         "sample": settings.sample,
@@ -177,7 +197,7 @@ def _differing_settings(other: Results, settings: Settings) -> dict[str, _Differ
     stored["random_streams"] = meta.identity["random_streams"]
     return {
         name: _Difference(here=value, other=stored.get(name))
-        for name, value in current.items()
+        for name, value in here.items()
         if stored.get(name) != value
     }
 

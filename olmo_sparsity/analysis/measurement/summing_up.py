@@ -21,7 +21,10 @@ import pandas as pd
 
 from olmo_sparsity.analysis.measurement.parts import Parts, results_folder
 from olmo_sparsity.analysis.measurement.plan import Plan
-from olmo_sparsity.analysis.measurement.targets import check_all_evaluated, targets_fingerprint
+from olmo_sparsity.analysis.measurement.target_tables import (
+    check_all_evaluated,
+    targets_fingerprint,
+)
 from olmo_sparsity.analysis.results.loss_statistics import longppl
 from olmo_sparsity.analysis.results.meta import Meta
 from olmo_sparsity.analysis.results.reported import STUDENT
@@ -65,22 +68,20 @@ def _read_finished_targets(plan: Plan, parts: Parts, out: Path) -> _FinishedTarg
     """Return the targets of the documents that are finished. Raise DataError if none is."""
     finished = parts.find_finished("recovery")
     without_losses = set(plan.measured_numbers) - parts.find_finished("losses")
-    num_with_losses = len(plan.measured_numbers) - len(without_losses)
-    nothing_evaluated = DataError(
-        f"{out} holds the losses of {num_with_losses} of {len(plan.measured_numbers)} "
-        "documents, and no target was evaluated yet; run without --partial first"
-    )
-    if without_losses and not finished:
-        raise nothing_evaluated
+    if not finished:
+        if not without_losses:
+            # If all losses are there, none of them may make a target, which is the better message.
+            check_any_target(plan, plan.select_targets(parts.read("losses")), parts)
+        num_documents = len(plan.measured_numbers)
+        raise DataError(
+            f"{out} holds the losses of {num_documents - len(without_losses)} of {num_documents} "
+            "documents, and no target was evaluated yet; run without --partial first"
+        )
 
     targets = plan.select_targets(parts.read("losses"))
     unfinished = without_losses | (set(targets.document) - finished)
-    if finished:
-        targets = targets[targets.document.isin(finished)]
-    # This comes first, because it is the better message where there is no target at all.
+    targets = targets[targets.document.isin(finished)]
     check_any_target(plan, targets, parts)
-    if not finished:
-        raise nothing_evaluated
     return _FinishedTargets(targets.reset_index(drop=True), len(unfinished))
 
 
@@ -95,7 +96,7 @@ def check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
     needs_large_gap = plan.chooses_by_gap and "gap" in plan.settings.sets
     if "gap" in sets_with_target or (sets_with_target and not needs_large_gap):
         return
-    if plan.fixed is not None:
+    if plan.fixed_targets is not None:
         raise DataError("targets: none has a full long window before it; lower long")
     losses = parts.read("losses")
     gaps = (losses.loss_short - losses.loss_long)[losses.document.map(half_of) == "report"]
@@ -209,10 +210,10 @@ def _make_meta(
 def _describe_targets(plan: Plan, threshold: float | None) -> dict[str, Any]:
     """Return the section `targets` of meta.json: how the targets were chosen, and, for targets of
     another measurement, by which model."""
-    fixed = plan.fixed
+    fixed = plan.fixed_targets
     if fixed is not None:
-        section: dict[str, Any] = {"given": targets_fingerprint(fixed.targets)}
-        if fixed.only_named:
+        section: dict[str, Any] = {"given": targets_fingerprint(fixed.table)}
+        if fixed.only_their_blocks:
             section["only_named"] = True
         if fixed.match_counts:
             section["matched"] = fixed.match_counts

@@ -1,8 +1,10 @@
 """Count what the evaluation of targets costs, in token-forwards, without computing anything.
 
-The real selectors run with a scorer that counts, so that any selector is counted. A few sets of
-targets in a few documents are counted. `TargetCosts.of` fits three rates to these examples, and
-`TargetCosts.total` extrapolates to all documents. counted_cost.py calls both.
+    ExpectedTargets → a few sets of targets, counted → `TargetCosts.of` → three rates
+                                                     → `TargetCosts.total` → all expected targets
+
+The real selectors run with a scorer that counts, so that any selector is counted. `TargetCosts.of`
+counts a few sets of targets in a few documents, and fits three rates to these examples:
 
     tokens   document targets   placebo targets   token-forwards
        600                  6                 0           61,200
@@ -12,6 +14,10 @@ targets in a few documents are counted. `TargetCosts.of` fits three rates to the
 
     token-forwards ≈ tokens × per_token + document targets × per_document_target
                                         + placebo targets × per_placebo_target
+
+Where distant text is replaced, a whole prompt is computed for each target, so a target costs in
+proportion to the tokens before it. Targets are then counted by these tokens (`_amount_of_targets`).
+counted_cost.py calls both methods.
 
 Dimension key: N items of a list (examples), Q values of an item (amounts, a rate for each).
 """
@@ -26,6 +32,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from olmo_sparsity.analysis.measurement.expected_targets import ExpectedTargets
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT, PLACEBO
 from olmo_sparsity.analysis.scoring.cost import counting
@@ -46,67 +53,60 @@ class _Example:
     num_tokens: int
     """Tokens of the document."""
 
-    document_size: float
-    """The size of the targets, if they are document targets (see `_size_of_targets`); else 0."""
+    document_targets: float
+    """The amount of document targets (`_amount_of_targets`)."""
 
-    placebo_size: float
-    """The size of the targets, if they are placebo targets; else 0."""
+    placebo_targets: float
+    """The amount of placebo targets."""
 
-    num_forwards: int
+    token_forwards: int
 
 
 @dataclass(frozen=True)
 class TargetCosts:
-    """The cost of evaluating the targets of a document, in token-forwards: a rate for each token of
-    the document, whose states are computed, and one for each target (see `_size_of_targets`)."""
+    """The rates at which the targets of a document cost token-forwards."""
 
     per_token: float
+    """For each token of a document that has targets, as its states are computed."""
+
     per_document_target: float
     """For each target in the document's own distant context."""
 
     per_placebo_target: float
 
     @staticmethod
-    def of(plan: Plan, places: dict[int, np.ndarray]) -> TargetCosts:
+    def of(plan: Plan, targets: ExpectedTargets) -> TargetCosts:
         """Count the token-forwards of a few sets of targets, and fit the rates to the counts by
-        least squares.
-
-        Args:
-            places: Document → the places where targets may be.
-        """
-        examples = list(_count_examples(plan, places))
-        forwards_N = np.array([example.num_forwards for example in examples], dtype=float)
+        least squares."""
+        examples = list(_count_examples(plan, targets.places))
+        forwards_N = np.array([example.token_forwards for example in examples], dtype=float)
         tokens_N = np.array([example.num_tokens for example in examples], dtype=float)
-        sizes_N2 = np.array(
-            [(example.document_size, example.placebo_size) for example in examples], dtype=float
+        targets_N2 = np.array(
+            [(example.document_targets, example.placebo_targets) for example in examples],
+            dtype=float,
         )
 
         # `lstsq` returns the smallest rates that fit. So without placebo targets, whose column is
         # 0, their rate is 0.
-        amounts_NQ = np.column_stack([tokens_N, sizes_N2])
+        amounts_NQ = np.column_stack([tokens_N, targets_N2])
         per_token, per_document_target, per_placebo_target = _fit_rates(amounts_NQ, forwards_N)
         if per_token < 0:
-            # Targets share so much that fewer of them cost more each.
+            # Targets share so much that each costs more if there are fewer. The fit has then put
+            # into the rate of a target what belongs to the tokens, and more.
             per_token = 0.0
-            per_document_target, per_placebo_target = _fit_rates(sizes_N2, forwards_N)
+            per_document_target, per_placebo_target = _fit_rates(targets_N2, forwards_N)
         return TargetCosts(per_token, per_document_target, per_placebo_target)
 
-    def total(
-        self, plan: Plan, expected: dict[int, dict[str, float]], places: dict[int, np.ndarray]
-    ) -> float:
-        """Return the token-forwards of all expected targets.
-
-        Args:
-            expected: Document → distant part → number of targets.
-            places: Document → the places where its targets may be.
-        """
+    def total(self, plan: Plan, targets: ExpectedTargets) -> float:
+        """Return the token-forwards of all expected targets."""
         total = 0.0
-        for number, num_by_part in expected.items():
+        for number, num_by_part in targets.num_by_document.items():
             num_document = num_by_part.get(DOCUMENT, 0.0)
             num_placebo = num_by_part.get(PLACEBO, 0.0)
             cost_of_texts = self.per_token * len(plan.documents[number].tokens)
-            mean_size = _size_of_targets(plan, places[number]) / len(places[number])
-            cost_of_targets = mean_size * (
+            places = targets.places[number]
+            amount_of_one = _amount_of_targets(plan, places) / len(places)
+            cost_of_targets = amount_of_one * (
                 num_document * self.per_document_target + num_placebo * self.per_placebo_target
             )
             # The texts of a document are read only if it has a target. Where less than one target
@@ -117,8 +117,8 @@ class TargetCosts:
 
 
 def _fit_rates(amounts_NQ: np.ndarray, forwards_N: np.ndarray) -> list[float]:
-    """Return R rates, in token-forwards, that predict the forwards of N examples from their amounts
-    with the least squared error."""
+    """Return a rate for each amount, such that the amounts of an example times the rates are its
+    token-forwards, with the least squared error over all examples."""
     rates: list[float] = np.linalg.lstsq(amounts_NQ, forwards_N, rcond=None)[0].tolist()
     return rates
 
@@ -148,21 +148,21 @@ def _count_examples(plan: Plan, places: dict[int, np.ndarray]) -> Iterator[_Exam
 def _count_example(plan: Plan, number: int, chosen: np.ndarray, distant_part: str) -> _Example:
     """Count the token-forwards of targets of one document with one distant part."""
     targets = {"document": number, "target": np.sort(chosen), "distant_part": distant_part}
-    size = _size_of_targets(plan, chosen)
+    amount = _amount_of_targets(plan, chosen)
     return _Example(
         num_tokens=len(plan.documents[number].tokens),
-        document_size=size if distant_part == DOCUMENT else 0.0,
-        placebo_size=size if distant_part == PLACEBO else 0.0,
-        num_forwards=spent_forwards(counting_plan(plan), number, targets),
+        document_targets=amount if distant_part == DOCUMENT else 0.0,
+        placebo_targets=amount if distant_part == PLACEBO else 0.0,
+        token_forwards=spent_forwards(counting_plan(plan), number, targets),
     )
 
 
-def _size_of_targets(plan: Plan, targets: np.ndarray) -> float:
+def _amount_of_targets(plan: Plan, places: np.ndarray) -> float:
     """Return a number in proportion to the cost of targets at these places: how many they are, or,
     where a whole prompt is computed for each, how many tokens precede them."""
     if plan.settings.interpretation.replaces:
-        return float(targets.sum())
-    return float(len(targets))
+        return float(places.sum())
+    return float(len(places))
 
 
 def spent_forwards(plan: Plan, number: int, targets: dict[str, Any]) -> int:

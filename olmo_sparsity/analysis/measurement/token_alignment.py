@@ -4,9 +4,9 @@
     here    The |  nig | ht |  train |  to |  Nova | port
 
 Boundaries between tokens are compared, as a token or a run of tokens exists here if it begins and
-ends at boundaries of this tokenization (`boundaries`). Units such as words are compared without the
-white space around them (`character_spans`), as one tokenizer has it before a word and another after
-it.
+ends at boundaries of this tokenization (`map_boundaries`). Units such as words are compared without
+the white space around them (`character_spans`), as one tokenizer has it before a word and another
+after it.
 
 Dimension key: E boundaries between tokens, N items of a list (spans of tokens).
 """
@@ -19,10 +19,10 @@ from typing import NamedTuple
 import numpy as np
 
 NO_BOUNDARY = -1
-"""`boundaries` returns this number where no token of the other tokenization begins."""
+"""`map_boundaries` returns this where the other tokenization has no boundary."""
 
 
-def boundaries(from_texts: Sequence[str], to_texts: Sequence[str]) -> np.ndarray:
+def map_boundaries(from_texts: Sequence[str], to_texts: Sequence[str]) -> np.ndarray:
     """Map boundaries between the tokens of one tokenization to those of another.
 
     Boundary i lies before token i, and the last one after the last token. Return for each boundary
@@ -47,20 +47,21 @@ def boundaries(from_texts: Sequence[str], to_texts: Sequence[str]) -> np.ndarray
 
 
 class CharacterSpans(NamedTuple):
-    """Spans of characters without white space around them. A span of white space alone ends before
-    it begins."""
+    """The characters of spans of tokens, without white space around them. For a span of white space
+    alone, the end is not behind the first character."""
 
-    begin_N: np.ndarray
-    """The index of the first character."""
+    first_character: np.ndarray
+    """Index of the first character of each span."""
 
-    stop_N: np.ndarray
-    """The index after the last character."""
+    end_character: np.ndarray
+    """Index of the character after the last one of each span."""
 
 
 def character_spans(texts: Sequence[str], first_N: np.ndarray, end_N: np.ndarray) -> CharacterSpans:
     """Return the characters of spans of tokens, without white space around them.
 
-        texts  "The", " night", " train"; the span of the token 1:  begin 4, stop 9  ("night")
+    The texts "The", " night" and " train" are 0 … 2, 3 … 8 and 9 … 14. Token 1 alone has the
+    characters 4 to 8, without its space: first_character 4, end_character 9.
 
     Args:
         texts: The text of each token.
@@ -73,12 +74,12 @@ def character_spans(texts: Sequence[str], first_N: np.ndarray, end_N: np.ndarray
 
     # The first visible character from the span's beginning on. If none follows, it is the end.
     visible_or_end = np.append(visible, len(text)).astype(int)
-    begin_N = visible_or_end[np.searchsorted(visible, character_of_boundary[first_N])]
+    first_character_N = visible_or_end[np.searchsorted(visible, character_of_boundary[first_N])]
 
     # The last visible character before the span's end. If none precedes it, the span is empty.
     last_visible_N = np.searchsorted(visible, character_of_boundary[end_N]) - 1
-    stop_N = np.where(last_visible_N >= 0, visible_or_end[last_visible_N] + 1, 0)
-    return CharacterSpans(begin_N, stop_N)
+    end_character_N = np.where(last_visible_N >= 0, visible_or_end[last_visible_N] + 1, 0)
+    return CharacterSpans(first_character_N, end_character_N)
 
 
 def is_same_text(first_texts: Sequence[str], second_texts: Sequence[str]) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,7 @@ import pandas as pd
 from olmo_sparsity.analysis.measurement.counted_cost import count_losses_of_document
 from olmo_sparsity.analysis.measurement.expected_targets import ExpectedTargets
 from olmo_sparsity.analysis.measurement.plan import Plan
-from olmo_sparsity.analysis.measurement.settled import ReusedLosses
+from olmo_sparsity.analysis.measurement.reuse import ReusedLosses
 from olmo_sparsity.analysis.measurement.target_costs import (
     TRIED_DOCUMENTS,
     counting_plan,
@@ -34,11 +35,11 @@ from olmo_sparsity.analysis.scoring.induction import passages_of, repetition_dro
 from olmo_sparsity.text.windows import Block
 
 TRIED_S = 4.0
-"""For about how many seconds a trial computes losses. It computes those of a block of two documents
-at least, unless a block takes longer than this and more than `TRIED_FORWARDS` token-forwards."""
+"""For about how many seconds a trial computes losses. It computes at least one block in each of two
+documents, unless already the first block would take longer than this."""
 
 TRIED_FORWARDS = 1024
-"""So many token-forwards a trial computes even if the model takes long for them."""
+"""A block with at most this many token-forwards is computed however long it takes."""
 
 TRIED_TOKENS = 512
 """How many tokens of a document get losses in a trial, at most."""
@@ -67,31 +68,45 @@ class Trial:
     @staticmethod
     def of(plan: Plan) -> Trial:
         """Run the model of a plan on a few passages and blocks."""
-        scorer = plan.scorer
-        length = max(1, min(PASSAGE_LENGTH, plan.passage_length))
-        # The first forward is slower, so the second run is the one that counts.
-        for num_passages in (1, NUM_PASSAGES):
-            began_s = time.perf_counter()
-            induction = repetition_drop(scorer, plan.measured_documents, length, num_passages)
-            seconds = time.perf_counter() - began_s
-        num_forwards = 2 * length * max(induction["num_passages"], 1)  # with the repetitions
-        speed = num_forwards / seconds
-
-        # If the measurement's own check fits into the time of a trial, it replaces this one.
-        passages = passages_of(plan.measured_documents, plan.passage_length)
-        if sum(2 * len(passage) for passage in passages) <= TRIED_S * speed:
-            induction = plan.run_induction_check()
-
+        passages = _try_passages(plan)
         if not plan.chooses_by_gap:
-            return Trial(induction, speed, losses=None)
-        forwards_before = scorer.token_forwards
+            return Trial(passages.induction, passages.speed, losses=None)
+
+        forwards_before = plan.scorer.token_forwards
         began_s = time.perf_counter()
-        losses = _compute_losses_of_first_blocks(plan, speed)
-        if losses is not None:
-            # Forwards of several rows, as in the measurement, say more about speed than passages.
-            num_forwards = scorer.token_forwards - forwards_before
-            speed = num_forwards / (time.perf_counter() - began_s)
-        return Trial(induction, speed, losses)
+        losses = _compute_losses_of_first_blocks(plan, passages.speed)
+        seconds = time.perf_counter() - began_s
+        if losses is None:
+            return Trial(passages.induction, passages.speed, losses=None)
+        # Forwards of several rows, as in the measurement, say more about speed than passages.
+        num_forwards = plan.scorer.token_forwards - forwards_before
+        return Trial(passages.induction, num_forwards / seconds, losses)
+
+
+class _TriedPassages(NamedTuple):
+    """What a few repeated passages say of a model."""
+
+    induction: InductionCheck
+    speed: float
+    """Token-forwards a second."""
+
+
+def _try_passages(plan: Plan) -> _TriedPassages:
+    """Repeat a few short passages. If the passages of the measurement's own induction check fit
+    into the time of a trial, return the result of that check."""
+    length = max(1, min(PASSAGE_LENGTH, plan.passage_length))
+    # The first forward is slower, so the second run is the one that counts.
+    for num_passages in (1, NUM_PASSAGES):
+        began_s = time.perf_counter()
+        induction = repetition_drop(plan.scorer, plan.measured_documents, length, num_passages)
+        seconds = time.perf_counter() - began_s
+    num_forwards = 2 * length * max(induction["num_passages"], 1)  # with the repetitions
+    speed = num_forwards / seconds
+
+    passages = passages_of(plan.measured_documents, plan.passage_length)
+    if sum(2 * len(passage) for passage in passages) <= TRIED_S * speed:
+        induction = plan.run_induction_check()
+    return _TriedPassages(induction, speed)
 
 
 def _compute_losses_of_first_blocks(plan: Plan, speed: float) -> pd.DataFrame | None:

@@ -34,9 +34,9 @@ SHARED_WINDOWS = ("short", "stride", "distant_states")
 `long`."""
 
 
-class Drawn(Protocol):
-    """The properties of `Results` that a figure reads. It is a protocol, as `Results.plot` imports
-    figures.py, and imports go one way."""
+class DrawnResults(Protocol):
+    """What a figure reads of `Results`. It is a protocol and not `Results` itself, as
+    `Results.plot` imports figures.py, and imports go one way."""
 
     @property
     def summary(self) -> pd.DataFrame: ...
@@ -56,7 +56,8 @@ class Drawn(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """One run in the figure: rows of the summary, of its main target set and one selector."""
+    """One run in the figure. Its rows are those of the summary, of the main target set and of one
+    selector."""
 
     label: str
     """Name of its scheme, such as RoPE. Curves of one label share their colour."""
@@ -76,7 +77,8 @@ class Curve:
     """How the model was trained: positions, length, …; empty if unknown."""
 
     transferred: pd.DataFrame
-    """Recovery by units that another model chose, by k."""
+    """Rows by k of measurements that evaluated the units of another model. They are drawn as stars
+    beside the curve."""
 
     is_transfer: bool = False
     """Whether another model chose the units of the curve itself, which then needs no placebo."""
@@ -95,20 +97,24 @@ class Curve:
         return rows[rows[fixed] == self.rows[fixed].iloc[0]]
 
 
-def curves_of(results: Sequence[Drawn], names: Sequence[str]) -> list[Curve]:
+def curves_of(results: Sequence[DrawnResults], names: Sequence[str]) -> list[Curve]:
     """Return the curves of measurements, each of the first selector at the main target set.
 
     Measurements of one name and one run are points of one curve if they differ in length and step
     alone. Otherwise there is a curve for each, whose label says what differs.
+
+    Args:
+        results: The measurements.
+        names: For each of them the name of its curve, such as RoPE.
     """
     named_results = list(zip(results, names, strict=True))
-    # A measurement that evaluated units of another model is drawn as points beside the curve of its
+    # A measurement that evaluated units of another model is drawn as stars beside the curve of its
     # name. It is a curve itself only if that name has no other.
-    with_own_choices = {name for result, name in named_results if not _is_transfer(result)}
+    names_with_curve = {name for result, name in named_results if not _is_transfer(result)}
     transferred: dict[str, list[pd.DataFrame]] = {}
-    groups: dict[tuple[str, str], list[Drawn]] = {}
+    groups: dict[tuple[str, str], list[DrawnResults]] = {}
     for result, name in named_results:
-        if _is_transfer(result) and name in with_own_choices:
+        if _is_transfer(result) and name in names_with_curve:
             transferred.setdefault(name, []).append(_rows_of(result))
         else:
             groups.setdefault((name, run_of(result)), []).append(result)
@@ -119,19 +125,19 @@ def curves_of(results: Sequence[Drawn], names: Sequence[str]) -> list[Curve]:
         examples = [results_alike[0] for results_alike in groups_alike]
         for results_alike in groups_alike:
             label = ", ".join([name, *_differing_conditions(results_alike[0], examples)])
-            curves_of_group = _curves_of_alike(label, results_alike, transferred.get(name, []))
-            # Transferred rows are drawn beside the first curve of their name. Results without rows
-            # have no curve.
-            if curves_of_group:
+            new_curves = _curves_of_alike(label, results_alike, transferred.get(name, []))
+            curves += new_curves
+            # Transferred rows are drawn once, beside the first curve of their name. Results without
+            # rows have no curve.
+            if new_curves:
                 transferred.pop(name, None)
-            curves += curves_of_group
     return curves
 
 
-def _group_by_conditions(results: Sequence[Drawn]) -> list[list[Drawn]]:
+def _group_by_conditions(results: Sequence[DrawnResults]) -> list[list[DrawnResults]]:
     """Return the results in groups that share all conditions, in the order of their first ones."""
     # By their text, as conditions may hold lists, which have no hash.
-    by_conditions: dict[str, list[Drawn]] = {}
+    by_conditions: dict[str, list[DrawnResults]] = {}
     for result in results:
         by_conditions.setdefault(repr(_conditions(result)), []).append(result)
     return list(by_conditions.values())
@@ -140,12 +146,12 @@ def _group_by_conditions(results: Sequence[Drawn]) -> list[list[Drawn]]:
 class _Point(NamedTuple):
     """A measurement, and its rows of the summary that are drawn."""
 
-    result: Drawn
+    result: DrawnResults
     rows: pd.DataFrame
 
 
 def _curves_of_alike(
-    label: str, results: list[Drawn], transferred: list[pd.DataFrame]
+    label: str, results: list[DrawnResults], transferred: list[pd.DataFrame]
 ) -> list[Curve]:
     """Return the curve of results that differ in length and step alone. If two of them have the
     same length and step, such as two seeds, return a curve for each result.
@@ -195,12 +201,12 @@ def _curve(
     )
 
 
-def _is_transfer(result: Drawn) -> bool:
+def _is_transfer(result: DrawnResults) -> bool:
     """Return whether a measurement evaluated units that another model chose."""
     return "choices" in result.meta.targets
 
 
-def _conditions(result: Drawn) -> dict[str, Any]:
+def _conditions(result: DrawnResults) -> dict[str, Any]:
     """Return the settings that measurements of one curve share."""
     # The sampled share of blocks is not one of them: --blocks N makes it depend on the window, and
     # it decides how exact a point is, not what it means.
@@ -211,7 +217,7 @@ def _conditions(result: Drawn) -> dict[str, Any]:
     return conditions
 
 
-def _differing_conditions(result: Drawn, others: Sequence[Drawn]) -> list[str]:
+def _differing_conditions(result: DrawnResults, others: Sequence[DrawnResults]) -> list[str]:
     """Return the conditions of a measurement, as NAME=VALUE, in which some of the others differ."""
     conditions = [_conditions(other) for other in others]
     return [
@@ -221,7 +227,7 @@ def _differing_conditions(result: Drawn, others: Sequence[Drawn]) -> list[str]:
     ]
 
 
-def _rows_of(result: Drawn) -> pd.DataFrame:
+def _rows_of(result: DrawnResults) -> pd.DataFrame:
     """Return the rows of the summary that are drawn: of the main target set and the first selector.
     The columns windows, length and step are added."""
     # Of several selectors, a figure shows the first of the summary.
@@ -252,7 +258,7 @@ def _gap_of(point: _Point) -> dict[str, float]:
     }
 
 
-def run_of(result: Drawn) -> str:
+def run_of(result: DrawnResults) -> str:
     """Return the run that the measured model is a checkpoint of, or else the model's name."""
     # The name of a checkpoint of a run is RUN/checkpoints/step002000.
     run, _, _ = str(result.meta.model["name"]).partition("/checkpoints/")

@@ -5,7 +5,7 @@
     (c)        how much is lost without these units
     (d), (e)   recovery by length and by step, where a run was measured at several
 
-`draw_figure2` sorts results into curves (curves.py) and writes the file; `draw_headline` draws the
+`draw_figure2` sorts results into curves (curves.py) and writes the file; `draw_panels` draws the
 panels: (a) by gap_panel.py, those of panels.py by share_panels.py. Never imports torch.
 """
 
@@ -21,11 +21,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
-from olmo_sparsity.analysis.report.curves import Curve, Drawn, curves_of, run_of
+from olmo_sparsity.analysis.report.curves import Curve, DrawnResults, curves_of, run_of
 from olmo_sparsity.analysis.report.figure_style import FAINT, SETTINGS, Missing
 from olmo_sparsity.analysis.report.gap_panel import draw_gaps
 from olmo_sparsity.analysis.report.panels import panels_of
-from olmo_sparsity.analysis.report.share_panels import draw_curves, draw_frame
+from olmo_sparsity.analysis.report.share_panels import common_size, draw_curves, draw_frame
 from olmo_sparsity.base import drawing
 from olmo_sparsity.base.errors import ConfigError, DataError, check_type, printable
 from olmo_sparsity.base.path_options import path_of
@@ -42,12 +42,18 @@ _COLORS = (
 _LINE_CHARACTERS = 120
 """Characters that a line below or above the panels may have; a longer one would be cut off."""
 
+_LONG_LABEL = 55
+"""If a label of the legend has more characters, each entry has a row of its own."""
+
+_LEGEND_LINES = 5
+"""Lines of a legend below each other that have room in the height of the figure."""
+
 _COLOR_OF_SCHEME = {"pose": drawing.BLUE, "contiguous": drawing.RED, "randomized": drawing.GREEN}
 """Colour of each position scheme. It does not depend on which other models are drawn."""
 
 
 def draw_figure2(
-    results: Sequence[Drawn],
+    results: Sequence[DrawnResults],
     out: Path,
     labels: list[str] | None = None,
     missing: Sequence[Missing] = (),
@@ -65,11 +71,11 @@ def draw_figure2(
     out = path_of("out", out)
     _check_one_kind_of_gap(results)
     curves = curves_of(results, _names_of(results, labels))
-    drawing.save(lambda: draw_headline(curves, missing), out, **SETTINGS)
+    drawing.save(lambda: draw_panels(curves, missing), out, **SETTINGS)
 
 
 def _check_arguments(
-    results: Sequence[Drawn], labels: list[str] | None, missing: Sequence[Missing]
+    results: Sequence[DrawnResults], labels: list[str] | None, missing: Sequence[Missing]
 ) -> None:
     """Raise ConfigError if an argument of `draw_figure2` has a wrong type, or if there is nothing
     to draw."""
@@ -83,7 +89,7 @@ def _check_arguments(
         raise ConfigError("no results to draw; pass at least one folder")
 
 
-def _check_one_kind_of_gap(results: Sequence[Drawn]) -> None:
+def _check_one_kind_of_gap(results: Sequence[DrawnResults]) -> None:
     """Raise DataError if the gaps of some results are from masked distant text, and those of others
     from replaced text."""
     replaces_text = set()
@@ -94,7 +100,7 @@ def _check_one_kind_of_gap(results: Sequence[Drawn]) -> None:
         raise DataError("gaps of masked and of replaced distant text differ; draw them apart")
 
 
-def _names_of(results: Sequence[Drawn], labels: list[str] | None) -> list[str]:
+def _names_of(results: Sequence[DrawnResults], labels: list[str] | None) -> list[str]:
     """Return the name of each result's curve: its label, or else the name of its run or model."""
     run_names = [run_of(result) for result in results]
     runs = list(dict.fromkeys(run_names))
@@ -107,9 +113,13 @@ def _names_of(results: Sequence[Drawn], labels: list[str] | None) -> list[str]:
 # --- the figure -----------------------------------------------------------------------------------
 
 
-def draw_headline(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> Figure:
-    """Draw all panels in one figure, with a legend below them, which lists points without a result
-    (`missing`)."""
+def draw_panels(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> Figure:
+    """Draw all panels in one figure, with a legend below them.
+
+    Args:
+        curves: The runs.
+        missing: Points without a result, which the legend lists.
+    """
     panels = panels_of(curves)
     num_panels = 1 + len(panels)  # the first is that of gaps
     num_columns = 2 if num_panels == 4 else 3
@@ -128,24 +138,36 @@ def draw_headline(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> F
     labels = [curve.label for curve in curves] + [point.label for point in missing]
     # Long enough for the name of a model and what tells its curve from others.
     names = drawing.short_labels(labels, max_length=60)
-    handles = draw_curves(figure, list(grid[1:]), panels, curves, colors, names)
+    handles = draw_curves(list(grid[1:]), panels, curves, colors, names)
     for axes, panel in zip(grid[1:], panels, strict=False):
         draw_frame(axes, panel, curves)
 
     handles += _handles_of_missing(missing, colors, names)
+    figure.suptitle(textwrap.fill(common_size(curves), _LINE_CHARACTERS), fontsize=7.5)
+    _add_legend(figure, handles, num_lines_with_room=_LEGEND_LINES + len(missing))
+    return figure
+
+
+def _add_legend(figure: Figure, handles: Sequence[Artist], num_lines_with_room: int) -> None:
+    """Add the legend below the panels. Entries with long labels have a row each, and make the
+    figure higher.
+
+    Args:
+        handles: The entries.
+        num_lines_with_room: How many lines below each other have room in the height so far. More
+            lines would flatten the panels.
+    """
     longest_label = max(len(str(handle.get_label())) for handle in handles)
-    entries_per_row = 1 if longest_label > 55 else 3
+    entries_per_row = 1 if longest_label > _LONG_LABEL else 3
     num_lines = 0
     for handle in handles:
         lines = textwrap.wrap(str(handle.get_label()), _LINE_CHARACTERS)
         handle.set_label("\n".join(lines))
         num_lines += len(lines)
-    # Room for 5 lines below each other is part of the height; more would flatten the panels.
     if entries_per_row == 1:
-        figure.set_figheight(height + 0.17 * max(0, num_lines - len(missing) - 5))
-    figure.suptitle(textwrap.fill(figure.get_suptitle(), _LINE_CHARACTERS), fontsize=7.5)
+        num_lines_without_room = max(0, num_lines - num_lines_with_room)
+        figure.set_figheight(figure.get_figheight() + 0.17 * num_lines_without_room)
     figure.legend(handles=handles, loc="outside lower center", ncols=entries_per_row, frameon=False)
-    return figure
 
 
 def colors_of(curves: Sequence[Curve], missing: Sequence[Missing] = ()) -> dict[str, str]:

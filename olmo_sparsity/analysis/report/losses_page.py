@@ -32,7 +32,7 @@ MARKERS = "os^Dv"
 def write_losses(losses: LossesByPlace, path: Path) -> None:
     """Write the page: the differences of each pair of models, and all losses."""
     rows = losses.table
-    tables = [_differences(losses, first, second) for first, second in losses.pairs()]
+    tables = [_table_of_differences(losses, first, second) for first, second in losses.pairs()]
     columns = {
         "checkpoint": [spell(Checkpoint(row.model, row.step)) for row in rows.itertuples()],
         "places": [spell_places(row.first, row.end) for row in rows.itertuples()],
@@ -53,7 +53,7 @@ def write_losses(losses: LossesByPlace, path: Path) -> None:
     write_html(path, "losses_page.html", slots)
 
 
-def _differences(losses: LossesByPlace, first: Checkpoint, second: Checkpoint) -> str:
+def _table_of_differences(losses: LossesByPlace, first: Checkpoint, second: Checkpoint) -> str:
     """Return HTML of the table of the first checkpoint's losses minus the second's."""
     rows = losses.compare(first, second)
     columns = {

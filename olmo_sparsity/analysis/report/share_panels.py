@@ -3,9 +3,10 @@ without them.
 
     curves, panels (panels.py) → `draw_curves` → lines with bands, controls, entries of the legend
                                → `draw_frame`  → title and axes of one panel
+    curves                     → `common_size` → windows 4096 / 128 tokens, n = 528 targets, …
 
 Where a curve has several points it is a line with a band, and its controls are lines; a single
-point has an error bar, and its controls are markers beside it. figures.py calls both functions.
+point has an error bar, and its controls are markers beside it. figures.py calls these functions.
 Never imports torch.
 """
 
@@ -17,7 +18,6 @@ from typing import Any
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -38,8 +38,14 @@ _HIGHEST_SHARE = 1.75
 """An axis of recovery or removal ends here."""
 
 
+def common_size(curves: Sequence[Curve]) -> str:
+    """Return windows and numbers of targets and documents as one line, if they are those of all
+    curves. Otherwise return an empty text, as `draw_curves` names them for each curve."""
+    sizes = {_describe_size(curve) for curve in curves}
+    return sizes.pop() if len(sizes) == 1 else ""
+
+
 def draw_curves(
-    figure: Figure,
     grid: Sequence[Axes],
     panels: Sequence[Panel],
     curves: Sequence[Curve],
@@ -49,21 +55,16 @@ def draw_curves(
     """Draw the curves of all panels except that of gaps, and return the entries of the legend.
 
     Args:
-        figure: The figure, whose title is set.
         grid: The axes of the panels, from that by k on. There may be more axes than panels.
         panels: The panels.
         curves: The curves.
         colors: Label of a curve → its colour.
         names: Label of a curve → its name in the legend.
     """
-    # The size is the title of the figure if all curves have it, or else part of their names.
-    sizes = [_describe_size(curve) for curve in curves]
-    have_one_size = len(set(sizes)) == 1
-    figure.suptitle(sizes[0] if have_one_size else "", fontsize=7.5)
-
+    names_have_sizes = not common_size(curves)
     kinds = _kinds_of_units(curves)
     handle_by_name: dict[str, Artist] = {}
-    for curve, size in zip(curves, sizes, strict=True):
+    for curve in curves:
         for kind_index, units in enumerate(kinds):
             if units not in set(curve.rows.units):
                 continue
@@ -76,8 +77,8 @@ def draw_curves(
 
             name = f"{names[curve.label]}, {curve.selector}, {units}"
             name += _describe_num_alike(curves, curve, units)
-            if not have_one_size:
-                name += f"; {size}"
+            if names_have_sizes:
+                name += f"; {_describe_size(curve)}"
             # Curves of one name have one entry.
             handle_by_name.setdefault(name, Line2D([], [], label=name, **style))
     return [*handle_by_name.values(), *_handles_of_controls(curves)]

@@ -16,7 +16,8 @@ size 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 
 from olmo_sparsity.base.devices import threads_for
 from olmo_sparsity.base.errors import is_out_of_memory
-from olmo_sparsity.base.progress import say
+from olmo_sparsity.base.progress import Progress, say
 from olmo_sparsity.models.attention import fast_kernels
 from olmo_sparsity.models.distant_states import DistantStates, to_device
 from olmo_sparsity.models.identity.known_identities import last_identity
@@ -71,7 +72,7 @@ class ModelRunner:
         self.batch_tokens = batch_tokens or self._default_batch_tokens()
         self.token_forwards = 0
         self.after_batch: Callable[[], None] = lambda: None
-        """Called after each batch, to show progress."""
+        """Called after each batch; `showing_progress` sets it."""
 
         self._known_text: KnownText | None = None
 
@@ -82,6 +83,22 @@ class ModelRunner:
         # A small model gets larger batches, as its forward would take less time than the launches
         # of its kernels.
         return int(16384 * min(max(1e9 / max(self.num_parameters, 1), 1), 8))
+
+    @contextmanager
+    def showing_progress(self, activity: str, total: int | None = None) -> Iterator[None]:
+        """Show how many token-forwards were computed so far, while what runs inside computes them.
+
+        Args:
+            activity: What is shown before the number, such as "explaining".
+            total: The number of token-forwards of all that runs inside. None if it is not known.
+        """
+        forwards_before = self.token_forwards
+        with Progress(activity, total, "token-forwards") as progress:
+            self.after_batch = lambda: progress.update(self.token_forwards - forwards_before)
+            try:
+                yield
+            finally:
+                self.after_batch = lambda: None
 
     # --- batches ---
 
@@ -140,8 +157,8 @@ class ModelRunner:
     def states(self, tokens: np.ndarray) -> DistantStates:
         """Return the states of a text, in which each token sees those before it.
 
-        The text is computed a few thousand tokens at a time. The states of the
-        last text: as long as the model stays the same, a later call for any beginning of this text
+        The text is computed a few thousand tokens at a time. Its states are kept until the next
+        text: as long as the model stays the same, a later call for any beginning of this text
         computes nothing.
         """
         with in_use(self.model), fast_kernels(self.device):

@@ -86,7 +86,9 @@ def check(
     read_expectations(path)
 
     serving = build_group(ServerOptions, options)
-    loaded = load(model, tokenizer, loading, is_read=True, whole_prompts=True, **serving.loading)
+    loaded = load(
+        model, tokenizer, loading, encodes_text=True, whole_prompts=True, **serving.loading
+    )
     common = AttributeRequest(model=loaded, decoys=decoys, settings=settings, loading=loading)
     return run(
         common,

@@ -16,7 +16,7 @@ import torch
 
 from olmo_sparsity import estimate_cost, explain
 from olmo_sparsity.analysis.explain import target_choice
-from olmo_sparsity.analysis.explain.answer import count
+from olmo_sparsity.analysis.explain.answer import count_evaluation
 from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.explain.stored_form import to_json
 from olmo_sparsity.analysis.explain.unrelated import unrelated_documents
@@ -307,7 +307,7 @@ def test_the_count_is_what_is_spent(
     assert cost.flops == 2 * cost.num_parameters * cost.token_forwards
     if selector == "add_one":
         found = asked(model, **given)
-        counted = count(
+        counted = count_evaluation(
             found.prepared, [(t.target, t.end) for t in found.targets.itertuples()], UNRELATED
         )
         found.check(unrelated=UNRELATED)

@@ -15,7 +15,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from olmo_sparsity import measure, transfer
 from olmo_sparsity.analysis.interpretation import InterpretationName
-from olmo_sparsity.analysis.measurement.matched import MatchCounts, UnitCounts
 from olmo_sparsity.analysis.measurement.matching import (
     is_other_tokenizer,
     match_targets,
@@ -23,6 +22,7 @@ from olmo_sparsity.analysis.measurement.matching import (
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.planning import make_plan
 from olmo_sparsity.analysis.measurement.request import MeasureRequest
+from olmo_sparsity.analysis.measurement.reused_targets import MatchCounts, UnitCounts
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results import reported
 from olmo_sparsity.analysis.results.results import Results
@@ -464,12 +464,12 @@ def test_a_document_that_reads_otherwise_is_left_out_and_counted(
     assert is_other_tokenizer(of_large, some)
     found = match_targets(of_large, some, windows)
     chosen = of_large.targets.query("distant_part == 'document'").drop_duplicates(KEYS)
-    assert found.counts is not None
-    assert found.counts.of_targets == len(chosen)
-    assert found.counts.targets_in_other_text == (chosen.document == number).sum() > 0
+    assert found.match_counts is not None
+    assert found.match_counts.of_targets == len(chosen)
+    assert found.match_counts.targets_in_other_text == (chosen.document == number).sum() > 0
     whole = match_targets(of_large, open_documents(texts(), small), windows)
-    assert whole.counts is not None
-    assert whole.counts.targets_in_other_text == 0
+    assert whole.match_counts is not None
+    assert whole.match_counts.targets_in_other_text == 0
     expected = whole.targets[whole.targets.document != number]
     pd.testing.assert_frame_equal(found.targets, expected)
 
@@ -496,8 +496,8 @@ def test_targets_bring_their_windows_blocks_and_draws_also_with_quick(
     same = planned(model_of(1), documents, targets=there, quick=True, **units)
     assert same.settings.windows == Plan.of(model_of(1), documents, Settings(**AT)).settings.windows
     assert (same.settings.draws, same.settings.sample) == (2, there.meta.windows["sample"])
-    assert same.fixed is not None
-    assert "placebo" in set(same.fixed.targets.distant_part)
+    assert same.fixed_targets is not None
+    assert "placebo" in set(same.fixed_targets.table.distant_part)
     said = capsys.readouterr().err
     assert "long=16, short=6, stride=8, draws=2, as in the other measurement" in said
     assert "no placebo" not in said
@@ -509,8 +509,8 @@ def test_an_option_that_the_user_passed_stays_and_is_said_to_differ(
     units = {"units": ("tokens",), "selectors": ("add_one",), "ks": (1,)}
     other = planned(model_of(1), documents, targets=found[0], quick=True, stride=4, **units)
     assert (other.settings.stride, other.settings.long, other.settings.draws) == (4, 16, 2)
-    assert other.fixed is not None
-    assert "placebo" not in set(other.fixed.targets.distant_part)
+    assert other.fixed_targets is not None
+    assert "placebo" not in set(other.fixed_targets.table.distant_part)
     said = capsys.readouterr().err
     assert "no net excess, because of stride=4 (the other has 8)" in said
 

@@ -17,21 +17,22 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from olmo_sparsity import measure
+from olmo_sparsity.analysis.explain.largest_gaps import first_place_with_units, largest_gaps
 from olmo_sparsity.analysis.measurement.at import find_spans, parse_at
 from olmo_sparsity.analysis.measurement.recovery import recover
-from olmo_sparsity.analysis.measurement.targets import (
+from olmo_sparsity.analysis.measurement.target_tables import (
     COLUMNS,
     check_all_evaluated,
+    targets_fingerprint,
+    targets_of_document,
+    with_full_window,
+)
+from olmo_sparsity.analysis.measurement.targets import (
     choose_targets,
-    first_target_place,
     fit_threshold,
-    largest_gaps,
     places_of,
     sampled_blocks,
     targets_by_text,
-    targets_fingerprint,
-    targets_of_document,
-    targets_with_window,
 )
 from olmo_sparsity.analysis.options import MIN_GAP, Settings, parse_share
 from olmo_sparsity.analysis.results.target_rows import half_of
@@ -148,7 +149,7 @@ def test_the_first_target_has_a_unit() -> None:
         (Windows("all", 4), "words", 5),
         (Windows("all", 4, min_distant=5), "span:3", 9),
     ):
-        assert first_target_place(windows, units) == first
+        assert first_place_with_units(windows, units) == first
 
 
 def test_targets_are_those_of_their_document_and_all_are_evaluated(tmp_path: Path) -> None:
@@ -169,10 +170,10 @@ def test_targets_are_those_of_their_document_and_all_are_evaluated(tmp_path: Pat
     ):
         check_all_evaluated(tmp_path, targets, targets[:3])
     windows = Windows(6, 2)
-    assert targets_with_window(targets, windows, same_settings=True).target.tolist() == [6, 6, 9]
+    assert with_full_window(targets, windows, keep_placebo=True).target.tolist() == [6, 6, 9]
     moved = targets.assign(target=targets.target + 2)
-    assert len(targets_with_window(moved, windows, same_settings=True)) == 4
-    assert len(targets_with_window(moved, windows, same_settings=False)) == 3
+    assert len(with_full_window(moved, windows, keep_placebo=True)) == 4
+    assert len(with_full_window(moved, windows, keep_placebo=False)) == 3
 
 
 @pytest.fixture

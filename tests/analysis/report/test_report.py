@@ -391,9 +391,9 @@ def test_what_cannot_be_drawn_is_refused(results: Results, tmp_path: Path) -> No
 
 def test_recovery_and_removal_are_those_of_the_first_selector(results: Results) -> None:
     from olmo_sparsity.analysis.report.curves import curves_of
-    from olmo_sparsity.analysis.report.figures import draw_headline
+    from olmo_sparsity.analysis.report.figures import draw_panels
 
-    figure = draw_headline(curves_of([results], ["a model"]))
+    figure = draw_panels(curves_of([results], ["a model"]))
     rows = results.summary.query("target_set == 'gap' and selector == 'add_one'")
     columns = (("recovery", "unrelated"), ("removal", "placebo_removal"))
     for axes, names, num_lines in zip(figure.axes[1:3], columns, (3, 2), strict=True):
@@ -405,11 +405,11 @@ def test_recovery_and_removal_are_those_of_the_first_selector(results: Results) 
 
 def test_a_single_k_shows_its_controls_as_markers_with_error_bars(results: Results) -> None:
     from olmo_sparsity.analysis.report.curves import curves_of
-    from olmo_sparsity.analysis.report.figures import draw_headline
+    from olmo_sparsity.analysis.report.figures import draw_panels
 
     single = replace(results, summary=results.summary.query("k == 1 and units == 'tokens'"))
     (curve,) = curves_of([single], ["a model"])
-    by_k = draw_headline([curve]).axes[1]
+    by_k = draw_panels([curve]).axes[1]
     markers = {line.get_marker(): line for line in by_k.lines}
     row = curve.rows.iloc[0]
     for marker, column in (("x", "placebo_recovery"), ("+", "unrelated"), ("o", "recovery")):
@@ -419,11 +419,11 @@ def test_a_single_k_shows_its_controls_as_markers_with_error_bars(results: Resul
 
 def test_a_figure_warns_of_few_documents_and_of_a_missing_placebo(results: Results) -> None:
     from olmo_sparsity.analysis.report.curves import curves_of
-    from olmo_sparsity.analysis.report.figures import draw_headline
+    from olmo_sparsity.analysis.report.figures import draw_panels
 
     def title_of(**changed: int) -> str:
         drawn = replace(results, summary=results.summary.assign(**changed))
-        return draw_headline(curves_of([drawn], ["a model"])).get_suptitle()
+        return draw_panels(curves_of([drawn], ["a model"])).get_suptitle()
 
     enough = {"num_documents": 30, "num_placebo_documents": 30, "num_placebo_targets": 30}
     enough |= {"num_targets": 30}
@@ -442,7 +442,7 @@ def test_all_words_of_a_figure_are_inside_it_and_its_panels_stay_high(
 
     from olmo_sparsity.analysis.report.curves import curves_of
     from olmo_sparsity.analysis.report.figure_style import SETTINGS
-    from olmo_sparsity.analysis.report.figures import draw_headline
+    from olmo_sparsity.analysis.report.figures import draw_panels
     from olmo_sparsity.base import drawing
 
     drawn = [
@@ -451,7 +451,7 @@ def test_all_words_of_a_figure_are_inside_it_and_its_panels_stay_high(
     ]
     labels = [f"{label} {n}" for n in range(num_results)]
     with matplotlib.rc_context(drawing.PRINT | SETTINGS):
-        figure = draw_headline(curves_of(drawn, labels))
+        figure = draw_panels(curves_of(drawn, labels))
         figure.draw_without_rendering()
     (legend,) = figure.legends
     for text in [*legend.get_texts(), *figure.texts]:
@@ -466,7 +466,7 @@ def test_all_words_of_a_figure_are_inside_it_and_its_panels_stay_high(
 def test_a_run_is_drawn_by_length_and_by_step_too(results: Results, tmp_path: Path) -> None:
     """By k: the longest windows at the last step. Equal places are curves of their own."""
     from olmo_sparsity.analysis.report.curves import curves_of
-    from olmo_sparsity.analysis.report.figures import draw_figure2, draw_headline
+    from olmo_sparsity.analysis.report.figures import draw_figure2, draw_panels
 
     def at(run: str, long: int, step: int, recovery: float) -> Results:
         model = {"name": f"runs/{run}/checkpoints/step{step}", "trained": {"step": step}}
@@ -477,7 +477,7 @@ def test_a_run_is_drawn_by_length_and_by_step_too(results: Results, tmp_path: Pa
     every = [at(run, *place) for run in "ab" for place in places]
     curves = curves_of(every, [run for run in "ab" for _ in places])
     assert [curve.rows.length.iloc[0] for curve in curves] == [64, 64]
-    figure = draw_headline(curves)
+    figure = draw_panels(curves)
     _, by_k, _, by_length, by_step, _ = figure.axes
     assert set(by_k.lines[0].get_ydata()) == {0.2}
     for axes, wanted in ((by_length, {16: 0.1, 64: 0.2}), (by_step, {5: 0.3, 7: 0.4, 9: 0.2})):
@@ -505,33 +505,33 @@ def test_shares_of_a_gap_that_is_nearly_zero_are_cut_and_no_gap_has_no_control(
     results: Results,
 ) -> None:
     from olmo_sparsity.analysis.report.curves import curves_of
-    from olmo_sparsity.analysis.report.figures import draw_headline
+    from olmo_sparsity.analysis.report.figures import draw_panels
 
     without_gap = results.summary.assign(recovery=np.nan, placebo_recovery=40.0)
     nearly_without = results.summary.assign(recovery=30.0)
-    axes = draw_headline(curves_of([replace(results, summary=without_gap)], ["a"])).axes[1]
+    axes = draw_panels(curves_of([replace(results, summary=without_gap)], ["a"])).axes[1]
     assert all(40.0 not in line.get_ydata() for line in axes.lines)
-    axes = draw_headline(curves_of([replace(results, summary=nearly_without)], ["a"])).axes[1]
+    axes = draw_panels(curves_of([replace(results, summary=nearly_without)], ["a"])).axes[1]
     assert axes.get_ylim()[1] < 2
     assert any("cut at 1.75" in text.get_text() for text in axes.texts)
 
 
 def test_four_panels_fill_two_rows_and_each_has_a_letter(results: Results) -> None:
     from olmo_sparsity.analysis.report.curves import curves_of
-    from olmo_sparsity.analysis.report.figures import draw_headline
+    from olmo_sparsity.analysis.report.figures import draw_panels
 
     lengths = [
         replace(results, meta=replace(META, windows=META.windows | {"long": long}))
         for long in (16, 64)
     ]
-    figure = draw_headline(curves_of(lengths, ["a", "a"]))
+    figure = draw_panels(curves_of(lengths, ["a", "a"]))
     assert [axes.get_title(loc="left")[:3] for axes in figure.axes] == ["(a)", "(b)", "(c)", "(d)"]
 
 
 def test_placebo_targets_are_drawn_beside_own_ones(results: Results) -> None:
     """Recovery at targets that an unrelated text seemed to help, by units of that text."""
     from olmo_sparsity.analysis.report.curves import curves_of
-    from olmo_sparsity.analysis.report.figures import draw_headline
+    from olmo_sparsity.analysis.report.figures import draw_panels
 
     (curve,) = curves_of([results], ["a model"])
     losses = results.losses.set_index(["document", "target"])
@@ -545,7 +545,7 @@ def test_placebo_targets_are_drawn_beside_own_ones(results: Results) -> None:
     expected /= (rows.loss_short - rows.placebo_loss_long).sum()
     drawn = curve.rows.query("units == 'tokens' and k == 1").placebo_recovery.iloc[0]
     assert drawn == pytest.approx(expected, rel=1e-5)
-    by_k = draw_headline([curve]).axes[1]
+    by_k = draw_panels([curve]).axes[1]
     assert any(drawn in line.get_ydata() for line in by_k.lines if line.get_linestyle() == ":")
 
 
@@ -553,7 +553,7 @@ def test_the_gap_is_drawn_by_length_and_lengths_beyond_the_trained_one_are_shade
     results: Results,
 ) -> None:
     from olmo_sparsity.analysis.report.curves import curves_of
-    from olmo_sparsity.analysis.report.figures import draw_headline
+    from olmo_sparsity.analysis.report.figures import draw_panels
 
     trained = {"step": 9, "length": 32, "positions": "pose"}
     every = [
@@ -567,7 +567,7 @@ def test_the_gap_is_drawn_by_length_and_lengths_beyond_the_trained_one_are_shade
         )
         for long in (16, 64)
     ]
-    axes = draw_headline(curves_of(every, ["a", "a"])).axes[0]
+    axes = draw_panels(curves_of(every, ["a", "a"])).axes[0]
     reported = results.reported
     gap = (reported.loss_short - reported.loss_long).mean()
     line = axes.containers[0].lines[0]

@@ -1,10 +1,14 @@
-"""Hold what was found of another measurement: targets and ranked units, and how many are left out.
+"""Hold the targets and ranked units of another measurement, and how many of them are left out.
 
-    matched.targets    document  target  end  other_target
-                              1       5    7             4       token 4 there, tokens 5 and 6 here
-    matched.counts     MatchCounts(targets=80, of_targets=96, targets_cut_otherwise=11, …)
+Its model may have another tokenizer. Then a target or unit is found by its characters, and some are
+not found:
 
-reuse.py and matching.py return a `Matched`. settled.py and choices.py take targets and units of it.
+    reused.targets         document  target  end  other_target
+                                  1       5    7             4    token 4 there, 5 and 6 here
+    reused.match_counts    MatchCounts(targets=80, of_targets=96, targets_cut_otherwise=11, …)
+
+`reusable_targets` of reuse.py returns a `ReusedTargets`, for other tokens by the help of
+matching.py. fixed_targets.py and choices.py read it.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ class UnitCounts:
     """All units that it ranked."""
 
     units_cut_otherwise: int
-    """Those whose characters are not a unit here."""
+    """Those whose characters are not a unit in the tokens here."""
 
     units_not_distant: int
     """Those that lie in the local window here, or outside the long window."""
@@ -42,16 +46,16 @@ class MatchCounts:
     """Those that are evaluated here."""
 
     of_targets: int
-    """All of its targets."""
+    """All targets of the other measurement."""
 
     targets_in_other_text: int
-    """Those of documents that read otherwise here."""
+    """Those in documents whose text here is another one."""
 
     targets_cut_otherwise: int
-    """Those that begin or end inside a token."""
+    """Those that begin or end inside a token of this tokenizer."""
 
     targets_outside_windows: int
-    """Those without a full window before them, or in two blocks."""
+    """Those that have no full window before them here, or whose tokens lie in two blocks."""
 
     units: UnitCounts | None = None
     """None if units were not matched."""
@@ -79,13 +83,15 @@ class MatchCounts:
 
 
 @dataclass(frozen=True)
-class Matched:
+class ReusedTargets:
     """Targets and ranked units of another measurement, as places in this one's documents."""
 
     targets: pd.DataFrame
-    influence: pd.DataFrame
-    counts: MatchCounts | None = None
-    """How many targets and units are left out, and why; None with the same tokenizer, where all are
+    ranked_units: pd.DataFrame
+    """Rows of the table `influence`. They are read only if the ranked units are reused, too."""
+
+    match_counts: MatchCounts | None = None
+    """How many targets and units are left out, and why. None with the same tokenizer, where all are
     found."""
 
     has_other_windows: bool = False
