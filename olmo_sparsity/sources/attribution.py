@@ -49,6 +49,7 @@ from olmo_sparsity.sources.report.how_to_read import how_to_read
 from olmo_sparsity.sources.report.page import AnswerPage, PromptText, ReasoningStep
 from olmo_sparsity.sources.report.reliance import Reliance, describe_reliance
 from olmo_sparsity.sources.report.statement_rows import StatementRows
+from olmo_sparsity.sources.report.table_rows import StatementRow
 from olmo_sparsity.sources.report.tables import matrix_of, sources_table
 from olmo_sparsity.sources.verdicts.losses import StatementLosses
 from olmo_sparsity.sources.verdicts.verdict import Judgement, find_exclusive_tokens, judge
@@ -203,17 +204,17 @@ class Attribution:
 
     def chain(self, named: Sequence[str], depth: int = 2) -> Iterator[ReasoningStep]:
         """Yield the sentences of the reasoning among these names, each followed by the sentences
-        that it relies on. It ends, as a sentence relies on earlier ones only. `depth`: how far
-        these sentences are indented. The verdict above them has 1."""
+        that it relies on. It ends, as a sentence relies on earlier ones only. `depth`: the depth of
+        the sentences among these names (`ReasoningStep`)."""
         for name in named:
             if name in self.steps:
                 (row,) = self.steps[name].statements.itertuples()
                 yield ReasoningStep(depth, name, row)
                 yield from self.chain(row.sources, depth + 1)
 
-    def is_undecided(self, row: Any) -> bool:
+    def is_undecided(self, row: StatementRow) -> bool:
         """Return whether a statement, or a sentence of the reasoning that it relies on, is
-        undecided. `row`: a row of `statements`."""
+        undecided."""
         reasoning_rows = [step.row for step in self.chain(row.sources)]
         return any(item.kind == "undecided" for item in (row, *reasoning_rows))
 
@@ -313,14 +314,14 @@ class Attribution:
         page = AnswerPage(
             model=self.prompt.model.name,
             error_rate=self.error_rate,
-            names=self.names,
+            source_names=self.names,
             draws=self.settings.draws,
             answer_texts=self.answer_texts,
             statements=self.statements,
             matrix=self.matrix,
-            sources=self.sources,
+            source_table=self.sources,
             prompt_texts=self._prompt_texts(),
-            chains=[list(self.chain(named)) for named in self.statements.sources],
+            reasoning=[list(self.chain(named)) for named in self.statements.sources],
         )
         page.write(path_of("path", path))
 

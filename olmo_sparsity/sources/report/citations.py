@@ -15,12 +15,12 @@ citation each, `[2][3]`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pandas as pd
 
 from olmo_sparsity.base.errors import ConfigError, check_type
 from olmo_sparsity.sources.prompt.layout import AnswerText
+from olmo_sparsity.sources.report.table_rows import StatementRow
 
 
 def cite(
@@ -57,9 +57,9 @@ def _check_form(form: str) -> None:
         raise ConfigError(f"citations={form} must hold 1 or name once, as in [1]")
 
 
-def _cited_together(row: Any) -> list[Sequence[str]]:
-    """Return a group of names for each citation of a statement: the sources that share it. `row`:
-    the statement's row of `Attribution.statements`."""
+def _cited_together(row: StatementRow) -> list[Sequence[str]]:
+    """Return a group of names for each citation of a statement: the sources that share it. For
+    `[2/3]` that is one group of two names, for `[2][3]` two groups of one."""
     # Alternatives share a citation, unless the reasoning leads to further sources.
     if row.kind == "either" and row.origins == row.sources:
         return [row.sources]

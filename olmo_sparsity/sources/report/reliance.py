@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import shorten
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from olmo_sparsity.base.errors import printable
+from olmo_sparsity.sources.report.table_rows import StatementRow
 
 MAX_SHOWN = 3
 """Largest number of statements that a failed assertion shows: pytest prints 240 characters of an
@@ -56,9 +56,8 @@ def describe_reliance(expected: str, rows: pd.DataFrame, relies: Sequence[bool])
     return printable(f"expected: {expected}; found: {'; '.join(shown)}")
 
 
-def _describe_row(row: Any) -> str:
-    """Return the verdict on a statement in a few words. `row`: a row of
-    `Attribution.statements`."""
+def _describe_row(row: StatementRow) -> str:
+    """Return the verdict on a statement in a few words."""
     if row.kind == "undecided":
         verdict = "is undecided"
     else:

@@ -69,6 +69,9 @@ VerdictKind = Literal["one", "either", "both", "none", "undecided"]
     undecided   no source is named, although a source, or all of them together, may matter
 """
 
+KINDS_WITH_SOURCES: tuple[VerdictKind, ...] = ("one", "either", "both")
+"""The verdicts that name sources."""
+
 
 class Verdict(NamedTuple):
     """Which sources a statement relies on."""
