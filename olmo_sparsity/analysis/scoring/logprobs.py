@@ -75,7 +75,7 @@ class ModelLogprobs:
             def extend_states(states: Any, node: Node, num_computed: int) -> DistantStates:
                 """Return the states of the beginning that the prompts of a node share."""
                 if node.is_known and known is not None:
-                    return known.states.first(node.depth)
+                    return known.states.first(node.num_tokens)
                 return self.scorer.extended(states, node.tokens[num_computed:])
 
             def score_rows(states: Any, tokens_BL: np.ndarray, indices: list[int]) -> list[Tensor]:
