@@ -23,8 +23,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from olmo_sparsity import load_model
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.model_cache import cache_folder
-from olmo_sparsity.models.gguf import format as module
-from olmo_sparsity.models.gguf import smollm2
+from olmo_sparsity.models.gguf import smollm2, weights
 from olmo_sparsity.models.gguf.header import read_header
 from tests.support.gguf_files import round_weights, write_gguf
 from tests.support.models import SIZES, draw_tokens, tiny
@@ -288,14 +287,14 @@ def test_a_folder_that_another_process_has_filled_meanwhile_is_taken(
     first = load_model(path).fingerprint
     (folder,) = cache.glob("gguf/*/model-*")
     elsewhere = folder.rename(tmp_path / "converted")
-    read_weights = module._read_weights
+    read_weights = weights._read_copy
 
     def slowly(source: Path) -> Any:
-        weights = read_weights(source)
+        model = read_weights(source)
         elsewhere.rename(folder)
-        return weights
+        return model
 
-    monkeypatch.setattr(module, "_read_weights", slowly)
+    monkeypatch.setattr(weights, "_read_copy", slowly)
     assert load_model(path).fingerprint == first
 
 

@@ -3,6 +3,7 @@
     format.py          `convert_gguf`, the entry: one file in, the path of a folder out
       header.py        the entries and tensors of a file
       config.py        checks of the entries; what transformers does not read of them
+      weights.py       the weights, as a model of transformers
       tokenizer.py     the tokenizer: how text is split, what precedes it
       vocabulary.py    checks of its tokens and merges
     origin.py          the file that a folder of the cache was converted from
