@@ -7,6 +7,7 @@
       first_layer.py   the first layer, in which similar rows repeat each other
       layer_steps.py   any layer in steps; the last one computes wanted tokens only
       projections.py   queries, keys and values of a layer
+      state_buffer.py  keys and values of a text that is computed in chunks
 
 `build_model` (models/build.py) makes the model for training, `load_model` for a measurement. What
 computes with it sees the interface `LanguageModel`.

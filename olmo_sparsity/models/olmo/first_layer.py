@@ -1,7 +1,8 @@
 """Compute the first layer of many similar rows in less time.
 
-The input of the first layer depends on a token and its position ID alone. Rows of one scoring
-question are alike in most tokens: below, two distant tokens are each tried before one window.
+The input of the first layer depends on a token and its position ID alone. Rows that are scored
+together are alike in most tokens: the two below try two distant tokens, 7 and 5, each before the
+window 3 4.
 
     tokens_BL       positions_BL       pair_BL      different pairs (token, position ID)
     7 3 4           0 20 21            3 0 1        (3, 20), (4, 21), (5, 1), (7, 0)
@@ -9,8 +10,9 @@ question are alike in most tokens: below, two distant tokens are each tried befo
 
 Each of the P different pairs is projected once (4 of 6 here). If rows differ in their first token
 only, as these do, the attention of the window to itself is computed once for all rows, too.
+`InferringOLMo.last_hidden` (inference.py) calls `find_different_pairs` and `first_layer_output`.
 
-Dimension key: B rows, L tokens of a row, P different (token, position ID) pairs, M = L − 1 tokens
+Dimension key: B rows, L tokens of a row, P different (token, position ID) pairs, S = L − 1 tokens
 of the window, W wanted tokens (the last of each row), D width, H heads, G heads of keys and values,
 K width of a head.
 """
@@ -36,14 +38,14 @@ class DifferentPairs(NamedTuple):
     tokens_P: Tensor
     positions_P: Tensor
     pair_BL: Tensor
-    """The index of the pair of each token of the batch."""
+    """For each token of the batch, the index of its pair."""
 
 
 class FirstLayer(NamedTuple):
     """What the first layer hands on to the others."""
 
     x_BWD: Tensor
-    """Its output at the last tokens."""
+    """Its output at the wanted tokens."""
 
     rotations: Tensor | None
     """The rotations of all tokens; None without RoPE."""
@@ -66,8 +68,16 @@ def first_layer_output(
     distant_layer: DistantLayer | None,
 ) -> FirstLayer:
     """Return the output of the first layer at the last `num_wanted` tokens, and the rotations of
-    all tokens, which the other layers need, too. `embedded_PD`: the embedding of each pair's
-    token."""
+    all tokens, which the other layers need, too.
+
+    Args:
+        block: The first layer.
+        embedded_PD: The embedding of each pair's token.
+        pairs: The pairs of the batch.
+        bias: Added to attention scores, as `attend_from_last` takes it.
+        num_wanted: W.
+        distant_layer: States of distant tokens in this layer; None if there are none.
+    """
     config: ModelConfig = block.config
     rotations_P = None
     if config.rope:
@@ -82,7 +92,7 @@ def first_layer_output(
 
 def _for_each_token(values_P: Tensor, pair_BL: Tensor) -> Tensor:
     """Return values_P[pair_BL]: for each token of the batch the value of its pair."""
-    # On CPU six times as fast as indexing.
+    # On CPU `index_select` is six times as fast as indexing with `pair_BL`.
     return values_P.index_select(0, pair_BL.flatten()).unflatten(0, pair_BL.shape)
 
 
@@ -120,31 +130,34 @@ def _attend_to_common_window(
     so that each row costs one score and one weighted sum for each query.
     """
     q_PHK, k_PGK, v_PGK = projections_P
+    # Indices of pairs: the distant token of each row, and the window of all rows.
     distant_B = pair_BL[:, 0]
-    window_M = pair_BL[0, 1:]
-    q_MHK = q_PHK[window_M] * q_PHK.shape[-1] ** -0.5
+    window_S = pair_BL[0, 1:]
+    q_SHK = q_PHK[window_S] * q_PHK.shape[-1] ** -0.5
     if block.config.scales_queries:
-        counts_1M = count_keys(len(window_M), pair_BL.shape[1], q_MHK.device)
-        factors_MH = block.query_factors(counts_1M)[0].T
-        q_MHK *= factors_MH[..., None].to(q_MHK.dtype)
-    k_PHK = _for_each_query_head(k_PGK, q_MHK)
-    v_PHK = _for_each_query_head(v_PGK, q_MHK)
+        counts_1S = count_keys(len(window_S), pair_BL.shape[1], q_SHK.device)
+        factors_SH = block.query_factors(counts_1S)[0].T
+        q_SHK *= factors_SH[..., None].to(q_SHK.dtype)
+    k_PHK = _for_each_query_head(k_PGK, q_SHK)
+    v_PHK = _for_each_query_head(v_PGK, q_SHK)
 
-    # Attention within the window, once for all rows.
-    scores_HMM = torch.einsum("lhk,mhk->hlm", q_MHK, k_PHK[window_M]).float()
-    scores_HMM += causal_bias(len(window_M), scores_HMM.device)[0]
-    weights_HMM = scores_HMM.softmax(-1).to(v_PHK.dtype)
-    local_MHK = torch.einsum("hlm,mhk->lhk", weights_HMM, v_PHK[window_M])
+    # Attention within the window, once for all rows: s_w and a_w. (q: a query, s: a key)
+    scores_HSS = torch.einsum("qhk,shk->hqs", q_SHK, k_PHK[window_S]).float()
+    scores_HSS += causal_bias(len(window_S), scores_HSS.device)[0]
+    weights_HSS = scores_HSS.softmax(-1).to(v_PHK.dtype)
+    local_SHK = torch.einsum("hqs,shk->qhk", weights_HSS, v_PHK[window_S])
 
-    # The fraction of attention that the distant token of each row gets.
-    scores_BMH = torch.einsum("lhk,bhk->blh", q_MHK, k_PHK[distant_B]).float()
-    fraction_BMH = (scores_BMH - scores_HMM.logsumexp(-1).T).sigmoid().to(v_PHK.dtype)
-    mixed_BLHK = local_MHK.new_empty(*pair_BL.shape, *local_MHK.shape[1:])
+    # s_d of each row, and f, the fraction of attention that its distant token gets.
+    scores_BSH = torch.einsum("qhk,bhk->bqh", q_SHK, k_PHK[distant_B]).float()
+    fraction_BSH = (scores_BSH - scores_HSS.logsumexp(-1).T).sigmoid().to(v_PHK.dtype)
+    mixed_BLHK = local_SHK.new_empty(*pair_BL.shape, *local_SHK.shape[1:])
     mixed_BLHK[:, 0] = v_PHK[distant_B]  # the distant token sees itself alone
-    torch.lerp(local_MHK, v_PHK[distant_B, None], fraction_BMH[..., None], out=mixed_BLHK[:, 1:])
+    torch.lerp(local_SHK, v_PHK[distant_B, None], fraction_BSH[..., None], out=mixed_BLHK[:, 1:])
     return mixed_BLHK
 
 
 def _for_each_query_head(x: Tensor, q: Tensor) -> Tensor:
-    """Return keys or values (…, G, K) as (…, H, K), repeated for the query heads of each group."""
-    return x.repeat_interleave(q.shape[-2] // x.shape[-2], dim=-2)
+    """Return keys or values x, (…, G, K), as (…, H, K): repeated for the query heads of each group.
+    `q`: queries, (…, H, K)."""
+    group_size = q.shape[-2] // x.shape[-2]
+    return x.repeat_interleave(group_size, dim=-2)

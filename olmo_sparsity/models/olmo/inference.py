@@ -1,20 +1,23 @@
-"""Compute hidden states of the last tokens of many short rows, which is what scoring asks for.
+"""Compute in less time what scoring needs: hidden states of the last tokens of many short rows.
 
-`PositionedOLMo.hidden` calls `InferringOLMo.last_hidden` where no gradients are needed, or where
-rows attend to states of distant tokens. It returns what the plain forward pass returns at these
-tokens, in less time:
+`InferringOLMo` has the two passes of inference. **`last_hidden`** returns what the plain forward
+pass returns at the last W tokens of each row. `PositionedOLMo.hidden` calls it where no gradients
+are needed, or where rows attend to states of distant tokens:
 
     tokens, position IDs → first layer         → middle layers → last layer     → hidden_BWD
                            each different pair                   only the W
                            is projected once                     wanted tokens
                            (first_layer.py)                      (layer_steps.py)
 
-Distant tokens that keep the states they have in the full text (`distant_states`) are keys and
-values that were computed once. Rows that see most of them share them without copies. On CPU sums
-are computed in place, and attention runs in fp32 for any dtype of weights.
+**`distant_states`** returns keys and values of all tokens of a text, which rows can then attend to
+without computing them again. The text may be computed in chunks: with `tokens_at_once=4`, of six
+tokens the first four, then the last two, which attend to the states of the first (state_buffer.py).
+Rows that see most distant tokens share their states without copies.
+
+On CPU sums are computed in place, and attention runs in fp32 for any dtype of weights.
 
 Dimension key: B rows, L tokens of a row, W wanted tokens (the last of each row), F distant tokens,
-D width, H heads, G heads of keys and values, K width of a head.
+P different pairs of token and position ID, D width, H heads.
 """
 
 from __future__ import annotations
@@ -43,26 +46,27 @@ from olmo_sparsity.models.olmo.layer_steps import (
     layer_output,
 )
 from olmo_sparsity.models.olmo.layers import alibi_bias
-from olmo_sparsity.models.olmo.projections import Projections, project, rotations_of
+from olmo_sparsity.models.olmo.projections import project, rotations_of
+from olmo_sparsity.models.olmo.state_buffer import StateBuffer
 
 
 class _AttentionInputs(NamedTuple):
-    """What attention of each layer takes besides the row itself."""
+    """What the attention of all layers takes, besides queries, keys and values of the row."""
 
     bias: Tensor | None
     """Added to attention scores, (B or 1, H or 1, L, L + F); None for causal attention. Of the F
     distant tokens it has columns only if their states are not shared."""
 
     distant_layers: list[DistantLayer | None]
-    """The states of distant tokens in each layer; None in each if there are none."""
+    """For each layer, its states of distant tokens; None if there are none."""
 
     num_keys: int
     """How many tokens the last token of a row sees, distant ones included."""
 
 
 class InferringOLMo(OLMo):
-    """OLMo with the two passes of inference: hidden states of the last tokens (`last_hidden`), and
-    states of distant tokens (`distant_states`). `PositionedOLMo` adds the pass of training."""
+    """OLMo with the two passes of inference, as the module describes them. `PositionedOLMo` adds
+    the pass of training."""
 
     config: ModelConfig  # type: ignore[assignment] # OLMo: its own class, with the same fields
     transformer: Any  # a ModuleDict; its entries depend on the config
@@ -83,8 +87,8 @@ class InferringOLMo(OLMo):
 
         Args:
             num_tokens: Tokens of the batch, in all rows.
-            num_keys: Keys that each token attends to, if attention scores are kept; 0 if fused
-                kernels keep none.
+            num_keys: Keys that each token attends to, if attention scores are kept for the
+                backward pass; 0 if fused kernels keep none.
         """
         if self.activation_checkpointing_strategy is not None:
             return True
@@ -133,17 +137,18 @@ class InferringOLMo(OLMo):
             tokens_BL.numel(), attention.num_keys
         )
 
+        layers = list(zip(self.blocks, attention.distant_layers, strict=True))
         # Not on a GPU: to count different pairs, the host would wait for it. And not if layers are
         # computed again in the backward pass, which `checkpoint` arranges for whole layers.
-        has_pairs = tokens_BL.device.type == "cpu" and not recomputes
-        if has_pairs:
+        projects_pairs = tokens_BL.device.type == "cpu" and not recomputes
+        if projects_pairs:
             x_BLD, rotations = self._first_layer(tokens_BL, positions_BL, attention, num_last)
+            layers_to_compute = layers[1:]
         else:
             x_BLD = self._embed(tokens_BL)
             rotations = self._rotations(positions_BL, x_BLD.dtype)
+            layers_to_compute = layers
 
-        layers = list(zip(self.blocks, attention.distant_layers, strict=True))
-        layers_to_compute = layers[1:] if has_pairs else layers
         for block, distant_layer in layers_to_compute:
             # No later layer reads the output of the last one, so only wanted tokens are computed.
             num_wanted = num_last if block is self.blocks[-1] else length
@@ -157,9 +162,9 @@ class InferringOLMo(OLMo):
     def _attention_inputs(
         self, positions_BL: Tensor, bias: Tensor | None, distant: DistantStates | None
     ) -> _AttentionInputs:
-        """Return the bias of attention, with ALiBi's if the model has it, and distant states by
-        layer. `bias` is that of the caller; it must be None if there are distant states, for which
-        it has no columns."""
+        """Return what attention takes, with ALiBi's bias if the model has it. `bias`: as
+        `last_hidden` takes it. It has no columns for distant tokens, so it must be None if there
+        are distant states."""
         config = self.config
         length = positions_BL.shape[1]
         num_keys = length
@@ -188,8 +193,8 @@ class InferringOLMo(OLMo):
         attention: _AttentionInputs,
         num_last: int,
     ) -> FirstLayer:
-        """Return the output of the first layer, for which each different pair of token and position
-        ID is projected once."""
+        """Return the output of the first layer at its wanted tokens: all, unless it is the only
+        layer. Each different pair of token and position ID is projected once."""
         pairs = find_different_pairs(tokens_BL, positions_BL)
         is_last_layer = len(self.blocks) == 1
         num_wanted = num_last if is_last_layer else tokens_BL.shape[1]
@@ -233,21 +238,26 @@ class InferringOLMo(OLMo):
             num_earlier = earlier.num_tokens
             positions_BL = torch.cat([earlier.positions_BF, positions_BL], 1)
 
-        states = _StateBuffer(num_earlier + length, earlier)
+        buffer = StateBuffer(num_earlier + length, earlier)
         hidden: list[Tensor] = []
+        end = num_earlier
         for chunk_BL in tokens_BL.split(tokens_at_once or length, 1):
-            num_tokens = states.num_filled + chunk_BL.shape[1]
-            hidden.append(self._run_chunk(chunk_BL, positions_BL[:, :num_tokens], states))
-        distant = DistantStates(positions_BL, states.layers)
+            end += chunk_BL.shape[1]
+            hidden.append(self._run_chunk(chunk_BL, positions_BL[:, :end], buffer))
+        distant = DistantStates(positions_BL, buffer.layers)
         return distant.with_hidden_after(earlier, torch.cat(hidden, 1))
 
-    def _run_chunk(self, chunk_BL: Tensor, positions_BL: Tensor, states: _StateBuffer) -> Tensor:
-        """Return hidden states of some tokens after the last norm, and add their keys and values to
-        `states`, whose tokens they see. `positions_BL`: the position IDs of the tokens in `states`,
-        then of these tokens."""
+    def _run_chunk(self, chunk_BL: Tensor, positions_BL: Tensor, buffer: StateBuffer) -> Tensor:
+        """Return hidden states of a chunk of a text after the last norm, and write its keys and
+        values to the buffer.
+
+        Args:
+            positions_BL: The position IDs of all tokens up to the end of the chunk.
+            buffer: Holds the states of all tokens before the chunk, which the chunk sees.
+        """
         config = self.config
         num_chunk = chunk_BL.shape[1]
-        start = states.num_filled
+        start = positions_BL.shape[1] - num_chunk
         x_BLD = self._embed(chunk_BL)
         rotations = self._rotations(positions_BL[:, start:], x_BLD.dtype)
         bias = None
@@ -257,62 +267,11 @@ class InferringOLMo(OLMo):
 
         for layer_index, block in enumerate(self.blocks):
             projections = project(block, x_BLD, rotations, num_chunk)
-            states.write(layer_index, projections)
+            buffer.write(layer_index, start, projections)
             distant_layer = None
             if start > 0:
-                k, v = states.read(layer_index)
+                k, v = buffer.first_tokens(layer_index, start)
                 distant_layer = DistantLayer(k, v, None, is_shared)
             mixed = attend_from_last(block, projections, bias, num_chunk, distant_layer)
             x_BLD = finish_layer(block, x_BLD, mixed)
-        states.finish_chunk(num_chunk)
         return self.transformer.ln_f(x_BLD)
-
-
-class _StateBuffer:
-    """Holds keys and values of all tokens of a text, in each layer. It is filled chunk by chunk:
-
-        write(layer 0), read(layer 0), write(layer 1), …, finish_chunk
-
-    Joining the chunks instead would copy all states once for each of them."""
-
-    def __init__(self, num_tokens: int, earlier: DistantStates | None) -> None:
-        """Begin with the states of `earlier`, which are the first of `num_tokens`."""
-        self.num_tokens = num_tokens
-        self.earlier = earlier
-        self.num_filled = 0 if earlier is None else earlier.num_tokens
-        """How many tokens are stored in all layers: those before the chunk being computed."""
-
-        self.layers: list[tuple[Tensor, Tensor]] = []
-        """(keys, values) of each layer that has been written to, (B, num_tokens, G, K)."""
-
-    def write(self, layer_index: int, projections: Projections) -> None:
-        """Store keys and values of the chunk that is being computed, in one layer. The first chunk
-        must write the layers in order."""
-        if layer_index == len(self.layers):
-            self._allocate(projections)
-        all_k, all_v = self.layers[layer_index]
-        end = self.num_filled + projections.k_BLGK.shape[1]
-        all_k[:, self.num_filled : end] = projections.k_BLGK
-        all_v[:, self.num_filled : end] = projections.v_BLGK
-
-    def read(self, layer_index: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the tokens before the chunk, in one layer."""
-        all_k, all_v = self.layers[layer_index]
-        return all_k[:, : self.num_filled], all_v[:, : self.num_filled]
-
-    def finish_chunk(self, num_chunk: int) -> None:
-        """Count the `num_chunk` tokens of a chunk as stored, which all layers have written. Not
-        before: until then, `read` must return the tokens before the chunk."""
-        self.num_filled += num_chunk
-
-    def _allocate(self, projections: Projections) -> None:
-        """Add the next layer, with room for all tokens and the states of `earlier` filled in. Only
-        projections show the dtype and the number of heads."""
-        _, k, v = projections
-        all_k = k.new_empty(k.shape[0], self.num_tokens, *k.shape[2:])
-        all_v = v.new_empty(v.shape[0], self.num_tokens, *v.shape[2:])
-        if self.earlier is not None:
-            earlier_k, earlier_v = self.earlier.layers[len(self.layers)]
-            all_k[:, : self.num_filled] = earlier_k
-            all_v[:, : self.num_filled] = earlier_v
-        self.layers.append((all_k, all_v))
