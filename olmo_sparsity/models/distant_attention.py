@@ -10,8 +10,9 @@ and joins the two. `can_share_distant` says where that is possible and worth it:
 kernels of the hardware once. Both kinds of models call them (olmo/layer_steps.py,
 huggingface/own_attention.py).
 
-Dimension key: B rows, L queries, S local tokens, F distant tokens, H heads of queries, G heads of
-keys, K width of a head.
+Dimension key: B rows, L queries, F distant tokens, S local tokens (the queries are the last L of
+them), N = F + S all tokens, H heads of queries, G heads of keys and values, K width of a head. A
+prefix 1 is a dimension of size 1.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ def attend_to_distant(
     So distant keys and values that rows share (as views) are not copied for each of them.
 
     Args:
-        q: (B, H, L, K).
-        k, v: Local tokens, (B, G, S, K).
-        distant_k, distant_v: (B, G, F, K).
+        q: Queries, (B, H, L, K).
+        k, v: Keys and values of local tokens, (B, G, S, K).
+        distant_k, distant_v: Keys and values of distant tokens, (B, G, F, K).
         distant_bias: Added to the scores of distant tokens, (B, F), or (B, L, F) where queries
             differ. None means that all are visible.
         scale: The factor of scores. None means K ** −0.5.
@@ -59,15 +60,15 @@ def attend_to_distant(
     _check_sizes(q, k, v, distant_k, distant_v, distant_bias)
     num_distant = distant_k.shape[2]
     num_queries = q.shape[2]
-    num_heads, num_keys = k.shape[1:3]
+    num_key_heads, num_local = k.shape[1:3]
     if local_bias is None:
-        local_bias = causal_bias(num_keys, q.device, num_queries)
+        local_bias = causal_bias(num_local, q.device, num_queries)
 
     # Query heads that read the same keys become more queries of one head: (B, G, H / G · L, K). So
     # keys and values are not copied for each query head, and a bias over queries is repeated for
     # each head of a group instead.
-    grouped = q.unflatten(1, (num_heads, -1)).flatten(2, 3)
-    group_size = grouped.shape[2] // num_queries
+    group_size = q.shape[1] // num_key_heads
+    grouped = q.unflatten(1, (num_key_heads, group_size)).flatten(2, 3)
     local_bias = local_bias.repeat(1, 1, group_size, 1)
     local, local_log_sum = _attend_with_log_sum(grouped, k, v, local_bias, scale)
     if num_distant == 0:
@@ -121,8 +122,9 @@ def _attend_with_log_sum(
     """Return attention without a causal mask, with its log-sum-exp. `bias` alone hides keys."""
     if bias is not None:
         num_keys = bias.shape[-1]
-        # Half the lowest number: the kernel of CUDA multiplies scores by log2(e), and a query that
-        # sees nothing but -inf gets NaN, which no weight of 0 takes out again.
+        # Hidden keys have the lowest number. The kernel of CUDA multiplies scores by log2(e), which
+        # would make it -inf, and a query that sees nothing but -inf gets NaN, which no weight of 0
+        # takes out again. So it is halved.
         bias = bias.to(q).clamp(min=torch.finfo(q.dtype).min / 2)
         # The kernel of CUDA requires that rows of a bias begin at multiples of 16 bytes.
         aligned = functional.pad(bias, (0, -num_keys % 16))
@@ -166,14 +168,17 @@ def distant_error(device: torch.device, dtype: torch.dtype, head_width: int) -> 
     """Return the largest difference between `attend_to_distant` and plain attention to all tokens,
     divided by the difference that rounding may cause: up to 1 is right. A kernel that does not take
     these sizes raises RuntimeError."""
-    # Sizes of several blocks of any kernel, and no multiples of a block.
+    # Sizes of several blocks of any kernel, and no multiples of a block. There are as many local
+    # tokens as queries.
     num_queries = 40
     num_distant = 300
+    num_key_heads = 2
+    group_size = 2
     generator = torch.Generator().manual_seed(0)
-    shape = (2, 1, num_distant + num_queries, 2, head_width)
+    shape = (2, 1, num_distant + num_queries, num_key_heads, head_width)
     numbers = torch.randn(shape, generator=generator, dtype=torch.float)
-    k_1HLK, v_1HLK = numbers.to(dtype).transpose(2, 3)
-    q_1HLK = v_1HLK[:, :, -num_queries:].repeat_interleave(2, dim=1)  # grouped heads
+    k_1GNK, v_1GNK = numbers.to(dtype).transpose(2, 3)
+    q_1HLK = v_1GNK[:, :, -num_queries:].repeat_interleave(group_size, dim=1)
 
     # Four rows: they see all distant tokens, the second half, the first half, and none.
     lowest = torch.finfo(torch.float).min
@@ -185,14 +190,14 @@ def distant_error(device: torch.device, dtype: torch.dtype, head_width: int) -> 
     # The expected result: one softmax over all tokens, in double precision, by plain products.
     distant_bias = bias_BF[:, None, None].expand(-1, -1, num_queries, -1)
     local_bias = causal_bias(num_queries, bias_BF.device).expand(4, -1, -1, -1)
-    k_1HLK_double = k_1HLK.double().repeat_interleave(2, dim=1)
-    v_1HLK_double = v_1HLK.double().repeat_interleave(2, dim=1)
-    scores = q_1HLK.double() @ k_1HLK_double.mT * head_width**-0.5
-    scores = scores + torch.cat((distant_bias, local_bias), dim=-1)
-    expected = scores.softmax(-1) @ v_1HLK_double
+    k_1HNK = k_1GNK.double().repeat_interleave(group_size, dim=1)
+    v_1HNK = v_1GNK.double().repeat_interleave(group_size, dim=1)
+    scores_1HLN = q_1HLK.double() @ k_1HNK.mT * head_width**-0.5
+    scores_BHLN = scores_1HLN + torch.cat((distant_bias, local_bias), dim=-1)
+    expected = scores_BHLN.softmax(-1) @ v_1HNK
 
     # Rows share keys and values as views, as they do in use.
-    q, k, v = (part.to(device).expand(4, -1, -1, -1) for part in (q_1HLK, k_1HLK, v_1HLK))
+    q, k, v = (part.to(device).expand(4, -1, -1, -1) for part in (q_1HLK, k_1GNK, v_1GNK))
     distant = (k[:, :, :num_distant], v[:, :, :num_distant])
     local = (k[:, :, num_distant:], v[:, :, num_distant:])
     with torch.no_grad():

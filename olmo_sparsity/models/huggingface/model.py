@@ -254,9 +254,9 @@ class HuggingFaceLM(ModelParts):
                 # Only our attention keeps documents apart, and takes them by this argument.
                 arguments["documents"] = documents
                 if not self.has_own_attention:
-                    from olmo_sparsity.models.huggingface.own_attention import own_attention
+                    from olmo_sparsity.models.huggingface.own_attention import using_own_attention
 
-                    stack.enter_context(own_attention(self._usual_configs))
+                    stack.enter_context(using_own_attention(self._usual_configs))
             if added_BLD is not None:
                 stack.enter_context(self._adding(added_BLD))
             if torch.is_grad_enabled() and self.recomputes(tokens_BL.numel(), num_kept_keys):

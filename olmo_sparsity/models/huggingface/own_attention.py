@@ -1,21 +1,26 @@
-"""Run our attention in models of transformers, whose layers look attention up by name in its
-AttentionInterface. Ours is registered under names of its own, and computes one of:
+"""Run our attention in models of transformers, whose layers call attention by a name.
 
-- attention within documents, if a layer gets an argument `documents`;
-- attention to distant states that all rows share (inside `attending_to`);
-- the family's eager attention, whose weights are collected (inside `reading_weights`).
+The name is in the configuration of a layer, such as "sdpa", and AttentionInterface of transformers
+has the function of each name. Ours, `_attend`, is registered under names of its own
+(attention_names.py) when this module is imported. It computes one of
 
-The way of a call:
+- attention within documents, if a layer gets an argument `documents` (`using_own_attention`);
+- attention to distant states that all rows share (`attending_to`);
+- the family's eager attention, whose weights are collected (`reading_weights`).
 
-    with attending_to(distant, views, configs):     sets the task of this thread, and our name in
-        model(...)                                  the configurations of the layers
-          └─ each layer → transformers → `_attend` → the task
+huggingface/model.py opens one of these three contexts and runs the model in it. The way of a call:
 
-Other threads may run the model meanwhile: they have no task, and `_attend` calls the attention that
-the model usually has. huggingface/model.py calls `attending_to`, `reading_weights` and
-`own_attention`. Importing this module registers our names.
+    with attending_to(distant, views, configs):     1. sets the task of this thread
+                                                    2. writes our name into the configurations
+        model(...)
+          └─ each layer → transformers → `_attend`  3. does the task
+                                                    4. restores the usual names
 
-Dimension key: B rows, L tokens of a row, F distant tokens, H heads, K width of a head.
+A configuration is seen by all threads, a task by one. So another thread that runs the model
+meanwhile comes to `_attend` without a task: it calls the attention that the model usually has.
+
+Dimension key: B rows, L tokens of a row, F distant tokens, H heads, G heads of keys and values, K
+width of a head.
 """
 
 from __future__ import annotations
@@ -50,7 +55,7 @@ _HARMLESS_OPTIONS = frozenset(
 """Options of a layer that change nothing here, because its mask says what it sees of its row."""
 
 
-# --- what a thread asks of attention --------------------------------------------------------------
+# --- the task of a thread -------------------------------------------------------------------------
 
 
 @dataclass
@@ -62,7 +67,7 @@ class _ShareStates:
     """What each layer sees of them."""
 
     num_calls: int = 0
-    """How many layers have called our attention so far."""
+    """How many layers have done the task so far."""
 
 
 @dataclass
@@ -72,8 +77,10 @@ class _CollectWeights:
     weights: list[Tensor] = field(default_factory=list)
 
 
-_task: ContextVar[_ShareStates | _CollectWeights | None] = ContextVar("task", default=None)
-"""The task of attention in this thread; None where a model runs as usual."""
+_Task = _ShareStates | _CollectWeights
+
+_task: ContextVar[_Task | None] = ContextVar("task", default=None)
+"""The task of attention in this thread; None where it has none."""
 
 
 @contextmanager
@@ -81,10 +88,11 @@ def attending_to(
     distant: DistantStates, views: Sequence[LayerView], configs: Sequence[Any]
 ) -> Iterator[None]:
     """Let all layers attend to `distant` and to the rows' own tokens inside the block, in this
-    thread.
+    thread. Raise NotImplementedError if not all layers have done so.
 
     Args:
-        views: What each layer sees.
+        distant: States that all rows see.
+        views: What each layer sees of them and of its row.
         configs: The configurations of the layers.
     """
     task = _ShareStates(distant, views)
@@ -105,56 +113,56 @@ def reading_weights(configs: Sequence[Any]) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
-def _with_task(task: _ShareStates | _CollectWeights, configs: Sequence[Any]) -> Iterator[None]:
+def _with_task(task: _Task, configs: Sequence[Any]) -> Iterator[None]:
     """Give layers with these configurations a task inside the block, in this thread."""
-    token = _task.set(task)
+    before = _task.set(task)
     try:
-        with own_attention(configs):
+        with using_own_attention(configs):
             yield
     finally:
-        _task.reset(token)
+        _task.reset(before)
 
 
 # --- our name in the configuration of a model -----------------------------------------------------
 
-_switching = threading.Lock()
+_names_lock = threading.Lock()
 """Held while a configuration gets our name or its usual one again."""
 
-# A process that is forked while another thread switches would find the lock held for ever.
+# A process that is forked while another thread holds the lock would find it held for ever.
 os.register_at_fork(
-    before=_switching.acquire,
-    after_in_parent=_switching.release,
-    after_in_child=_switching.release,
+    before=_names_lock.acquire,
+    after_in_parent=_names_lock.release,
+    after_in_child=_names_lock.release,
 )
-_users: dict[int, int] = {}
-"""How many threads run layers of a configuration with our attention, by the configuration's id.
-Models may share one."""
+_num_users: dict[int, int] = {}
+"""How many blocks of `using_own_attention` a configuration is in, by its id. Models may share a
+configuration, and threads a model."""
 
 
 @contextmanager
-def own_attention(configs: Sequence[Any]) -> Iterator[None]:
-    """Let layers with these configurations call our attention inside the block. The last thread
-    that leaves restores the usual one."""
-    with _switching:
+def using_own_attention(configs: Sequence[Any]) -> Iterator[None]:
+    """Let layers with these configurations call our attention inside the block. The last of several
+    blocks that ends restores the usual names."""
+    with _names_lock:
         # Attention of other kinds, such as flash attention, is not replaced.
         replaced = [
             config
             for config in configs
-            if config._attn_implementation in OWN_IN_PLACE_OF or id(config) in _users
+            if config._attn_implementation in OWN_IN_PLACE_OF or id(config) in _num_users
         ]
         for config in replaced:
-            _users[id(config)] = _users.get(id(config), 0) + 1
+            _num_users[id(config)] = _num_users.get(id(config), 0) + 1
             name = config._attn_implementation
-            # It has our name already if another thread runs the model.
+            # In a second block it has our name already.
             config._attn_implementation_internal = OWN_IN_PLACE_OF.get(name, name)
     try:
         yield
     finally:
-        with _switching:
+        with _names_lock:
             for config in replaced:
-                _users[id(config)] -= 1
-                if not _users[id(config)]:
-                    del _users[id(config)]
+                _num_users[id(config)] -= 1
+                if _num_users[id(config)] == 0:
+                    del _num_users[id(config)]
                     own_name = config._attn_implementation
                     config._attn_implementation_internal = REPLACED_BY_OWN[own_name]
 
@@ -172,14 +180,16 @@ def _attend(
     documents: Documents | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return attention (B, L, H, K) and its weights, as AttentionInterface requires. This is the
-    function that layers call under our names. What it computes depends on `documents` and on the
-    task of this thread.
+    """Return attention (B, L, H, K) and its weights, or None in place of weights, as
+    AttentionInterface requires. This is the function that layers call under our names. What it
+    computes depends on `documents` and on the task of this thread.
 
     Args:
         module: The attention module of a layer.
         query, key, value: (B, heads, L, K).
+        attention_mask: Added to scores, or true where a token is seen. None means causal.
         scaling: The factor of scores; None means K ** −0.5.
+        documents: Where the documents of the batch begin, if attention is restricted to them.
         options: What the layer passes besides, such as dropout.
     """
     if documents is not None:
@@ -199,7 +209,7 @@ def _attend(
     if isinstance(task, _CollectWeights):
         # Fused kernels return no weights, so the family's eager attention computes them.
         eager = _eager_attention_of(module)
-        mask = _in_numbers(attention_mask, query.dtype)
+        mask = _added_to_scores(attention_mask, query.dtype)
         # Unlike fused ones, most eager functions have no default of this factor.
         if scaling is None:
             scaling = module.head_dim**-0.5
@@ -207,16 +217,17 @@ def _attend(
         task.weights.append(weights)
         return mixed, None
 
-    # Another thread has set our attention, and this one runs the model as usual.
+    # Another thread has written our name, and this one runs the model as usual.
     usual = _usual_attention_of(module)
     return usual(module, query, key, value, attention_mask, scaling=scaling, **options)
 
 
 def _usual_attention_of(module: Any) -> Any:
-    """Return the attention function that a layer calls while ours is not set."""
-    own_name = module.config._attn_implementation
+    """Return the attention function that a layer calls while its configuration does not name
+    ours."""
+    name = module.config._attn_implementation
     # By now the other thread may have restored the usual name.
-    usual_name = REPLACED_BY_OWN.get(own_name, own_name)
+    usual_name = REPLACED_BY_OWN.get(name, name)
     if usual_name == "eager":  # which each family defines for itself
         return _eager_attention_of(module)
     return ALL_ATTENTION_FUNCTIONS[usual_name]
@@ -232,9 +243,9 @@ def _eager_attention_of(module: Any) -> Any:
     raise NotImplementedError(f"{type(module).__name__} has no eager attention")
 
 
-def _in_numbers(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a mask as eager attention takes it: numbers that are added to scores. The mask of the
-    fused kernel may have truth values instead."""
+def _added_to_scores(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return a mask as eager attention takes it: numbers that are added to scores, 0 for a token
+    that is seen. The mask of the fused kernel may have truth values instead."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     zeros = torch.zeros_like(mask, dtype=dtype)
@@ -258,13 +269,14 @@ def _attend_with_shared_states(
 ) -> Tensor:
     """Return attention (B, H, L, K) of a layer to the shared states of distant tokens, as far as
     the layer sees them, and to the row's own tokens. Raise NotImplementedError if the layer asks
-    for more."""
+    for more. Arguments are those of `_attend`."""
     # Counted, so that `attending_to` notices layers that did not come here.
     task.num_calls += 1
     view = task.views[layer_index]
-    _check_usual_attention(mask, view.mask, options)
-    layer = task.distant.layers[layer_index]
-    distant_k, distant_v = (states[:, view.first_distant :].transpose(1, 2) for states in layer)
+    _check_plain_attention(mask, view.mask, options)
+    k_BFGK, v_BFGK = task.distant.layers[layer_index]
+    distant_k = k_BFGK[:, view.first_distant :].transpose(1, 2)
+    distant_v = v_BFGK[:, view.first_distant :].transpose(1, 2)
     # None lets `attend_to_distant` build the causal bias, which is the same for all layers.
     local_bias = None if view.sees_all_earlier else mask
     return attend_to_distant(
@@ -272,12 +284,12 @@ def _attend_with_shared_states(
     )
 
 
-def _check_usual_attention(
+def _check_plain_attention(
     mask: Tensor | None, expected_mask: Tensor, options: dict[str, Any]
 ) -> None:
     """Raise NotImplementedError if a layer asks for more than our attention computes, such as a cap
-    of scores or another mask. The trial of a model then shows that it cannot share distant
-    states."""
+    of scores or another mask. The trial of a model (compatibility.py) then shows that it cannot
+    share distant states."""
     unknown = [
         name
         for name, value in options.items()
@@ -287,15 +299,17 @@ def _check_usual_attention(
         raise NotImplementedError(f"attention with {unknown or 'another mask'}")
 
 
-def _is_same_mask(passed: Tensor | None, mask: Tensor | None) -> bool:
-    """Return whether a model has passed its mask on unchanged. If a device map spreads its layers,
-    accelerate copies the mask to each device; only then are values compared."""
-    if passed is mask or passed is None or mask is None or passed.device == mask.device:
-        return passed is mask
-    return passed.dtype == mask.dtype and torch.equal(passed.to(mask.device), mask)
+def _is_same_mask(passed: Tensor | None, expected: Tensor) -> bool:
+    """Return whether a model has passed its mask on to a layer unchanged, as the same tensor. If a
+    device map spreads its layers, accelerate copies the mask to each device; only then are values
+    compared."""
+    if passed is None or passed.device == expected.device:
+        return passed is expected
+    return passed.dtype == expected.dtype and torch.equal(passed.to(expected.device), expected)
 
 
-# transformers builds masks by the same name, so ours takes those of the function that it replaces.
+# transformers also builds masks by these names, so ours gets the masks of the function that it
+# replaces.
 for _own_name, _replaced_name in REPLACED_BY_OWN.items():
     AttentionInterface.register(_own_name, _attend)
     AttentionMaskInterface.register(_own_name, ALL_MASK_ATTENTION_FUNCTIONS[_replaced_name])
