@@ -41,9 +41,10 @@ class DrawnTrials(Trials):
             of statements, T.
         """
         num_statements, num_sources, num_texts = effects_TSE.shape
-        layout: Any = SimpleNamespace(statements=range(num_statements))
-        logprobs: Any = None
         no_tokens = np.zeros((num_texts - 1, 1))
+        no_answer = SimpleNamespace(targets_W=no_tokens)
+        layout: Any = SimpleNamespace(statements=range(num_statements), block=no_answer)
+        logprobs: Any = None
         super().__init__(logprobs, layout, [no_tokens] * num_sources)
         self.effects_TSE = effects_TSE
         self.combine = combine

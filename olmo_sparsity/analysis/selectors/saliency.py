@@ -3,8 +3,9 @@
     head_attention       attention weights of each head, from the local window to distant tokens
     embedding_saliency   −gradient · embedding of each distant token, with the long window
 
-Both take a context and targets, and return an array with a row for each target and a column for
-each distant token. For the targets "Paris" and "." after four distant tokens:
+Both take a context and targets, each as a span of the block's target tokens, and return a number
+for each target and distant token (`head_attention` for each head, too). For the targets "Paris" and
+"." after four distant tokens:
 
                   The    capital    of   France
     saliency_TF   0.0      0.9     0.1     2.4        "Paris"
@@ -50,13 +51,13 @@ def head_attention(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray
     if states is None:
         # Attention is that of the long window, also where distant tokens are shown alone.
         states = scorer.states(block.tokens[: block.num_prefix + block.num_distant])
-    attention_of_targets = []
+    attention_by_target = []
     for first, end in spans:
-        attention_of_tokens = [
+        attention_by_token = [
             _attention_of_token(scorer, context, states, token) for token in range(first, end)
         ]
-        attention_of_targets.append(sum(attention_of_tokens))
-    return np.stack(attention_of_targets)
+        attention_by_target.append(sum(attention_by_token))
+    return np.stack(attention_by_target)
 
 
 def _attention_of_token(
@@ -70,8 +71,8 @@ def _attention_of_token(
     """
     block = context.block
     # The row ends with the input before the token, as only attention from that input is returned.
-    local_window = Row(context, block.positions_of_local(token + 1), num_targets=1)
-    tokens_BL, positions_BL = as_tensors([local_window], scorer.device)
+    local_row = Row(context, block.positions_of_local(token + 1), num_targets=1)
+    tokens_BL, positions_BL = as_tensors([local_row], scorer.device)
     scorer.token_forwards += tokens_BL.numel()
     with in_use(scorer.model), fast_kernels(scorer.device):
         weights_BHS = scorer.model.last_attention(tokens_BL, positions_BL, states)
@@ -102,12 +103,12 @@ def _saliency_of_batch(
     # an interface that takes embeddings in place of tokens.
     embeddings: list[Tensor] = []
 
-    def keep_embedding(module: Any, inputs: Any, output: Tensor) -> Tensor:
+    def replace_output(module: Any, inputs: Any, output: Tensor) -> Tensor:
         embeddings.append(output.detach().requires_grad_())
         return embeddings[0]
 
     # Other threads may use the same model at the same time, and must not find the hook.
-    hook = model.embedding.register_forward_hook(in_this_thread(keep_embedding))
+    hook = model.embedding.register_forward_hook(in_this_thread(replace_output))
     try:
         with frozen(model), torch.enable_grad(), fast_kernels(scorer.device):
             hidden_BLD = model.hidden(tokens_BL, positions_BL)
@@ -117,5 +118,6 @@ def _saliency_of_batch(
         hook.remove()
 
     saliency_BL = -(gradient_BLD * embeddings[0]).sum(-1)
-    first = context.block.num_prefix
-    return saliency_BL[:, first : first + context.block.num_distant].detach().float().cpu().numpy()
+    block = context.block
+    saliency_TF = saliency_BL[:, block.num_prefix : block.num_prefix + block.num_distant]
+    return saliency_TF.detach().float().cpu().numpy()

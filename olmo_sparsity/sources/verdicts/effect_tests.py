@@ -14,17 +14,18 @@ decoys, and its mean over them is tested against 0 (a t-test).
 
     texts of the prompt    decoy 1   decoy 2
     A B                      2.0                  gap: mean(10.0, 10.2) − 2.0 = 8.1
-    a b                     10.0      10.4        cap: median = 10.2
+    a b                     10.0      10.4        cap: median = 10.2, also in place of 10.3 and 10.4
     a B                      9.8      10.3        lost without A: 7.8, 8.2, mean 8.0
     A b                      2.1       2.5        lost without B: 0.1, 0.5, mean 0.3
 
-Is 0.3 more than what any exchange of a text would change?
+The cap counts a larger loss as the usual one with decoys (`StatementLosses.cap_T`). Is 0.3 more
+than what any exchange of a text would change? Two tests say:
 
     first test     standard error 0.408 nats   A lost  t = 19.6, p = 0.00015   B lost  p = 0.26
     second test    standard error 0.281 nats   A lost  t = 28.5, p = 0.0006    B lost  p = 0.20
 
-The larger p-value of the two tests counts: 0.0006 for A and 0.26 for B. So A matters, and what is
-lost without B may be chance.
+Both must be passed, so the larger p-value counts: 0.0006 for A and 0.26 for B. So A matters, and
+what is lost without B may be chance.
 
 **Where the standard error is from.** A source that does not matter is like one more decoy: its text
 might have been drawn as a decoy, too. Then
@@ -36,8 +37,8 @@ when one text of the prompt is exchanged. The 1 below the root is the source's o
 its decoys.
 
 **Why there are two tests.** Two to eight decoys show little of a variance. So the first test takes
-the *pooled* spread, a mean of what is known before (the prior), of the variance over decoys, and of
-what the other sources show:
+the *pooled* spread, a weighted mean of three variances: what is assumed before any decoy (the
+prior), the variance over decoys, and what the losses without the other sources show:
 
     pooled spread² = (3 · prior² + (D − 1) · variance over decoys + 4 · variance at other sources)
                      / (3 + (D − 1) + 4)
@@ -46,12 +47,13 @@ The last term, and its 4 in the denominator, exist with more than four sources o
 fewer sources have the second test, which takes the variance over decoys alone. In the example
 
     prior²           = 0.3² + (0.02 × 10.2)²                = 0.132
-    variance         = mean over A and B, gives and lost, of 0.02, 0.02, 0.08, 0.08 = 0.05
+    variance         = mean of those of what A and B give (0.02, 0.02) and of what is
+                       lost without them (0.08, 0.08)   = 0.05
     pooled spread    = √((3 × 0.132 + 1 × 0.05) / (3 + 1))  = 0.333
     standard error   = 0.333 × √1.5                         = 0.408, with 3 degrees of freedom
 
-The variance of the second test is computed without the cap: 0.0525, and √0.0525 × √1.5 = 0.281 with
-2 degrees of freedom.
+The variance of the second test is computed without the cap, as the cap would hide how much decoys
+vary: 0.0525, and √0.0525 × √1.5 = 0.281 with 2 degrees of freedom.
 
 **Where the constants come from.** They were fixed before the error rates of docs/sources.md were
 measured, for two to eight decoys (study/records/thresholds.md, entries of 2026-11-28 and
@@ -233,7 +235,7 @@ class _Effects:
         # ddof=1, as the mean is estimated from the same D decoys.
         variance_ETS = np.where(self.is_complete_ETS, self.nats_ETSD.var(-1, ddof=1), np.nan)
         variance_T1 = np.nanmean(variance_ETS, (0, 2))[:, None]
-        return np.zeros(self.nats_ETSD.shape[1:3]) + variance_T1
+        return np.repeat(variance_T1, self.num_sources, 1)
 
 
 # --- the pooled spread ----------------------------------------------------------------------------
@@ -265,8 +267,8 @@ def _pooled_spread(losses: StatementLosses, effects: _Effects) -> np.ndarray:
 
 
 def _prior_variance(losses: StatementLosses) -> np.ndarray:
-    """Return variance_TS, which is assumed before any decoy is evaluated. It grows with the loss of
-    the statement, and is the same for all sources."""
+    """Return variance_TS, which is assumed before any decoy is evaluated (`PRIOR_NATS`). It grows
+    with the loss of the statement, and is the same for all its sources."""
     num_sources = losses.lost_TSD.shape[1]
     variance_T1 = PRIOR_NATS**2 + (PRIOR_FRACTION * losses.cap_T[:, None]) ** 2
     return np.repeat(variance_T1, num_sources, 1)
@@ -274,12 +276,16 @@ def _prior_variance(losses: StatementLosses) -> np.ndarray:
 
 def _variance_at_other_sources(losses: StatementLosses) -> np.ndarray:
     """Return variance_TS: for each source, the variance that the losses without the other sources
-    show, as if most of those sources did not matter."""
+    show, if most of those sources do not matter. For example, of five other sources:
+
+        lost without each                     0.3  −0.2   7.9   0.4  −0.1
+        squares                               0.09  0.04  62.4  0.16  0.01
+        median, which 7.9 does not change     0.09
+        variance                              0.09 / (2 × 0.455) = 0.099
+    """
     num_sources = losses.lost_TSD.shape[1]
     # Only the first decoy is certain to be evaluated at each source.
     squares_TS = losses.lost_TSD[..., 0] ** 2
-
-    # The median is not changed by the one or two sources that do matter.
     median_by_source = []
     for source in range(num_sources):
         squares_of_others = np.delete(squares_TS, source, axis=1)
@@ -300,11 +306,11 @@ def _error_by_decoys(
 
     Args:
         losses: The losses that `effects` were computed from.
-        effects: Their effects, for which of them are complete.
+        effects: Says which effects are complete.
         noise_factor: Standard error divided by the spread.
     """
-    # Without the cap of `gives_TSD` and `lost_TSD`, which would hide how much decoys vary. All
-    # decoys have `all_T` in common, so it does not change the variance of what is lost.
+    # Without the cap of `gives_TSD` and `lost_TSD`. `all_T` is the same for all decoys, so what is
+    # lost has the variance of `without_TSD`.
     gives_TSD = losses.decoys_TD[:, None] - losses.among_TSD
     uncapped = _Effects(np.stack([gives_TSD, losses.without_TSD]), effects.is_complete_ETS)
     variance_TS = uncapped.variance_over_decoys()

@@ -4,8 +4,8 @@ Place in the flow: losses.py (filled by trials.py) → effect_tests.py → **`co
 verdicts/verdict.py. The module needs NumPy only, not PyTorch.
 
 A *p-value* is the probability that chance alone would show as large an effect. effect_tests.py
-computes one for each effect of a source: for what it *gives*, and for what is *lost* without it. A
-*round* tests all effects with the same number of decoys.
+computes one for each effect of a source: for what it *gives*, and for what is *lost* without it.
+More and more decoys are evaluated. A *round* tests all effects with the same number of decoys.
 
 **An example.** One statement, sources A and B, `rate` 0.05. With two decoys of each there is one
 round. The docstring of effect_tests.py derives the p-values.
@@ -16,8 +16,9 @@ round. The docstring of effect_tests.py derives the p-values.
     must be at most       0.025      0.05      Benjamini–Hochberg: the smaller of two, the larger
     decision              named      neither   B loses 0.3 nats, and an open source at least 1.5
 
-**Several rounds.** Who tests again until something is named would be wrong more often than `rate`.
-So each round may spend a fraction of the rate, and its p-values are divided by this fraction:
+**Several rounds.** To test again and again until something is named would name too much by chance.
+So each round may spend a fraction of the rate, and its p-values are divided by this fraction. With
+eight decoys there are three rounds:
 
     decoys                     2         4         8
     fraction of the rate      0.1       0.1       0.8
@@ -72,18 +73,17 @@ NEEDED_FRACTION = 0.2
 # --- which sources are neither named nor excluded -------------------------------------------------
 
 OPEN_SPREADS = 2.0
-"""A source that is not named may be open only if its effect is at least this many spreads: chance
-alone rarely reaches it, so "no source" would claim too much. The next two bound what spreads can
-require."""
+"""A source that is not named is open only if its effect is at least this many spreads: chance alone
+rarely reaches it, so "no source" would claim too much. The nats that this requires are bounded by
+the next two constants."""
 
 OPEN_NATS = 1.5
-"""A source is never open for an effect of fewer nats, so that small effects do not make answers
-undecided."""
+"""At least this many nats are required, so that small effects do not make answers undecided."""
 
 SEVERAL_NATS = 3.0
-"""The most nats that spreads can require. From here on only the fractions above decide whether a
-source is open. A statement to which all sources together give this much is undecided in place of
-"no source" (verdict.py): it loses a factor of 20 in probability, so it does rely on something."""
+"""At most this many nats are required. They are a factor of 20 in probability, so a statement that
+loses them does rely on something. For the same reason verdict.py calls a statement to which all
+sources together give this much undecided, in place of "no source"."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class Evidence:
     nats."""
 
     nats_above_TS: np.ndarray
-    """By how many nats the effect exceeds the threshold of a source that is the only one named. The
-    larger of both effects; minus infinity if none was tested."""
+    """By how many nats the larger effect exceeds the smallest one that would be named, if no other
+    source were; minus infinity if neither effect was tested."""
 
     is_open_TS: np.ndarray
     """Whether the source is not named, but has too large an effect to be excluded."""
@@ -113,8 +113,9 @@ def collect_evidence(losses: StatementLosses, rate: float) -> Evidence:
     """Decide for each statement and source whether the source is named, is open, or neither.
 
     Args:
-        losses: Losses of each statement. An effect that was not evaluated has p = 1. So which
-            sources get more decoys may depend on any loss, without raising the error rate.
+        losses: Losses of each statement. An effect that was not evaluated has p = 1, as if it were
+            chance. So the losses themselves may decide which sources get more decoys, without
+            raising the error rate.
         rate: The fraction of the named sources that is expected to be named by chance.
     """
     rounds = _run_rounds(losses)
@@ -122,8 +123,8 @@ def collect_evidence(losses: StatementLosses, rate: float) -> Evidence:
     p_by_round = [(tests.p_ETS / fraction).clip(max=1.0) for tests, fraction in rounds]
     p_ETS = np.min(p_by_round, axis=0)
 
-    # Statements without a gap have nothing to attribute, and count as p = 1. Were they selected,
-    # Benjamini–Hochberg would raise the threshold for all other statements.
+    # Statements without a gap have nothing to attribute, and count as p = 1. If one of them were
+    # selected, Benjamini–Hochberg would raise the threshold for all other statements.
     has_gap_T1 = losses.gap_T[:, None] >= MIN_GAP
     is_named_TS = _is_beyond_chance(np.where(has_gap_T1, p_ETS, 1.0), rate)
 
@@ -149,8 +150,8 @@ class _Round(NamedTuple):
 
 
 def _run_rounds(losses: StatementLosses) -> list[_Round]:
-    """Test all effects after 2, 4, 8, … decoys. Early rounds are computed again each time: sources
-    whose decoys were evaluated later take part in them, too."""
+    """Test all effects with the first 2, 4, 8, … decoys. Early rounds are computed again each time
+    that `collect_evidence` is called: a source may have had fewer decoys than others then."""
     nums_decoys = decoy_rounds(losses.decoys_TD.shape[-1])
     num_early_rounds = len(nums_decoys) - 1
     last_fraction = 1 - EARLY_ROUND_FRACTION * num_early_rounds
@@ -200,22 +201,22 @@ def benjamini_hochberg(p: np.ndarray, rate: float) -> np.ndarray:
     return p <= passing[-1]
 
 
-# --- how near the others come ---------------------------------------------------------------------
+# --- spread, distance from the threshold, and what is open ----------------------------------------
 
 
 def _best_spread(rounds: Sequence[_Round]) -> np.ndarray:
     """Return the spread of the last round in which an effect was tested: most decoys show the
     spread best, but in the last rounds often no source had all its decoys."""
-    tested = [tests for tests, _ in rounds if tests.has_means]
-    return tested[-1].spread_TS if tested else rounds[0].tests.spread_TS
+    with_means = [tests for tests, _ in rounds if tests.has_means]
+    return with_means[-1].spread_TS if with_means else rounds[0].tests.spread_TS
 
 
 def _nats_above_threshold(rounds: Sequence[_Round], rate: float) -> np.ndarray:
-    """Return nats_above_TS: by how many nats the larger effect of a source exceeds the smallest
-    effect that would be named, in the round in which it does so most."""
-    # The p-value from which Benjamini–Hochberg selects a source if it selects no other: i is 1, and
-    # n is the number of statements times sources.
-    p_of_only_name = rate / (len(EFFECTS) * rounds[0].tests.spread_TS.size)
+    """Return nats_above_TS (`Evidence`), of the round in which it is largest."""
+    # The p-value that Benjamini–Hochberg requires if it selects one source alone: i is 1, and n is
+    # the number of statements times sources. Bonferroni halves it.
+    num_tested = rounds[0].tests.spread_TS.size
+    p_of_only_name = rate / (len(EFFECTS) * num_tested)
     nats_above_by_round = [
         tests.nats_above(p_of_only_name * fraction) for tests, fraction in rounds
     ]
@@ -227,9 +228,9 @@ def _has_large_effect(losses: StatementLosses, spread_TS: np.ndarray) -> np.ndar
     """Return whether a source has an effect that is too large to be excluded, and that would decide
     the verdict if it were not chance: the source would suffice, or would be needed.
 
-        would suffice     what it gives >= max(nats, 0.5 × gap)
-        would be needed   what is lost >= max(nats, 0.2 × gap)
-        nats              2 spreads, but at least 1.5 and at most 3 nats
+        would suffice     what it gives >= max(min_nats, 0.5 × gap)
+        would be needed   what is lost >= max(min_nats, 0.2 × gap)
+        min_nats          2 spreads, but at least 1.5 and at most 3 nats
     """
     gap_T1 = losses.gap_T[:, None]
     # What a source gives may not have been evaluated. Then it is not large.

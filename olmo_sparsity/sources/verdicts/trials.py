@@ -13,13 +13,15 @@ a prompt with such a gap. The trials of three sources, with their first decoys:
     among (1)      decoy 0    source 1   decoy 2        what source 1 gives
     without (1)    source 0   decoy 1    source 2       what is lost without source 1
 
-A loss is kept by the kind of its trial: that of among (1) with draw 0 at `among[:, 1, 0]`, for all
-statements at once.
+A *draw* is the index of the decoy that replaces a source. `run` goes in rounds, and stops as soon
+as more decoys would change no verdict. With four decoys of each source, for example:
 
-`run` goes in rounds, and stops as soon as more decoys would change no verdict:
+    first round    all, decoys, and without each source     draw 0
+    next rounds    trials of the sources that may still     draw 0; then draws 0 and 1; then draws
+                   change a verdict                         0 to 3
 
-    first round    all, decoys, and without each source; one decoy of each
-    next rounds    1, 2, 4, 8, … decoys of the sources that may still change a verdict
+A trial that was evaluated is not evaluated again. Its losses are kept by its kind: those of
+among (1) with draw 0 at `among[:, 1, 0]`, for all statements at once.
 
 Dimension key: T statements, S sources, D decoys of a source, W tokens of the answer, P prompts,
 F distant tokens, L tokens of a source.
@@ -72,8 +74,8 @@ class Trial:
 
     @property
     def loss_index(self) -> tuple[int, ...]:
-        """Index of a statement's loss in the array of the trial's kind (`StatementLosses`): (draw),
-        or (source, draw)."""
+        """Index of the trial's losses in the array of its kind, after the dimension of statements
+        (`StatementLosses`): (draw), or (source, draw)."""
         return (self.draw,) if self.source is None else (self.source, self.draw)
 
     def replaced_sources(self, num_sources: int) -> set[int]:
@@ -84,7 +86,9 @@ class Trial:
         if self.kind == "decoys":
             return every_source
         assert self.source is not None
-        return every_source - {self.source} if self.kind == "among" else {self.source}
+        if self.kind == "among":
+            return every_source - {self.source}
+        return {self.source}
 
 
 class Trials:
@@ -98,17 +102,16 @@ class Trials:
         Args:
             logprobs: Computes log-probabilities.
             layout: The prompt with its answer.
-            decoys: decoys_DL of each source.
+            decoys: decoys_DL of each source. D is the same for all sources.
         """
         self.logprobs = logprobs
         self.layout = layout
         self.decoys = decoys
-        self.statement_losses = self._losses_to_evaluate(len(layout.statements))
+        self.statement_losses = self._not_evaluated(len(layout.statements))
         """By kind of trial, losses of each statement; NaN where a trial was not evaluated."""
 
-        # As `statement_losses`, with a row for each token of the answer. Allocated by the first
-        # trials, which show how many tokens there are.
-        self._token_losses: dict[str, np.ndarray] = {}
+        self._token_losses = self._not_evaluated(len(layout.block.targets_W))
+        """The same for each token of the answer."""
 
     def run(self, rate: float, report: Callable[[int], None]) -> StatementLosses:
         """Evaluate one decoy of each source, then more decoys of those that may matter, until more
@@ -179,9 +182,6 @@ class Trials:
         losses_PW = -np.stack(self.logprobs.score(prompts))
         losses_TP = self.layout.by_statement(losses_PW)
         check_finite(losses_TP, "statements, with these sources and decoys")
-
-        if not self._token_losses:
-            self._token_losses = self._losses_to_evaluate(losses_PW.shape[1])
         for prompt_index, trial in enumerate(new_trials):
             index = (slice(None), *trial.loss_index)  # of all statements, or all tokens
             self.statement_losses[trial.kind][index] = losses_TP[:, prompt_index]
@@ -207,11 +207,11 @@ class Trials:
             distant_F[first : first + len(decoy_L)] = decoy_L
         return distant_F
 
-    def _losses_to_evaluate(self, num_rows: int) -> dict[str, np.ndarray]:
+    def _not_evaluated(self, num_rows: int) -> dict[TrialKind, np.ndarray]:
         """Return arrays of NaN for the losses of `num_rows` statements or tokens, by kind of
         trial."""
         num_sources = len(self.decoys)
-        shapes: dict[str, tuple[int, ...]] = {
+        shapes: dict[TrialKind, tuple[int, ...]] = {
             "all": (1,),
             "decoys": (self.num_draws,),
             "among": (num_sources, self.num_draws),
@@ -220,7 +220,7 @@ class Trials:
         return {kind: np.full((num_rows, *shape), np.nan) for kind, shape in shapes.items()}
 
 
-def _as_losses(losses_by_kind: dict[str, np.ndarray]) -> StatementLosses:
+def _as_losses(losses_by_kind: dict[TrialKind, np.ndarray]) -> StatementLosses:
     """Return the losses of all kinds of trials as one object."""
     return StatementLosses(
         all_T=losses_by_kind["all"][:, 0],
@@ -249,8 +249,8 @@ def next_round(*, shown: Sequence[int], replaced: Sequence[int], num_draws: int)
         trials += [Trial("without", source, draw) for draw in draws]
     # What a source gives is compared with decoys of all sources, draw by draw. If none is shown,
     # two draws are enough for the nats that all sources give.
-    num_draws_of_all = num_draws if shown else min(num_draws, 2)
-    trials += [Trial("decoys", draw=draw) for draw in range(num_draws_of_all)]
+    num_draws_of_decoys = num_draws if shown else min(num_draws, 2)
+    trials += [Trial("decoys", draw=draw) for draw in range(num_draws_of_decoys)]
     for source in shown:
         trials += [Trial("among", source, draw) for draw in draws]
     return trials
