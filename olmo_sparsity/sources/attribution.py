@@ -1,7 +1,7 @@
 """Hold an attribution: which source each statement of an answer relies on.
 
-Place in the flow: run_request.py evaluates losses and makes an **`Attribution`**, the result that a
-user gets. It has verdicts/verdict.py turn the losses into verdicts, once, and shows these as
+Place in the flow: run_request.py evaluates losses and makes an **`Attribution`**, the result e that
+a user gets. It has verdicts/verdict.py turn the losses into verdicts, once, and shows these as
 
     e.statements, e.matrix, e.sources   tables (statement_rows.py, report/tables.py)
     e.relies_on("faq.md")               an assertion (reliance.py)
@@ -32,7 +32,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -42,11 +42,11 @@ from olmo_sparsity.analysis.results.view import quoted, sentence, strong
 from olmo_sparsity.base.errors import ConfigError, check_type, printable
 from olmo_sparsity.base.path_options import path_of
 from olmo_sparsity.sources.options import SourceSettings
-from olmo_sparsity.sources.prompt.layout import AnswerText, Layout
-from olmo_sparsity.sources.prompt.pieces import Piece, SourcePrompt
+from olmo_sparsity.sources.prompt.layout import AnswerText, Layout, character_spans
+from olmo_sparsity.sources.prompt.pieces import SourcePrompt
 from olmo_sparsity.sources.report.citations import cite
 from olmo_sparsity.sources.report.how_to_read import how_to_read
-from olmo_sparsity.sources.report.page import AnswerPage, PromptText, ReasoningStep
+from olmo_sparsity.sources.report.page import AnswerPage, ReasoningStep
 from olmo_sparsity.sources.report.reliance import Reliance, describe_reliance
 from olmo_sparsity.sources.report.statement_rows import StatementRows
 from olmo_sparsity.sources.report.table_rows import StatementRow
@@ -73,13 +73,6 @@ STATEMENT_COLUMNS = [
 """The columns of the table of statements, in order."""
 
 
-class CharacterSpan(NamedTuple):
-    """Where a statement is in the answer, in characters."""
-
-    first: int
-    end: int
-
-
 @dataclass(frozen=True, eq=False)
 class Attribution:
     """Which source each statement of an answer relies on. Printed, it is the answer with a verdict
@@ -87,9 +80,15 @@ class Attribution:
 
     prompt: SourcePrompt
     layout: Layout
+    """The prompt with the answer."""
+
     settings: SourceSettings
     losses: StatementLosses
+    """Losses of each statement."""
+
     token_forwards: int
+    """How many token-forwards the losses took."""
+
     token_losses: StatementLosses | None = None
     """Losses of each token of the answer. None means that statements are judged as wholes."""
 
@@ -116,7 +115,7 @@ class Attribution:
 
     @property
     def named_sentences(self) -> list[int]:
-        """Return the indices of the sentences of the reasoning that a verdict names."""
+        """The sentences of the reasoning that a verdict names, by their index in the reasoning."""
         named = set[str]().union(*self.statements.sources)
         sentence_names = self.names[self._num_sources :]
         return [index for index, name in enumerate(sentence_names) if name in named]
@@ -134,8 +133,7 @@ class Attribution:
     def source_text(self, number: int) -> str:
         """Return the text of a source, as the model reads it. `number`: the index of the source,
         from 0."""
-        first = self.layout.units.first[number]
-        return "".join(self.layout.document.texts[first : self.layout.text_ends[number]])
+        return self.layout.source_text(number)
 
     @property
     def error_rate(self) -> str:
@@ -195,8 +193,8 @@ class Attribution:
     # --- reasoning ---
 
     def origins(self, named: Sequence[str]) -> tuple[str, ...]:
-        """Return these names, in the order of the prompt. Each sentence of the reasoning among them
-        is replaced by the sources that it relies on."""
+        """Return these names in the order of the prompt, with each sentence of the reasoning among
+        them replaced by the sources that it relies on."""
         origins = {name for name in named if name not in self.steps}
         for name in set(named) & set(self.steps):
             origins.update(self.steps[name].statements.origins[0])
@@ -261,9 +259,8 @@ class Attribution:
         """Return what `to_json` writes (docs/sources.md)."""
         rows = self.statements.to_dict("records")
         # Spans come first in a record, before the columns of the table.
-        statements = [
-            span._asdict() | row for span, row in zip(self._character_spans(), rows, strict=True)
-        ]
+        spans = character_spans(self.answer_texts)
+        statements = [span._asdict() | row for span, row in zip(spans, rows, strict=True)]
         reasoning: list[dict[str, Any]] = []
         for index in range(self._num_sources, len(self.names)):  # sentences follow the sources
             name = self.names[index]
@@ -284,21 +281,9 @@ class Attribution:
             "reasoning": reasoning,
         }
 
-    def _character_spans(self) -> list[CharacterSpan]:
-        """Return where each statement is in the answer, without the white space around it."""
-        spans: list[CharacterSpan] = []
-        text_first = 0
-        for text, statement in self.answer_texts:
-            if statement is not None:
-                words = text.strip()
-                first = text_first + text.find(words)
-                spans.append(CharacterSpan(first, first + len(words)))
-            text_first += len(text)
-        return spans
-
     def _step_record(self, name: str) -> dict[str, Any]:
-        """Return what a sentence of the reasoning relies on; empty if no statement relies on the
-        sentence, as it is not attributed then."""
+        """Return the keys of `to_dict` that say what a sentence of the reasoning relies on; none if
+        no statement relies on the sentence, as it is not attributed then."""
         if name not in self.steps:
             return {}
         step = self.steps[name]
@@ -320,23 +305,10 @@ class Attribution:
             statements=self.statements,
             matrix=self.matrix,
             source_table=self.sources,
-            prompt_texts=self._prompt_texts(),
+            prompt_texts=self.layout.prompt_texts(self.prompt),
             reasoning=[list(self.chain(named)) for named in self.statements.sources],
         )
         page.write(path_of("path", path))
-
-    def _prompt_texts(self) -> list[PromptText]:
-        """Return the texts that precede the answer, each with the index of the source that it
-        is."""
-        # Decoded from tokens, as the model reads them, and not as the user has written them.
-        texts = self.layout.document.texts
-        prompt_texts: list[PromptText] = []
-        first = 0
-        for piece in [*self.prompt.pieces, Piece(self.prompt.local_ids, [])]:
-            end = first + len(piece.text_ids)
-            prompt_texts.append(PromptText("".join(texts[first:end]), piece.source))
-            first = end + len(piece.after_ids)  # the separator is not shown
-        return prompt_texts
 
     def describe(self, bold: bool = False) -> str:
         """Return the verdicts as text for a terminal, with how to read them and their error rate.

@@ -3,8 +3,8 @@
 Place in the flow: prompt (pieces.py) and answer (answer_tokens.py) → **`lay_out`** → a `Layout`,
 with a unit for each source and a target for each statement → verdicts/trials.py.
 
-The words are those of analysis/: sources are the units of the distant tokens, and the answer is the
-targets.
+The words are those of analysis/: sources are the units of the distant tokens, the question is the
+local window, and the tokens of the answer are the targets.
 
     distant tokens                        │ local window        │ targets
     source 0, text in view, …, source S−1 │ question, reasoning │ statement 0, statement 1, …
@@ -24,6 +24,7 @@ Dimension key: W tokens of the answer, R rows of losses, T statements.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -31,10 +32,18 @@ from typing import NamedTuple
 import numpy as np
 
 from olmo_sparsity.sources.prompt.answer_tokens import AnswerIds
-from olmo_sparsity.sources.prompt.pieces import SourcePrompt
+from olmo_sparsity.sources.prompt.pieces import Piece, SourcePrompt
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.units import Spans, Units
 from olmo_sparsity.text.windows import Block, Windows
+
+
+class PromptText(NamedTuple):
+    """A text of the prompt."""
+
+    text: str
+    source: int | None
+    """The index of the source that the text is. None means that it is not a source."""
 
 
 class AnswerText(NamedTuple):
@@ -43,6 +52,13 @@ class AnswerText(NamedTuple):
     text: str
     statement: int | None
     """The index of the statement that the text is. None means that it is part of no statement."""
+
+
+class CharacterSpan(NamedTuple):
+    """Where a statement is in the answer, in characters."""
+
+    first: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -58,7 +74,8 @@ class Layout:
     """First and end token of each source, with what separates it from the next text."""
 
     text_ends: np.ndarray
-    """One past the last token of each source's own text, which decoys replace."""
+    """One past the last token of each source's own text, which decoys replace: the separator after
+    it stays."""
 
     @cached_property
     def block(self) -> Block:
@@ -75,6 +92,23 @@ class Layout:
     def before_question(self) -> np.ndarray:
         """The tokens up to the last source, with the prefix."""
         return self.block.tokens[: self.block.num_prefix + self.block.num_distant]
+
+    def source_text(self, index: int) -> str:
+        """Return the text of a source, as the model reads it, without what follows it."""
+        return "".join(self.document.texts[self.units.first[index] : self.text_ends[index]])
+
+    def prompt_texts(self, prompt: SourcePrompt) -> list[PromptText]:
+        """Return the texts that precede the answer, without the separators between them."""
+        # Decoded from tokens, as the model reads them, and not as the user has written them.
+        texts = self.document.texts
+        question = Piece(prompt.local_ids, after_ids=[])
+        prompt_texts: list[PromptText] = []
+        first = 0
+        for piece in [*prompt.pieces, question]:
+            end = first + len(piece.text_ids)
+            prompt_texts.append(PromptText("".join(texts[first:end]), piece.source))
+            first = end + len(piece.after_ids)
+        return prompt_texts
 
     def answer_texts(self) -> list[AnswerText]:
         """Return texts that together are the answer: its statements, and what is between them."""
@@ -95,6 +129,23 @@ class Layout:
         # Summed in fp64: many small numbers in fp32 would lose digits.
         losses_RW = losses_RW.astype(float)
         return np.stack([losses_RW[:, first:end].sum(1) for first, end in self.statements])
+
+
+def character_spans(answer_texts: Sequence[AnswerText]) -> list[CharacterSpan]:
+    """Return where each statement is in the answer, without the white space around it:
+
+    texts   "It opened." (statement 0), " " (none), "It closed. " (statement 1)
+    spans   (0, 10), (11, 21)
+    """
+    spans: list[CharacterSpan] = []
+    text_first = 0
+    for text, statement in answer_texts:
+        if statement is not None:
+            words = text.strip()
+            first = text_first + text.find(words)
+            spans.append(CharacterSpan(first, first + len(words)))
+        text_first += len(text)
+    return spans
 
 
 def lay_out(prompt: SourcePrompt, answer: AnswerIds) -> Layout:

@@ -33,20 +33,12 @@ import pandas as pd
 
 from olmo_sparsity.analysis.report.page import write_html
 from olmo_sparsity.analysis.results.view import escape, format_number
-from olmo_sparsity.sources.prompt.layout import AnswerText
+from olmo_sparsity.sources.prompt.layout import AnswerText, PromptText
 from olmo_sparsity.sources.report.table_rows import MatrixRow, StatementRow
 from olmo_sparsity.sources.verdicts.verdict import KINDS_WITH_SOURCES
 
 NUM_COLOURS = 8
 """Number of colours in the template. Further sources share them; each also has its number."""
-
-
-class PromptText(NamedTuple):
-    """A text of the prompt."""
-
-    text: str
-    source: int | None
-    """The index of the source that the text is. None means that it is not a source."""
 
 
 class ReasoningStep(NamedTuple):
