@@ -10,8 +10,8 @@ and joins the two. `can_share_distant` says where that is possible and worth it:
 kernels of the hardware once. Both kinds of models call them (olmo/layer_steps.py,
 huggingface/own_attention.py).
 
-Dimension key: B rows, L queries, F distant tokens, S local tokens (the queries are the last L of
-them), N = F + S all tokens, H heads of queries, G heads of keys and values, K width of a head. A
+Dimension key: B rows, L local tokens (those of the row), W queries (the last of these), F distant
+tokens, S = F + L all keys, H heads of queries, G heads of keys and values, K width of a head. A
 prefix 1 is a dimension of size 1.
 """
 
@@ -38,8 +38,8 @@ def attend_to_distant(
     scale: float | None = None,
     local_bias: Tensor | None = None,
 ) -> Tensor:
-    """Return attention of L queries to distant and to local tokens, with one softmax over both. It
-    has no gradients.
+    """Return attention of W queries to distant and to local tokens, (B, H, W, K), with one softmax
+    over both. It has no gradients.
 
     Let a_d and a_l be the attention to distant tokens alone and to local ones alone, and z_d and
     z_l the log-sum-exp of their scores. Then the result is
@@ -49,13 +49,13 @@ def attend_to_distant(
     So distant keys and values that rows share (as views) are not copied for each of them.
 
     Args:
-        q: Queries, (B, H, L, K).
-        k, v: Keys and values of local tokens, (B, G, S, K).
+        q: Queries, (B, H, W, K).
+        k, v: Keys and values of local tokens, (B, G, L, K).
         distant_k, distant_v: Keys and values of distant tokens, (B, G, F, K).
-        distant_bias: Added to the scores of distant tokens, (B, F), or (B, L, F) where queries
+        distant_bias: Added to the scores of distant tokens, (B, F), or (B, W, F) where queries
             differ. None means that all are visible.
         scale: The factor of scores. None means K ** −0.5.
-        local_bias: Added to the scores of local tokens, (B, 1, L, S). None means causal attention.
+        local_bias: Added to the scores of local tokens, (B, 1, W, L). None means causal attention.
     """
     _check_sizes(q, k, v, distant_k, distant_v, distant_bias)
     num_distant = distant_k.shape[2]
@@ -64,7 +64,7 @@ def attend_to_distant(
     if local_bias is None:
         local_bias = causal_bias(num_local, q.device, num_queries)
 
-    # Query heads that read the same keys become more queries of one head: (B, G, H / G · L, K). So
+    # Query heads that read the same keys become more queries of one head: (B, G, H / G · W, K). So
     # keys and values are not copied for each query head, and a bias over queries is repeated for
     # each head of a group instead.
     group_size = q.shape[1] // num_key_heads
@@ -110,10 +110,10 @@ class _AttentionWithLogSum(NamedTuple):
     """Attention, and what is needed to join it with attention to other keys."""
 
     mixed: Tensor
-    """(B, H, L, K)."""
+    """In the shape of the queries."""
 
-    log_sum_BHL: Tensor
-    """The log-sum-exp of each query's scores."""
+    log_sum: Tensor
+    """The log-sum-exp of each query's scores: the same without the last dimension."""
 
 
 def _attend_with_log_sum(
@@ -168,8 +168,8 @@ def distant_error(device: torch.device, dtype: torch.dtype, head_width: int) -> 
     """Return the largest difference between `attend_to_distant` and plain attention to all tokens,
     divided by the difference that rounding may cause: up to 1 is right. A kernel that does not take
     these sizes raises RuntimeError."""
-    # Sizes of several blocks of any kernel, and no multiples of a block. There are as many local
-    # tokens as queries.
+    # Sizes of several blocks of any kernel, and no multiples of a block. All local tokens are
+    # queries: W is L.
     num_queries = 40
     num_distant = 300
     num_key_heads = 2
@@ -177,8 +177,8 @@ def distant_error(device: torch.device, dtype: torch.dtype, head_width: int) -> 
     generator = torch.Generator().manual_seed(0)
     shape = (2, 1, num_distant + num_queries, num_key_heads, head_width)
     numbers = torch.randn(shape, generator=generator, dtype=torch.float)
-    k_1GNK, v_1GNK = numbers.to(dtype).transpose(2, 3)
-    q_1HLK = v_1GNK[:, :, -num_queries:].repeat_interleave(group_size, dim=1)
+    k_1GSK, v_1GSK = numbers.to(dtype).transpose(2, 3)
+    q_1HWK = v_1GSK[:, :, -num_queries:].repeat_interleave(group_size, dim=1)
 
     # Four rows: they see all distant tokens, the second half, the first half, and none.
     lowest = torch.finfo(torch.float).min
@@ -190,14 +190,14 @@ def distant_error(device: torch.device, dtype: torch.dtype, head_width: int) -> 
     # The expected result: one softmax over all tokens, in double precision, by plain products.
     distant_bias = bias_BF[:, None, None].expand(-1, -1, num_queries, -1)
     local_bias = causal_bias(num_queries, bias_BF.device).expand(4, -1, -1, -1)
-    k_1HNK = k_1GNK.double().repeat_interleave(group_size, dim=1)
-    v_1HNK = v_1GNK.double().repeat_interleave(group_size, dim=1)
-    scores_1HLN = q_1HLK.double() @ k_1HNK.mT * head_width**-0.5
-    scores_BHLN = scores_1HLN + torch.cat((distant_bias, local_bias), dim=-1)
-    expected = scores_BHLN.softmax(-1) @ v_1HNK
+    k_1HSK = k_1GSK.double().repeat_interleave(group_size, dim=1)
+    v_1HSK = v_1GSK.double().repeat_interleave(group_size, dim=1)
+    scores_1HWS = q_1HWK.double() @ k_1HSK.mT * head_width**-0.5
+    scores_BHWS = scores_1HWS + torch.cat((distant_bias, local_bias), dim=-1)
+    expected = scores_BHWS.softmax(-1) @ v_1HSK
 
     # Rows share keys and values as views, as they do in use.
-    q, k, v = (part.to(device).expand(4, -1, -1, -1) for part in (q_1HLK, k_1GNK, v_1GNK))
+    q, k, v = (part.to(device).expand(4, -1, -1, -1) for part in (q_1HWK, k_1GSK, v_1GSK))
     distant = (k[:, :, :num_distant], v[:, :, :num_distant])
     local = (k[:, :, num_distant:], v[:, :, num_distant:])
     with torch.no_grad():

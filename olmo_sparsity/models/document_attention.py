@@ -15,7 +15,7 @@ documents, without a mask of L·L numbers:
     ALiBi, windows, dropout
 
 Dimension key: B batch, L length (in a document its own), H heads, G heads of keys and values, K
-width of a head, D documents of a batch, N = B·L tokens. A suffix D1 has D + 1 numbers.
+width of a head, M documents of a batch, E = M + 1 boundaries of them, N = B·L tokens.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Documents(NamedTuple):
     all tokens: 0 3 5 10 in the module's example. The same numbers are held twice."""
 
     starts_on_host: Tensor
-    """int32, (D + 1,), for loops over documents: reading a number from a GPU would wait for it."""
+    """int32, (E,), for loops over documents: reading a number from a GPU would wait for it."""
 
     starts: Tensor
     """The same on the device of the model, for kernels that take packed documents."""
@@ -51,9 +51,9 @@ def find_documents(documents_BL: Tensor, device: torch.device) -> Documents:
     """
     begins_BL = torch.ones_like(documents_BL, dtype=torch.bool)
     begins_BL[:, 1:] = documents_BL[:, 1:] != documents_BL[:, :-1]
-    starts_D = begins_BL.flatten().nonzero()[:, 0]
-    starts_D1 = F.pad(starts_D, (0, 1), value=documents_BL.numel()).int()
-    documents = Documents(starts_D1, starts_D1.to(device, non_blocking=True))
+    starts_M = begins_BL.flatten().nonzero()[:, 0]
+    starts_E = F.pad(starts_M, (0, 1), value=documents_BL.numel()).int()
+    documents = Documents(starts_E, starts_E.to(device, non_blocking=True))
 
     # A compiled model then has one graph for any number of documents.
     for starts in documents:
@@ -64,10 +64,10 @@ def find_documents(documents_BL: Tensor, device: torch.device) -> Documents:
 def count_keys_of_documents(documents: Documents, num_rows: int, length: int) -> Tensor:
     """Return counts_BL: how many tokens of its own document each token sees, itself included. For a
     row of a document of three tokens and one of two, they are 1 2 3 1 2."""
-    starts_D1 = documents.starts
-    tokens_N = torch.arange(num_rows * length, device=starts_D1.device, dtype=starts_D1.dtype)
-    document_N = torch.searchsorted(starts_D1, tokens_N, right=True) - 1
-    counts_N = tokens_N - starts_D1[document_N] + 1
+    starts_E = documents.starts
+    tokens_N = torch.arange(num_rows * length, device=starts_E.device, dtype=starts_E.dtype)
+    document_N = torch.searchsorted(starts_E, tokens_N, right=True) - 1
+    counts_N = tokens_N - starts_E[document_N] + 1
     return counts_N.view(num_rows, length)
 
 
