@@ -436,6 +436,7 @@ def _tokens_per_s(engine: Engine, batch: Batch, *, is_small: bool) -> float:
 def _time_saving(engine: Engine, config: RunConfig, processes: Processes, folder: Path) -> str:
     """Save a checkpoint. Return in words how long it took, and for how long training waits."""
     from olmo_sparsity.models.checkpoint_files import save_weights
+    from olmo_sparsity.training.checkpoints.save import CheckpointContent
     from olmo_sparsity.training.checkpoints.writer import CheckpointWriter
     from olmo_sparsity.training.run_folder.trainer_state import TrainerState
 
@@ -444,14 +445,14 @@ def _time_saving(engine: Engine, config: RunConfig, processes: Processes, folder
     write_moments = engine.copy_moments()
     name = f"model-{processes.rank}.safetensors"
 
-    def write_once(folder: Path) -> None:
+    def write_common(folder: Path) -> None:
         """Write nothing: an index of weights would take no time."""
 
     def write_part(folder: Path) -> list[Path]:
         return [save_weights(weights, folder / name), write_moments(folder / "engine")]
 
     with CheckpointWriter(folder, config.checkpoint, processes) as writer:
-        writer.save(TrainerState(1, 1, ""), write_once, write_part)
+        writer.save(CheckpointContent(TrainerState(1, 1, ""), write_common, write_part))
         seconds_waited = time.perf_counter() - started  # files are written in the background
         writer.wait()
     seconds = time.perf_counter() - started

@@ -281,6 +281,7 @@ def save(engine: Engine, out: Path) -> None:
     """Write a checkpoint, in each process its part."""
     from olmo_sparsity.config.sections import CheckpointConfig
     from olmo_sparsity.models.checkpoint_files import part_name, save_weights, write_index
+    from olmo_sparsity.training.checkpoints.save import CheckpointContent
     from olmo_sparsity.training.checkpoints.writer import CheckpointWriter
     from olmo_sparsity.training.run_folder.trainer_state import TrainerState
 
@@ -292,12 +293,12 @@ def save(engine: Engine, out: Path) -> None:
     def write_part(folder: Path) -> list[Path]:
         return [save_weights(weights, folder / name), write_moments(folder / "engine")]
 
-    def write_once(folder: Path) -> None:
+    def write_common(folder: Path) -> None:
         if processes.world_size > 1:
             write_index(folder, engine.saver_of, processes.world_size)
 
     with CheckpointWriter(out, CheckpointConfig(), processes) as writer:
-        writer.save(TrainerState(1, 1, ""), write_once, write_part)
+        writer.save(CheckpointContent(TrainerState(1, 1, ""), write_common, write_part))
         writer.wait()
 
 

@@ -15,6 +15,7 @@ import torch
 from olmo_sparsity.base.locks import check_not_taken_over
 from olmo_sparsity.models.checkpoint_files import part_name, save_weights, write_index
 from olmo_sparsity.training.checkpoints.replicas import check_replicas
+from olmo_sparsity.training.checkpoints.save import CheckpointContent
 from olmo_sparsity.training.checkpoints.save_steps import SaveTime
 from olmo_sparsity.training.checkpoints.writer import CheckpointWriter
 from olmo_sparsity.training.metrics.metrics import Metrics, check_finite
@@ -56,13 +57,13 @@ def save_checkpoint(
         path = save_weights(weights, folder / part_name(processes.rank, num_parts))
         return [path, write_moments(folder / ENGINE_FOLDER)]
 
-    def write_once(folder: Path) -> None:
+    def write_common(folder: Path) -> None:
         (folder / "config.yaml").write_text(run.config_yaml, encoding="utf-8")
         run.shards.tokenizer.save(str(folder / "tokenizer.json"))
         if num_parts > 1:
             write_index(folder, engine.saver_of, num_parts)
 
-    writer.save(state, write_once, write_part, save_began_s)
+    writer.save(CheckpointContent(state, write_common, write_part), save_began_s)
     return SaveTime(waited_s, copied_s)
 
 

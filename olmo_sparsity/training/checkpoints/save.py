@@ -1,14 +1,14 @@
 """Write one checkpoint to the disk, in a thread of each process.
 
-    create_folder     the first process creates step000300.1f4c09ae.tmp/, all wait for it
+    create_folder     the first process creates step000300.1f4c09ae.tmp/; all wait for it
     write_own_part    each process writes its weights and moments into it, then 2.written, which
                       lists them with their SHA-256 (2 is the rank of the process)
     complete          the first process writes the files that all have in common, waits for
                       0.written … 7.written of all eight processes, joins these lists to
                       manifest.json, and renames the folder to step000300/
 
-So a folder without `.tmp` is complete, whenever a process is killed. Each action is tried again
-after an error of the disk.
+So a folder without `.tmp` is complete, at whatever moment a process is killed. Each action is tried
+again after an error of the disk.
 
 `CheckpointWriter` of writer.py has one `Save` at a time, and calls these in this order.
 """
@@ -52,13 +52,14 @@ POLL_S = 0.05
 """Seconds between two looks for the lists of other processes."""
 
 
-class Content(NamedTuple):
+class CheckpointContent(NamedTuple):
     """The content of a checkpoint. Both functions write copies, as training changes the originals,
     and may be called again after an error."""
 
     state: TrainerState
+    """The content of trainer.json, with the step."""
 
-    write_once: Callable[[Path], None]
+    write_common: Callable[[Path], None]
     """Writes into a folder the files that all processes have in common."""
 
     write_part: Callable[[Path], Iterable[Path]]
@@ -76,7 +77,7 @@ class SaveFailure:
 
     @staticmethod
     def of(error: Exception, processes: Processes) -> SaveFailure:
-        """Return the failure that an error of this process is."""
+        """Describe an error of this process as a failure, for all processes."""
         message = str(error) or repr(error)
         if processes.world_size > 1:
             where = f"process {processes.rank} of {processes.world_size} on {socket.gethostname()}"
@@ -90,7 +91,7 @@ class Save:
     def __init__(
         self,
         run_folder: Path,
-        content: Content,
+        content: CheckpointContent,
         processes: Processes,
         expendable: Path | None,
         is_ending: threading.Event,
@@ -98,28 +99,29 @@ class Save:
         """Prepare a save; nothing is written yet.
 
         Args:
-            expendable: The checkpoint that is deleted if the disk is full; None if there is none.
-            is_ending: Is set when training has ended: errors are then not waited out.
+            expendable: The checkpoint that is deleted if the disk is full, on all processes the
+                same; None if there is none.
+            is_ending: Is set when training has ended: an action that fails is then not tried again.
         """
         self.run_folder = run_folder
         self.content = content
         self.processes = processes
         self.expendable = expendable
         self.is_ending = is_ending
-        self.final = checkpoint_folder(run_folder, content.state.step)
-        # No other start has this name. A process of a start that was given up may go on to write
-        # its part of the same step, as when the node comes back that it is on.
-        self.partial = partial_name(self.final)
-        """The folder that is written, until it is renamed to `final`. All processes take the name
-        of the first one."""
+        self.final_folder = checkpoint_folder(run_folder, content.state.step)
+        # No other start has this name. A process of an earlier start may go on to write its part of
+        # the same step, as when its node, which was given up, comes back.
+        self.partial_folder = partial_name(self.final_folder)
+        """The folder that is written, until it is renamed to `final_folder`. All processes take the
+        name of the first one (`create_folder`)."""
 
-        self.own_part: Future[None] | None = None
-        """The thread that writes this process's part; None before it begins."""
+        self.own_part_task: Future[None] | None = None
+        """The call of `write_own_part` in a thread; None before it begins. The writer sets it."""
 
-        self.whole: Future[None] | None = None
-        """The thread that completes the checkpoint; None on all processes but the first."""
+        self.completion_task: Future[None] | None = None
+        """The call of `complete` in a thread; None on all processes but the first."""
 
-        self.give_up_at_s = float("inf")
+        self._give_up_at_s = float("inf")
         """When `complete` no longer waits for the parts of others, by `time.monotonic`."""
 
     # --- the steps of a save, in order ----------------------------------------------------------
@@ -133,17 +135,17 @@ class Save:
                 # Training waits for the folder, as all processes must know its name before they
                 # write. The wait also keeps the tries of the last save apart.
                 self._retry(self._make_folder)
-                created = self.partial
+                created = self.partial_folder
             except (OSError, UserError) as error:
                 created = SaveFailure.of(error, self.processes)
         created_by_first: Path | SaveFailure = self.processes.gather(created)[0]
         if isinstance(created_by_first, SaveFailure):
             return created_by_first
-        self.partial = created_by_first
+        self.partial_folder = created_by_first
         return None
 
     def _make_folder(self) -> None:
-        (self.partial / ENGINE_FOLDER).mkdir(parents=True, exist_ok=True)
+        (self.partial_folder / ENGINE_FOLDER).mkdir(parents=True, exist_ok=True)
 
     def write_own_part(self) -> None:
         """Write the files of this process. Runs in a thread."""
@@ -151,8 +153,8 @@ class Save:
 
     def _write_own_part(self) -> None:
         listed = {}
-        for path in self.content.write_part(self.partial):
-            listed[str(path.relative_to(self.partial))] = asdict(make_entry(path))
+        for path in self.content.write_part(self.partial_folder):
+            listed[str(path.relative_to(self.partial_folder))] = asdict(make_entry(path))
         # Written last, as it tells the first process that the part is complete.
         write_json(self._list_of(self.processes.rank), listed)
 
@@ -165,23 +167,25 @@ class Save:
         # gone after the second.
         known_entries = self._retry(self._read_lists)
         self._retry(self._remove_lists)
-        self._retry(lambda: write_manifest(self.partial, known=known_entries))
+        self._retry(lambda: write_manifest(self.partial_folder, known=known_entries))
         self._retry(self._give_final_name)
 
     def _write_common_files(self) -> None:
-        self.content.write_once(self.partial)
-        write_json(self.partial / STATE_FILE, asdict(self.content.state))
+        self.content.write_common(self.partial_folder)
+        write_json(self.partial_folder / STATE_FILE, asdict(self.content.state))
 
     def _wait_for_parts(self) -> None:
         """Wait until all processes have written their parts."""
         ranks = range(self.processes.world_size)
         while missing := [rank for rank in ranks if not self._list_of(rank).exists()]:
-            if time.monotonic() > self.give_up_at_s:
-                raise UserError(f"{self.partial}: process {missing[0]} has not written its part")
+            if time.monotonic() > self._give_up_at_s:
+                raise UserError(
+                    f"{self.partial_folder}: process {missing[0]} has not written its part"
+                )
             time.sleep(POLL_S)
             # Otherwise a network disk may answer from memory for a minute.
             with contextlib.suppress(OSError):  # the next look may succeed
-                os.utime(self.partial)
+                os.utime(self.partial_folder)
 
     def _read_lists(self) -> dict[str, FileEntry]:
         """Return the files of all processes, by path in the checkpoint. Their SHA-256 need not be
@@ -198,24 +202,30 @@ class Save:
 
     def _list_of(self, rank: int) -> Path:
         """Return the file in which a process lists what it has written."""
-        return self.partial / f"{rank}.written"
+        return self.partial_folder / f"{rank}.written"
 
     def _give_final_name(self) -> None:
         check_not_taken_over(self.run_folder)
-        if self.partial.exists():
-            shutil.rmtree(self.final, ignore_errors=True)  # a damaged checkpoint of the same step
-            publish(self.partial, self.final)
+        if self.partial_folder.exists():
+            # A damaged checkpoint of the same step, which the run did not resume from.
+            shutil.rmtree(self.final_folder, ignore_errors=True)
+            publish(self.partial_folder, self.final_folder)
         else:  # an earlier try has renamed it, and failed to write that to the disk
-            sync(self.final.parent)
+            sync(self.final_folder.parent)
 
     # --- its end --------------------------------------------------------------------------------
 
-    def failure_of(self, thread: Future[None] | None) -> SaveFailure | None:
-        """Wait for `own_part` or `whole`. Return why it failed; None if it did not."""
-        if thread is None:
+    def give_up_in(self, seconds: float) -> None:
+        """Let `complete` wait no longer than this for the parts of other processes."""
+        self._give_up_at_s = min(self._give_up_at_s, time.monotonic() + seconds)
+
+    def failure_of(self, task: Future[None] | None) -> SaveFailure | None:
+        """Wait for `own_part_task` or `completion_task`. Return why it failed; None if it did not,
+        or this process has no such task."""
+        if task is None:
             return None
         try:
-            thread.result()
+            task.result()
         except (OSError, UserError) as error:
             return SaveFailure.of(error, self.processes)
         return None
@@ -223,16 +233,16 @@ class Save:
     def remove(self) -> None:
         """Remove what was written. The first process does so for all."""
         if self.processes.is_first:
-            shutil.rmtree(self.partial, ignore_errors=True)
+            shutil.rmtree(self.partial_folder, ignore_errors=True)
 
     # --- errors of the disk ---------------------------------------------------------------------
 
     def _retry(self, action: Callable[[], T]) -> T:
-        """Return the result of an action on the disk, which is tried again after an error, unless
-        training has ended. Any error is worth it: also a full disk may have space later."""
+        """Return the result of an action on the disk. It is tried again after any error, also of a
+        full disk, which may have space later; but not once training has ended."""
 
         def act() -> T:
-            with naming_written_file(self.final, self.partial):
+            with naming_written_file(self.final_folder, self.partial_folder):
                 return action()
 
         def report(line: str) -> None:
@@ -248,7 +258,8 @@ class Save:
         return retry(act, is_worth_while, report, self.is_ending.wait)
 
     def _make_room(self, error: Exception) -> None:
-        """Delete a checkpoint, once a save, as the disk is full."""
+        """Delete the expendable checkpoint, as the disk is full. Do nothing if there is none, or
+        this save has deleted it already."""
         expendable = self.expendable
         self.expendable = None
         if expendable is not None:

@@ -1,18 +1,19 @@
 """Save checkpoints while training goes on, and keep the last ones.
 
     with CheckpointWriter(run_folder, config.checkpoint, processes) as writer:
-        writer.save(state, write_once, write_part)    # begins step 300; threads write it
-        ...                                           # steps 301 … 599 are trained
-        writer.wait()                                 # True if step 300 is on the disk
-        writer.save(…)                                # begins step 600
+        writer.save(content)    # begins step 300; threads write it
+        ...                     # steps 301 … 599 are trained
+        writer.wait()           # True if step 300 is on the disk
+        writer.save(…)          # begins step 600
 
     checkpoints/    step000300/  step000600.1f4c09ae.tmp/      step 600 is being written
 
-save.py writes one checkpoint; resume.py finds the newest one whose files have the SHA-256 of its
-manifest. steps.py decides when to save, and after_step/save.py copies what is saved.
+steps.py decides when to save, and after_step/save.py copies what is saved. save.py writes one
+checkpoint; resume.py finds the newest one whose files have the SHA-256 of its manifest.
 
-An error of the disk makes processes try again, and costs this checkpoint at most: training goes on
-to the next save. If the disk is full, a checkpoint is deleted that need not stay (expendable.py).
+After an error of the disk the processes try again. If the tries fail, too, this checkpoint alone is
+lost: training goes on to the next save. If the disk is full, a checkpoint is deleted that need not
+stay (expendable.py).
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,9 +31,13 @@ from olmo_sparsity.base.progress import say
 from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.models.checkpoint_files import step_of
 from olmo_sparsity.training.checkpoints.expendable import find_expendable, saved_until
-from olmo_sparsity.training.checkpoints.save import Content, Save, SaveFailure, delete_checkpoints
+from olmo_sparsity.training.checkpoints.save import (
+    CheckpointContent,
+    Save,
+    SaveFailure,
+    delete_checkpoints,
+)
 from olmo_sparsity.training.run_folder.attempts import note_saved
-from olmo_sparsity.training.run_folder.trainer_state import TrainerState
 
 if TYPE_CHECKING:
     from olmo_sparsity.training.processes.distributed import Processes
@@ -42,7 +46,8 @@ SLOW_S = 25.0
 """Seconds above which a save is reported as slow: clusters give a preempted job 30."""
 
 PATIENCE_S = 30.0
-"""Seconds that the first process waits for the parts of others when it ends with an error."""
+"""Seconds that the first process waits for the parts of others once training has ended: a process
+that ended with an error writes none."""
 
 MAX_FAILED_SAVES = 3
 """Number of saves in a row at which a run ends if all of them fail."""
@@ -70,7 +75,7 @@ class CheckpointWriter:
 
         Args:
             settings: The section `checkpoint`, which says which checkpoints stay.
-            first_step: The step from which the start resumed.
+            first_step: The step from which the start resumed; 0 if it began.
         """
         self.run_folder = run_folder
         self.settings = settings
@@ -81,39 +86,35 @@ class CheckpointWriter:
 
         self._num_failed_in_a_row = 0
         self._opened_at_s = time.monotonic()
-        # A single thread, so that the first process completes a checkpoint after its own part.
-        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        # A single thread, so that the first process writes its own part before it completes the
+        # checkpoint.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._save: Save | None = None
         """The save under way, until `wait` has seen its end; None if there is none."""
 
         self._is_ending = threading.Event()
+        """Set when training has ended."""
+
         self._has_said_slow = False
 
     # --- begin a save ---------------------------------------------------------------------------
 
-    def save(
-        self,
-        state: TrainerState,
-        write_once: Callable[[Path], None],
-        write_part: Callable[[Path], Iterable[Path]],
-        begun: float | None = None,
-    ) -> None:
-        """Begin to write the checkpoint of a step. Every process must call it.
+    def save(self, content: CheckpointContent, began_s: float | None = None) -> None:
+        """Begin to write the checkpoint of a step. Call `wait` before, which ends the last save.
+        Every process must call it.
 
         Args:
-            state: What trainer.json will hold, with the step.
-            write_once: Writes into a folder the files that all processes have in common.
-            write_part: Writes into a folder the files of this process, and returns their paths.
-                Both must write copies, as training changes the originals, and may be called again.
-            begun: When copying began, by `time.monotonic`.
+            content: The content of the checkpoint, with its step.
+            began_s: When the save began, with its copies, by `time.monotonic`. Default: now.
         """
         assert self._save is None, "call wait() first"
-        begun_s = time.monotonic() if begun is None else begun
+        if began_s is None:
+            began_s = time.monotonic()
         save = Save(
             self.run_folder,
-            Content(state, write_once, write_part),
+            content,
             self.processes,
-            self._find_expendable(state.step),
+            self._choose_expendable(content.state.step),
             self._is_ending,
         )
         failure = save.create_folder()
@@ -121,13 +122,13 @@ class CheckpointWriter:
             self._note_failure(failure)
             return
         self._save = save
-        save.own_part = self._threads.submit(save.write_own_part)
+        save.own_part_task = self._thread.submit(save.write_own_part)
         if self.processes.is_first:
-            save.whole = self._threads.submit(self._complete, save, begun_s)
+            save.completion_task = self._thread.submit(self._complete, save, began_s)
 
-    def _find_expendable(self, step: int) -> Path | None:
-        """Return the checkpoint that is deleted if the disk is full, on all processes the same: if
-        all of them find it full, they delete one. None if all must stay."""
+    def _choose_expendable(self, step: int) -> Path | None:
+        """Return the checkpoint that is deleted if the disk is full; None if all must stay. It is
+        the same on all processes, so that they delete only one if several find the disk full."""
         expendable = None
         if self.processes.is_first:
             with contextlib.suppress(UserError):  # the folder cannot be listed now
@@ -135,30 +136,29 @@ class CheckpointWriter:
         chosen_by_first: Path | None = self.processes.gather(expendable)[0]
         return chosen_by_first
 
-    def _complete(self, save: Save, begun_s: float) -> None:
-        """Complete a checkpoint when the own part is written, and do what follows. Runs in the
+    def _complete(self, save: Save, began_s: float) -> None:
+        """Complete a checkpoint when the own part is written, and delete old ones. Runs in the
         thread of the first process."""
-        assert save.own_part is not None
-        save.own_part.result()  # raises if this process could not write its own part
+        assert save.own_part_task is not None
+        save.own_part_task.result()  # raises if this process could not write its own part
         save.complete()
         step = save.content.state.step
-        self._follow_up(step)
-        self._report_if_slow(step, time.monotonic() - begun_s)
-
-    def _follow_up(self, step: int) -> None:
-        """Note that the checkpoint of a step is complete, and delete those that are not kept. It is
-        complete, so an error is only reported."""
         try:
-            # Another process may train in this folder by now: its checkpoints are not ours.
-            check_not_taken_over(self.run_folder)
-            trained_s = time.monotonic() - self._opened_at_s
-            note_saved(self.run_folder, step, self.first_step, trained_s)
-            beyond_last = saved_until(self.run_folder, step)[self.settings.keep :]
-            delete_checkpoints(
-                [folder for folder in beyond_last if not self.settings.stays(step_of(folder))]
-            )
+            self._note_and_delete_old(step)
         except (OSError, UserError) as error:
+            # No failure of the save: its checkpoint is complete.
             say(f"step {step} is saved, but what follows a save failed: {error}")
+        self._report_if_slow(step, time.monotonic() - began_s)
+
+    def _note_and_delete_old(self, step: int) -> None:
+        """Note that the checkpoint of a step is complete, and delete those that are not kept."""
+        # Another process may train in this folder by now: its checkpoints are not ours.
+        check_not_taken_over(self.run_folder)
+        trained_s = time.monotonic() - self._opened_at_s
+        note_saved(self.run_folder, step, self.first_step, trained_s)
+        newest_first = saved_until(self.run_folder, step)
+        old = newest_first[self.settings.keep :]
+        delete_checkpoints([folder for folder in old if not self.settings.stays(step_of(folder))])
 
     def _report_if_slow(self, step: int, took_s: float) -> None:
         """Say once that saves take longer than clusters give a job that they preempt."""
@@ -171,7 +171,8 @@ class CheckpointWriter:
 
     def wait(self) -> bool:
         """Wait until the checkpoint that is being written is complete or has failed. Every process
-        must call it. Return whether the last save is complete, on all processes the same.
+        must call it. Return whether the last save is complete, on all processes the same; True
+        before the first save.
 
         Raise UserError if MAX_FAILED_SAVES in a row have failed, with an exit code that says
         whether a new start may help."""
@@ -180,10 +181,10 @@ class CheckpointWriter:
             return self._num_failed_in_a_row == 0
 
         # First the parts of all: if one failed, the first process need not wait for it.
-        failures = self.processes.gather(save.failure_of(save.own_part))
+        failures = self.processes.gather(save.failure_of(save.own_part_task))
         if any(failures):
-            save.give_up_at_s = 0.0
-        failures += self.processes.gather(save.failure_of(save.whole))
+            save.give_up_in(0.0)
+        failures += self.processes.gather(save.failure_of(save.completion_task))
         self._save = None
         for failure in failures:
             if failure is not None:
@@ -202,6 +203,7 @@ class CheckpointWriter:
                 count = f"{self._num_failed_in_a_row} of at most {MAX_FAILED_SAVES - 1}"
                 say(f"NOT SAVED: {failure.message}; training goes on to the next save ({count})")
             return
+        # All processes raise, and the first one alone has a message, so that it is printed once.
         error: UserError = ReportedElsewhere()
         if self.processes.is_first:
             error = UserError(
@@ -216,18 +218,19 @@ class CheckpointWriter:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Wait for the save that is under way, and print why it failed, if it did. Training ends,
+        maybe with an error of its own, which must not be hidden: nothing is raised."""
         save = self._save
         self._is_ending.set()
         if save is not None:
-            # A process that ended with an error writes no part.
-            save.give_up_at_s = min(save.give_up_at_s, time.monotonic() + PATIENCE_S)
-        self._threads.shutdown()  # waits for what was begun
+            save.give_up_in(PATIENCE_S)
+        self._thread.shutdown()  # waits for what was begun
         if save is None:
             return
-        failure = save.failure_of(save.own_part) or save.failure_of(save.whole)
+        failure = save.failure_of(save.own_part_task) or save.failure_of(save.completion_task)
         if failure is None:
             return
-        # Training ends with another error, which this one must not hide.
         save.remove()
+        # A process that ends because of another one's error prints nothing at all.
         if not isinstance(error, ReportedElsewhere):
             say(failure.message)

@@ -28,7 +28,12 @@ from olmo_sparsity.base.manifest import find_damage
 from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.models.checkpoint_files import list_checkpoints, step_of
 from olmo_sparsity.models.load import load_model
-from olmo_sparsity.training.checkpoints.save import Content, Save, delete_checkpoints, publish
+from olmo_sparsity.training.checkpoints.save import (
+    CheckpointContent,
+    Save,
+    delete_checkpoints,
+    publish,
+)
 from olmo_sparsity.training.checkpoints.save_steps import SaveSteps, SaveTime
 from olmo_sparsity.training.checkpoints.writer import EXIT_DISK, SLOW_S, CheckpointWriter
 from olmo_sparsity.training.engines.engine import Engine
@@ -52,6 +57,11 @@ def settings_for(data_folder: Path, folder: Path) -> dict:
     settings["training"] |= {"num_steps": NUM_STEPS, "length": lengths}
     settings["model"] |= {"residual_dropout": 0.1, "attention_dropout": 0.1}  # random state
     return settings
+
+
+def content_of(step: int) -> CheckpointContent:
+    """Return the content of a checkpoint without weights."""
+    return CheckpointContent(TrainerState(step, 0, ""), lambda _: None, lambda _: [])
 
 
 def run(settings: dict, disturb: Callable[[], None] | None = None) -> int | None:
@@ -271,7 +281,7 @@ def test_a_damaged_later_checkpoint_is_none_of_those_kept(
     damaged.mkdir(parents=True)
     with CheckpointWriter(Path(config.run_folder), config.checkpoint, Processes()) as writer:
         for step in (4, 6):
-            writer.save(TrainerState(step, 0, ""), lambda _: None, lambda _: [])
+            writer.save(content_of(step))
             writer.wait()
     saved = damaged.with_name("step000006")
     assert list_checkpoints(config.run_folder) == [damaged, saved]
@@ -561,7 +571,7 @@ def test_what_cannot_be_removed_of_a_killed_save_does_not_spoil_the_next(
 
     monkeypatch.setattr(shutil, "rmtree", removes)
     with CheckpointWriter(Path(config.run_folder), config.checkpoint, Processes()) as writer:
-        writer.save(TrainerState(2, 0, ""), lambda _: None, lambda _: [])
+        writer.save(content_of(2))
         assert writer.wait()
     (saved,) = list_checkpoints(config.run_folder)
     assert find_damage(saved) is None
@@ -577,7 +587,7 @@ def test_a_process_of_an_earlier_start_writes_into_no_later_save(tmp_path: Path)
             path.write_text(start)
             return [path]
 
-        content = Content(TrainerState(2, 0, ""), lambda _: None, write_part)
+        content = CheckpointContent(TrainerState(2, 0, ""), lambda _: None, write_part)
         return Save(tmp_path, content, Processes(), None, threading.Event())
 
     earlier = save_of("earlier")
@@ -609,7 +619,7 @@ def test_another_error_waits_for_the_writer_and_hides_nothing(
 
     def leave() -> None:
         with CheckpointWriter(tmp_path, CheckpointConfig(), Processes()) as writer:
-            writer.save(TrainerState(1, 1, ""), fail, lambda folder: [])
+            writer.save(CheckpointContent(TrainerState(1, 1, ""), fail, lambda folder: []))
             raise UserError("another")
 
     with pytest.raises(UserError, match="another"):
@@ -707,8 +717,7 @@ def test_only_the_first_slow_save_says_how_long_it_took(
     with CheckpointWriter(tmp_path, CheckpointConfig(), Processes()) as writer:
         for step in (1, 2):
             begun = None if took_s is None else time.monotonic() - took_s
-            state = TrainerState(step, 1, "")
-            writer.save(state, lambda _: None, lambda _: [], begun)
+            writer.save(content_of(step), begun)
             writer.wait()
     said = re.findall(r"took (\d+) s", capsys.readouterr().err)
     assert len(said) == (took_s is not None and took_s > SLOW_S)

@@ -17,6 +17,7 @@ from olmo_sparsity.base.errors import UnreadableNowError, UserError
 from olmo_sparsity.base.launch import DEATHS_FILE
 from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
+from olmo_sparsity.training.checkpoints.save import CheckpointContent
 from olmo_sparsity.training.checkpoints.writer import CheckpointWriter
 from olmo_sparsity.training.processes.distributed import Processes
 from olmo_sparsity.training.run_folder.attempts import (
@@ -39,7 +40,8 @@ def die(folder: Path, first_step: int = 0, saved: int | None = None) -> None:
     dying.__enter__().begin(max_starts=3)
     if saved is not None:
         with CheckpointWriter(folder, CheckpointConfig(), ALONE, first_step) as writer:
-            writer.save(TrainerState(saved, 0, ""), lambda _: None, lambda _: [])
+            state = TrainerState(saved, 0, "")
+            writer.save(CheckpointContent(state, lambda _: None, lambda _: []))
             writer.wait()
 
 
