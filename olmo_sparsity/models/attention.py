@@ -48,9 +48,10 @@ class AttentionWindow:
             return (queries_BL // self.size)[:, :, None] != (keys_BS // self.size)[:, None]
         return queries_BL[:, :, None] - keys_BS[:, None] >= self.size
 
-    def holds(self, smallest_id: int, largest_id: int) -> bool:
-        """Return whether the window hides no token between these position IDs from another, so that
-        no mask is needed."""
+    def spans(self, smallest_id: int, largest_id: int) -> bool:
+        """Return whether the window is as wide as the span of these position IDs: it then hides no
+        token between them from another, and no mask is needed. A sliding window of size 4 spans 7
+        to 10, and not 6 to 10."""
         if self.is_chunked:
             # In the first chunk alone, where position IDs and tokens are counted alike: without a
             # mask the model itself would cut chunks by the count of tokens.

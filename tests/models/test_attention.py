@@ -227,7 +227,7 @@ def test_windows_and_chunks_hide_what_they_say() -> None:
             near = (query + 3) // size == (key + 3) // size if is_chunked else query - key < size
             assert bool(hidden[query, key]) != near
             both = query < size if is_chunked else query - key < size
-            assert window.holds(key, query) == both
+            assert window.spans(key, query) == both
 
 
 def test_which_hardware_packs_documents(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def window_hides_some(windows: LayerWindows, keys_BS: Tensor) -> bool:
     if not limited:
         return False
     smallest_id, largest_id = (int(edge) for edge in keys_BS.aminmax())
-    return not all(window.holds(smallest_id, largest_id) for window in limited)
+    return not all(window.spans(smallest_id, largest_id) for window in limited)
 
 
 def build_masks(
@@ -80,7 +80,8 @@ def build_masks(
         # that attention still runs the fused causal kernel.
         return queries_BL.new_ones(num_rows, num_keys)
 
-    # A layer that sees all earlier tokens, none of which precede the queries, needs no mask.
+    # Plain causal attention needs no mask in a layer without a window. Where there are more keys
+    # than queries, as after a common beginning, a mask says which of them precede each query.
     is_plain_causal = bias is None and num_keys == length
     if bias is None:
         bias = causal_bias(num_keys, keys_BS.device, length)

@@ -49,7 +49,7 @@ class WholePrompts(PromptModel, nn.Module):
         # rounded products. In bf16 that would be 8 nats, which would hide any real difference, so
         # it is limited to 0.1.
         self._rounding = min(0.1, 1024 * torch.finfo(model.dtype).eps)
-        self._check_causal()  # with whole prompts, as `shares` is False until it is known
+        self._check_causal()
         self.shares = self._continues_from_states()
 
     def _check_causal(self) -> None:
@@ -60,7 +60,8 @@ class WholePrompts(PromptModel, nn.Module):
         # Two continuations that differ in their second token. In a causal model the first token has
         # the same log-probability in both.
         prompts = [Prompt(ids, np.array([ids[0], ids[second], ids[0]])) for second in (1, 2)]
-        first_W, second_W = self.score(prompts)
+        # Whether prompts can share beginnings is not known yet.
+        first_W, second_W = self._score(prompts, shares=False)
         if abs(first_W[0] - second_W[0]) > self._rounding:
             raise ConfigError(
                 f"{type(self.model).__name__} is not supported: it reads later tokens; pass a "
@@ -122,8 +123,7 @@ class WholePrompts(PromptModel, nn.Module):
             cache = deepcopy(states)
             if cache is None:
                 cache = DynamicCache(config=self.model.config)
-            # For what it adds to the cache; the logits are not used.
-            self._logits(node.tokens[None, num_computed:], 1, cache)
+            self._extend(cache, node.tokens[num_computed:])
             return cache
 
         def score_rows(states: Any, tokens_BL: np.ndarray, indices: list[int]) -> list[np.ndarray]:
@@ -138,6 +138,11 @@ class WholePrompts(PromptModel, nn.Module):
         log_p_of_index = dict(tree.scores(extend_states, score_rows))
         log_p_of_key = {prompt.key: log_p_of_index[index] for index, prompt in enumerate(different)}
         return [log_p_of_key[prompt.key] for prompt in prompts]
+
+    def _extend(self, cache: Any, tokens: np.ndarray) -> None:
+        """Add the states of tokens to a cache of one row, which they follow."""
+        # The model adds them to its cache; its logits are not needed, so only one is asked for.
+        self._logits(tokens[None], 1, cache)
 
     def _log_p(self, tokens_BL: np.ndarray, targets_BW: np.ndarray, cache: Any) -> list[np.ndarray]:
         """Return the log-probabilities of the targets of each row, which its last tokens predict.
