@@ -128,8 +128,8 @@ class AttributeRequest(Request):
                 "tools and earlier messages of the user are; set passages to what is one in the "
                 "user's last message"
             )
-        for doubt in logged.doubts:
-            say(doubt)
+        for warning in logged.warnings:
+            say(warning)
 
         return replace(
             self,

@@ -10,7 +10,7 @@ import pytest
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.sources.reading.messages import read_messages
-from olmo_sparsity.sources.reading.passages import Passage, doubts_about, split_at_passages
+from olmo_sparsity.sources.reading.passages import Passage, split_at_passages, warnings_about
 
 NUMBERED = """Use these.
 
@@ -78,7 +78,7 @@ def test_a_tag_of_another_name_is_no_passage() -> None:
     parts = split_at_passages([text], "document")
     assert [part.text for part in parts if isinstance(part, Passage)] == ["Yes."]
     assert parts[0] == "<document-note>as of May</document-note> <document id='2'>"
-    assert doubts_about([text], parts, "document") == []
+    assert warnings_about([text], parts, "document") == []
 
 
 def test_the_group_name_alone_leaves_all_that_matches_as_the_text() -> None:
@@ -115,35 +115,35 @@ def test_a_passage_without_a_name_keeps_an_id_that_all_of_them_share() -> None:
     assert ids == [("passage 1", "passage"), ("passage 2", "passage")]
 
 
-def doubts(pattern: str, text: str = NUMBERED) -> list[str]:
-    return doubts_about([text], split_at_passages([text], pattern), pattern)
+def warnings(pattern: str, text: str = NUMBERED) -> list[str]:
+    return warnings_about([text], split_at_passages([text], pattern), pattern)
 
 
 def test_a_passage_that_swallows_all_others_and_the_question_is_noticed() -> None:
-    of_question, of_passages = doubts(r"(?s)\[\d+\].*")
+    of_question, of_passages = warnings(r"(?s)\[\d+\].*")
     assert "'passage 1' holds the last line" in of_question
     assert "'When did it open?'" in of_question
     assert "'passage 1', holds further matches" in of_passages
 
 
 @pytest.mark.parametrize("pattern", [r"\[\d+\] .*\n.*", r"(?s)\[\d+\].*?(?=\n\n)"])
-def test_passages_that_end_before_the_question_raise_no_doubt(pattern: str) -> None:
-    assert doubts(pattern) == []
+def test_passages_that_end_before_the_question_raise_no_warning(pattern: str) -> None:
+    assert warnings(pattern) == []
 
 
 def test_a_message_of_which_nothing_stays_in_view_is_noticed() -> None:
-    (doubt,) = doubts(".+", "Name the bridge.")
-    assert "'Name the bridge.'" in doubt
+    (warning,) = warnings(".+", "Name the bridge.")
+    assert "'Name the bridge.'" in warning
 
 
 def test_a_question_may_precede_the_passages() -> None:
-    assert doubts("doc", "When did it open?\n<doc>It opened.\nIn 1921.</doc>") == []
+    assert warnings("doc", "When did it open?\n<doc>It opened.\nIn 1921.</doc>") == []
 
 
 def test_an_unclosed_tag_is_noticed() -> None:
     text = "<doc>It opened.\n<doc>It closed.</doc>\nWhen?"
-    (doubt,) = doubts("doc", text)
-    assert "holds further matches" in doubt
+    (warning,) = warnings("doc", text)
+    assert "holds further matches" in warning
 
 
 PAGE = (Path(__file__).parents[2] / "docs/sources.md").read_text()
@@ -180,6 +180,6 @@ def test_the_expressions_of_the_page_find_the_sources_of_its_message(pattern: st
 )
 def test_a_tag_within_a_passage_is_noticed(text: str) -> None:
     """It cuts the outer passage, or joins two of them to one source."""
-    (doubt,) = doubts("d", text)
-    assert "another <d> begins within the source 'passage 1'" in doubt
-    assert doubts("<d>([^<]*)</d>", text) == []
+    (warning,) = warnings("d", text)
+    assert "another <d> begins within the source 'passage 1'" in warning
+    assert warnings("<d>([^<]*)</d>", text) == []

@@ -29,8 +29,8 @@ from olmo_sparsity.sources.reading.chat_log import (
 from olmo_sparsity.sources.reading.passages import (
     UNNAMED_PASSAGE,
     Passage,
-    doubts_about,
     split_at_passages,
+    warnings_about,
 )
 from olmo_sparsity.sources.reading.prompt_parts import Segment
 from olmo_sparsity.sources.reading.reasoning import CLOSING, OPENING
@@ -52,7 +52,7 @@ class LoggedAnswer(NamedTuple):
     reasoning: str | None
     """The reasoning of the message, in tags. None means that it has none."""
 
-    doubts: list[str]
+    warnings: list[str]
     """Warnings about passages that may hold more than they should."""
 
 
@@ -86,7 +86,7 @@ def read_messages(
     sources = namer.named_messages()
     # In the tags by which `attribute` tells reasoning from the answer.
     reasoning = f"<think>\n{thought.strip()}\n</think>\n\n" if thought else None
-    return LoggedAnswer(sources, answer, reasoning, namer.doubts)
+    return LoggedAnswer(sources, answer, reasoning, namer.warnings)
 
 
 class _SplitContent(NamedTuple):
@@ -129,7 +129,7 @@ class _SourceNamer:
         self.name_counts: Counter[str] = Counter()
         """How often each name was given."""
 
-        self.doubts: list[str] = []
+        self.warnings: list[str] = []
         """Warnings about the passages."""
 
         self.tool_names: dict[str, Any] = {}
@@ -182,7 +182,7 @@ class _SourceNamer:
     def _parts_with_passages(self, texts: Sequence[str], passages: str) -> list[Any]:
         """Return the parts of the last message of the user, whose passages are sources."""
         split_parts = split_at_passages(texts, passages)
-        self.doubts += doubts_about(texts, split_parts, passages)
+        self.warnings += warnings_about(texts, split_parts, passages)
         parts: list[Any] = []
         for part in split_parts:
             if not isinstance(part, Passage):

@@ -1,8 +1,9 @@
-"""Find the passages that a message of the user holds, by a tag or a regular expression.
+r"""Find the passages that a message of the user holds, by a tag or a regular expression.
 
 Place in the flow: the last message of the user → **`split_at_passages`** → messages.py, which makes
-the passages sources. What is between passages stays in view. With the tag `document`, and with the
-regular expression `\\[\\d+\\] (?P<name>.+)\\n(?P<text>.+)`, these messages have one passage:
+the passages sources. What is between passages *stays in view*: no decoy ever replaces it. With the
+tag `document`, and with the regular expression `\[\d+\] (?P<name>.+)\n(?P<text>.+)`, these messages
+have one passage:
 
     <document title="faq.md">Tickets cost 4 euros.</document>     [1] faq.md
                                                                   Tickets cost 4 euros.
@@ -12,7 +13,8 @@ regular expression `\\[\\d+\\] (?P<name>.+)\\n(?P<text>.+)`, these messages have
     Passage         Tickets cost 4 euros.                         Tickets cost 4 euros.
     stays in view   </document> What do tickets cost?             What do tickets cost?
 
-`doubts_about` warns of expressions that match more than a user usually means.
+`warnings_about` warns of expressions that match more than a user usually means. A tag or an
+expression is called a *marker* here; users pass it as `passages`.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ class Passage(NamedTuple):
     """The name that the message gives it; empty if it gives none."""
 
     number: int
-    """The number of the passage in the message, from 1."""
+    """The number of the passage in its message, from 1. Passages with a name count, too."""
 
     @property
     def name(self) -> str:
@@ -66,16 +68,19 @@ MessagePart = Passage | str
 """A passage, or a text that stays in view."""
 
 
-def split_at_passages(texts: Sequence[str], passages: str) -> list[MessagePart]:
-    """Return the passages of a message, and the texts between them.
+# --- splitting ------------------------------------------------------------------------------------
+
+
+def split_at_passages(texts: Sequence[str], marker: str) -> list[MessagePart]:
+    """Return the passages of a message, and the texts between them, in order.
 
     Args:
         texts: The texts of the message, one for each block of its content.
-        passages: A tag, or a regular expression. The group `text`, or the first without the name
-            `name`, is the text of a passage; without such a group it is all that matches. The group
-            `name` is its name.
+        marker: A tag, or a regular expression. Of the latter, the group `name` is the name of a
+            passage, and the group `text` its text. Without a group `text` it is the first group
+            without a name, and without any such group all that matches.
     """
-    pattern = _compile(passages)
+    pattern = _compile(marker)
     text_group = _text_group(pattern)
     parts: list[MessagePart] = []
     num_passages = 0
@@ -83,7 +88,7 @@ def split_at_passages(texts: Sequence[str], passages: str) -> list[MessagePart]:
         last_end = 0
         for match in pattern.finditer(text):
             if not (match[text_group] or "").strip():
-                continue
+                continue  # an empty passage stays in view, with what is around it
             num_passages += 1
             first, end = match.span(text_group)
             # What precedes the text of the passage stays in view, with the opening tag.
@@ -93,7 +98,7 @@ def split_at_passages(texts: Sequence[str], passages: str) -> list[MessagePart]:
         parts.append(text[last_end:].strip())
     if num_passages == 0:
         raise ConfigError(
-            f"passages={passages!r:.40} matches nothing in the last message of the user"
+            f"passages={marker!r:.40} matches nothing in the last message of the user"
         )
     return [part for part in parts if part != ""]
 
@@ -101,42 +106,39 @@ def split_at_passages(texts: Sequence[str], passages: str) -> list[MessagePart]:
 # --- warnings -------------------------------------------------------------------------------------
 
 
-def doubts_about(texts: Sequence[str], parts: Sequence[MessagePart], passages: str) -> list[str]:
+def warnings_about(texts: Sequence[str], parts: Sequence[MessagePart], marker: str) -> list[str]:
     """Return warnings for a message in which a passage may hold more than it should. Its decoys
     would then replace the question or other passages, too.
 
     Args:
-        texts: The texts of the message.
+        texts: The texts of the message, none of them blank.
         parts: What `split_at_passages` made of them.
-        passages: The tag or regular expression.
+        marker: The tag or regular expression.
     """
-    pattern = _compile(passages)
-    doubts: list[str] = []
+    pattern = _compile(marker)
+    warnings: list[str] = []
     if _may_hold_the_question(texts, parts):
-        doubts.append(_doubt_about_question(texts, parts, passages))
+        warnings.append(_warning_about_question(texts, parts, marker))
 
-    found_passages = [part for part in parts if isinstance(part, Passage)]
-    if len(found_passages) == 1 and _holds_further_matches(found_passages[0], texts, pattern):
-        name = printable(found_passages[0].name)
-        doubts.append(
-            f"passages={passages!r:.40}: the only source, '{name}', holds further matches; let "
-            "each passage end before the next begins"
+    passages = [part for part in parts if isinstance(part, Passage)]
+    if len(passages) == 1 and _holds_further_matches(passages[0], texts, pattern):
+        warnings.append(
+            f"passages={marker!r:.40}: the only source, '{printable(passages[0].name)}', holds "
+            "further matches; let each passage end before the next begins"
         )
-        return doubts
-
-    if _is_tag(pattern):
-        for passage in found_passages:
-            if re.search(_start_of_tag(passages), passage.text):
-                doubts.append(
-                    f"passages={passages!r:.40}: another <{passages}> begins within the source "
+    elif _is_tag(pattern):  # of a tag, the first warning would be said twice
+        for passage in passages:
+            if re.search(_start_of_tag(marker), passage.text):
+                warnings.append(
+                    f"passages={marker!r:.40}: another <{marker}> begins within the source "
                     f"'{printable(passage.name)}'; close each tag before the next one opens"
                 )
-    return doubts
+    return warnings
 
 
 def _may_hold_the_question(texts: Sequence[str], parts: Sequence[MessagePart]) -> bool:
-    """Return whether no words stay in view, or the message ends with a passage that ends in a
-    question."""
+    """Return whether a passage may hold the user's question: no words stay in view, or the message
+    ends with a passage, and this with a question mark."""
     has_words_in_view = any(
         re.search(r"\w", part) is not None for part in parts if isinstance(part, str)
     )
@@ -144,19 +146,19 @@ def _may_hold_the_question(texts: Sequence[str], parts: Sequence[MessagePart]) -
     return not has_words_in_view or (ends_in_question and isinstance(parts[-1], Passage))
 
 
-def _doubt_about_question(texts: Sequence[str], parts: Sequence[MessagePart], passages: str) -> str:
+def _warning_about_question(texts: Sequence[str], parts: Sequence[MessagePart], marker: str) -> str:
     """Return the warning that the last passage may hold the question."""
     last_passage = [part for part in parts if isinstance(part, Passage)][-1]
     shown_line = printable(shorten(_last_line(texts), 60, placeholder="…"))
     return (
-        f"passages={passages!r:.40}: the source '{printable(last_passage.name)}' holds the last "
+        f"passages={marker!r:.40}: the source '{printable(last_passage.name)}' holds the last "
         f"line of the user's message, '{shown_line}'; if that is the question, let passages end "
         "before it"
     )
 
 
 def _last_line(texts: Sequence[str]) -> str:
-    """Return the last line of a message that is not blank."""
+    """Return the last line of a message. Blank lines at its end do not count."""
     return texts[-1].rstrip().rpartition("\n")[2].strip()
 
 
@@ -167,7 +169,7 @@ def _holds_further_matches(
     as at a second mark `[2]`."""
     text = next(text for text in texts if passage.text in text)
     first = text.index(passage.text)
-    # In the whole text, as the pattern may look at what is around the passage.
+    # In the text of the message, as the pattern may look at what is around the passage.
     line_starts = re.compile(r"(?<=\n)\S").finditer(text, first, first + len(passage.text))
     return any(pattern.match(text, line.start()) for line in line_starts)
 
@@ -175,38 +177,39 @@ def _holds_further_matches(
 # --- the pattern ----------------------------------------------------------------------------------
 
 
-def _compile(passages: str) -> re.Pattern[str]:
+def _compile(marker: str) -> re.Pattern[str]:
     """Return the pattern of a tag or of a user's regular expression."""
-    if re.fullmatch(r"\w[\w-]*", passages):
-        start = _start_of_tag(passages)
+    if re.fullmatch(r"\w[\w-]*", marker):
+        start = _start_of_tag(marker)
         return re.compile(
-            rf"{start}(?P<attributes>{ATTRIBUTES})>(?P<text>.*?)</{passages}>", re.DOTALL
+            rf"{start}(?P<attributes>{ATTRIBUTES})>(?P<text>.*?)</{marker}>", re.DOTALL
         )
     try:
         # Without flags: a dot matches no line break, so that a mark such as `\[1\] .*` ends with
         # its line. `(?s)` at the beginning changes that.
-        pattern = re.compile(passages)
+        pattern = re.compile(marker)
     except re.error as error:
         raise ConfigError(
-            f"passages={passages!r:.40} is neither a tag nor a regular expression ({error})"
+            f"passages={marker!r:.40} is neither a tag nor a regular expression ({error})"
         ) from None
     unknown = sorted(pattern.groupindex.keys() - NAMED_GROUPS)
     if unknown:
         raise ConfigError(
-            f"passages={passages!r:.60} has the group {unknown[0]!r:.20}; name the groups of a "
+            f"passages={marker!r:.60} has the group {unknown[0]!r:.20}; name the groups of a "
             "passage (?P<name>…) and (?P<text>…), and leave others without a name"
         )
     return pattern
 
 
 def _start_of_tag(name: str) -> str:
-    """Return an expression for the start of a tag; `<document-note>` is another one than
-    `<document>`."""
+    """Return an expression for the start of a tag. It does not match `<document-note>` if the name
+    is `document`."""
     return rf"<{name}(?![\w:.-])"
 
 
 def _is_tag(pattern: re.Pattern[str]) -> bool:
-    """Return whether this is the pattern of a tag: only it has the group `attributes`."""
+    """Return whether this is the pattern of a tag, as `_compile` makes it: a user's expression may
+    not have the group `attributes`."""
     return "attributes" in pattern.groupindex
 
 
