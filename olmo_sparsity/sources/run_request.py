@@ -17,11 +17,13 @@ sentence that a verdict names is then attributed in turn, as an answer of its ow
     reasoning 2  sources, question, reasoning 1             sentence 2 of the reasoning
     reasoning 1  sources, question                          sentence 1 of the reasoning
 
-A *link* is one row of this table: an answer, or a sentence, with the prompt that precedes it.
+A *link* is one row of this table: an answer, or a sentence, with the prompt that precedes it. A
+*step* is the attribution of a sentence; the answer's attribution has all of them in `steps`.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -36,22 +38,21 @@ from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.models.identity.use import in_use
 from olmo_sparsity.models.loaded import LoadedModel, using
 from olmo_sparsity.sources.attribution import Attribution
-from olmo_sparsity.sources.prompt.answer_tokens import AnswerIds, encode_answer
+from olmo_sparsity.sources.prompt.answer_tokens import AnswerIds, encode_answer, longest_answer
 from olmo_sparsity.sources.prompt.encode import encode_prompt
 from olmo_sparsity.sources.prompt.layout import Layout, lay_out
 from olmo_sparsity.sources.prompt.pieces import SourcePrompt
-from olmo_sparsity.sources.reading.answer_pieces import Answer
 from olmo_sparsity.sources.reading.reasoning import sentence_spans
 from olmo_sparsity.sources.request import AttributeRequest
 from olmo_sparsity.sources.verdicts.decoys import draw_decoys, read_decoys
 from olmo_sparsity.sources.verdicts.evidence import decoy_rounds
 from olmo_sparsity.sources.verdicts.trials import Trials
 
-NEW_TOKENS = 256
-"""Tokens of a generated answer at most, unless the user says otherwise."""
+DEFAULT_MAX_NEW_TOKENS = 256
+"""The length limit of a generated answer, unless the user sets one."""
 
 DEFAULT_DECOYS = "builtin:embedded"
-"""Prose that this package brings."""
+"""Prose that this package brings, from which decoys are cut unless the user passes texts."""
 
 
 def run_request(request: AttributeRequest) -> Attribution:
@@ -91,28 +92,28 @@ class LaidOutLink(NamedTuple):
 
 @dataclass(frozen=True)
 class LoadedRequest:
-    """A request whose model is loaded. `run` answers it, `layouts` shows what to count."""
+    """A request whose model is loaded. `run` answers it; `layouts` is what a dry run counts."""
 
     model: LoadedModel
     request: AttributeRequest
     quiet: bool = False
     """Show no progress."""
 
+    @cached_property
+    def _prompt(self) -> SourcePrompt:
+        """The sources and the question, without reasoning."""
+        return encode_prompt(self.model, self.request)
+
+    @property
+    def _max_new_tokens(self) -> int:
+        """The length limit of a generated answer."""
+        return self.request.settings.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
+
     def run(self) -> Attribution:
         """Generate the answer unless the request has one, and judge its statements."""
-        request = self.request
-        prompt = self._prompt
         with using(self.model):
-            # Called for its errors only, before minutes are spent on generating an answer.
-            self._decoy_texts(prompt)
-            ids = encode_answer(
-                prompt,
-                request.answer,
-                self._max_new_tokens,
-                quiet=self.quiet,
-                reasoning=request.reasoning,
-            )
-            answer_link, *sentence_links = self._links(ids)
+            self._check_decoys()
+            answer_link, *sentence_links = self._links(self._encode_answer())
             answer = self._attribute_link("explaining", answer_link)
             steps = self._attribute_reasoning(answer, sentence_links)
 
@@ -120,6 +121,54 @@ class LoadedRequest:
         forwards_of_steps = sum(step.token_forwards for step in steps.values())
         token_forwards = answer.token_forwards + forwards_of_steps
         return replace(answer, steps=steps, token_forwards=token_forwards)
+
+    @cached_property
+    def layouts(self) -> list[LaidOutLink]:
+        """Prompt and layout of the answer, and of each sentence of the reasoning, for counting.
+        Nothing is generated: an answer that the model would write is as long as it may become."""
+        if self.request.answer is None:
+            answer = longest_answer(self._prompt, self._max_new_tokens, self.request.reasoning)
+        else:
+            answer = self._encode_answer()
+        return [
+            LaidOutLink(link.prompt, lay_out(link.prompt, link.answer))
+            for link in self._links(answer)
+        ]
+
+    def _encode_answer(self) -> AnswerIds:
+        """Return the tokens of the answer, which the model generates if the request has none."""
+        return encode_answer(
+            self._prompt,
+            self.request.answer,
+            self._max_new_tokens,
+            quiet=self.quiet,
+            reasoning=self.request.reasoning,
+        )
+
+    def _links(self, answer: AnswerIds) -> list[Link]:
+        """Return the link of the answer, and then that of each sentence of the reasoning."""
+        tokens = answer.reasoning
+        spans = sentence_spans(tokens, self.model.tokenizer)
+        links = [Link(self._prompt.with_reasoning(tokens, spans), answer)]
+        for index, (first, end) in enumerate(spans):
+            # Earlier sentences are sources of a sentence, too.
+            prompt = self._prompt.with_reasoning(tokens[:first], spans[:index])
+            sentence = AnswerIds(pieces=[tokens[first:end]], are_statements=[True])
+            links.append(Link(prompt, sentence))
+        return links
+
+    # --- decoys, losses and verdicts ------------------------------------------------------------
+
+    def _check_decoys(self) -> None:
+        """Raise DataError if there are too few unrelated texts. It is called first, before minutes
+        are spent on generating an answer."""
+        self._decoy_texts(self._prompt)
+
+    def _decoy_texts(self, prompt: SourcePrompt) -> list[np.ndarray]:
+        """Return the unrelated texts of which decoys are cut. Raise DataError if they do not
+        suffice for the longest source of the prompt."""
+        decoys = self.request.decoys
+        return read_decoys(self.model, prompt, DEFAULT_DECOYS if decoys is None else decoys)
 
     def _attribute_reasoning(
         self, answer: Attribution, sentence_links: Sequence[Link]
@@ -129,57 +178,21 @@ class LoadedRequest:
 
         Args:
             answer: The attribution of the answer.
-            sentence_links: All sentences of the reasoning.
+            sentence_links: All sentences of the reasoning, in order.
         """
         steps: dict[str, Attribution] = {}
-        waiting = [*answer.named_sentences]
-        for index in waiting:  # grows, by the sentences that a sentence relies on
+        waiting = deque(answer.named_sentences)
+        while waiting:
+            index = waiting.popleft()
             name = f"reasoning {index + 1}"
+            if name in steps:
+                continue
             step = self._attribute_link(f"explaining {name}", sentence_links[index])
             # All steps share one dictionary, in which a sentence finds the sentences that it relies
             # on.
             steps[name] = replace(step, steps=steps)
-            waiting += [other for other in step.named_sentences if other not in waiting]
+            waiting += step.named_sentences
         return steps
-
-    @cached_property
-    def layouts(self) -> list[LaidOutLink]:
-        """Prompt and layout of the answer, and of each sentence of the reasoning, for counting.
-        Nothing is generated: an answer that the model would write is as long as it may become."""
-        request = self.request
-        prompt = self._prompt
-        max_new_tokens = self._max_new_tokens
-        is_generated = request.answer is None
-        ids = encode_answer(
-            prompt,
-            Answer("?", [(0, 1)]) if is_generated else request.answer,  # replaced below
-            max_new_tokens,
-            quiet=True,
-            reasoning=request.reasoning,
-        )
-        if is_generated:
-            # Any token will do, as only their number counts.
-            ids = replace(ids, pieces=[prompt.local_ids[:1] * max_new_tokens])
-        return [
-            LaidOutLink(link.prompt, lay_out(link.prompt, link.answer)) for link in self._links(ids)
-        ]
-
-    def _links(self, ids: AnswerIds) -> list[Link]:
-        """Return the answer, and each sentence of the reasoning as an answer of its own."""
-        tokens = ids.reasoning
-        spans = sentence_spans(tokens, self.model.tokenizer)
-        links = [Link(self._prompt.with_reasoning(tokens, spans), ids)]
-        for index, (first, end) in enumerate(spans):
-            # Earlier sentences are sources of a sentence, too.
-            prompt = self._prompt.with_reasoning(tokens[:first], spans[:index])
-            sentence = AnswerIds(pieces=[tokens[first:end]], are_statements=[True])
-            links.append(Link(prompt, sentence))
-        return links
-
-    def _decoy_texts(self, prompt: SourcePrompt) -> list[np.ndarray]:
-        """Return the unrelated texts of which decoys are drawn. Raise if they do not suffice."""
-        decoys = self.request.decoys
-        return read_decoys(self.model, prompt, DEFAULT_DECOYS if decoys is None else decoys)
 
     def _attribute_link(self, progress_name: str, link: Link) -> Attribution:
         """Evaluate as many decoys as the verdicts on this answer need, and return its attribution.
@@ -229,13 +242,3 @@ class LoadedRequest:
                 f"answer's loss; raise its limit for prompts, here of {len(layout.block.tokens):,} "
                 "tokens"
             )
-
-    @property
-    def _max_new_tokens(self) -> int:
-        """Length limit of a generated answer."""
-        return self.request.settings.max_new_tokens or NEW_TOKENS
-
-    @cached_property
-    def _prompt(self) -> SourcePrompt:
-        """The sources and the question, without reasoning."""
-        return encode_prompt(self.model, self.request)

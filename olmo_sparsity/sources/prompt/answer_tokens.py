@@ -1,6 +1,7 @@
 """Encode an answer, or have the model generate one, and split it into statements.
 
 Place in the flow: prompt (pieces.py) and answer → **`encode_answer`** → `AnswerIds` → layout.py.
+A dry run, which generates nothing, lays out the `longest_answer` in place of a generated one.
 What a user may pass, and what its statements are:
 
     None                                     the model generates a text, which is treated as below
@@ -79,7 +80,7 @@ def encode_answer(
     """
     # Encoded as what follows another text, so that no space is put before it.
     encode = partial(prompt.model.encode, follow=True)
-    reasoning_ids = encode([reasoning or ""])[0]
+    reasoning_ids = _encode_reasoning(prompt, reasoning)
     if answer is None:
         text_ids = _generate(prompt, reasoning_ids, max_new_tokens, quiet)
         ids = _without_reasoning(text_ids, reasoning_ids, prompt.model.tokenizer)
@@ -108,6 +109,22 @@ def encode_answer(
         )
     _check_not_empty(answer, ids)
     return ids
+
+
+def longest_answer(prompt: SourcePrompt, num_tokens: int, reasoning: str | None) -> AnswerIds:
+    """Return an answer of this many tokens, as a single statement, to count what a generated one
+    costs at most. Its tokens have no meaning."""
+    any_token = prompt.local_ids[:1]
+    return AnswerIds(
+        pieces=[any_token * num_tokens],
+        are_statements=[True],
+        reasoning=_encode_reasoning(prompt, reasoning),
+    )
+
+
+def _encode_reasoning(prompt: SourcePrompt, reasoning: str | None) -> list[int]:
+    """Return the tokens of reasoning that a user has passed; none for None."""
+    return prompt.model.encode([reasoning or ""], follow=True)[0]
 
 
 def _without_reasoning(
