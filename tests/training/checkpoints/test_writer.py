@@ -453,7 +453,7 @@ def test_a_folder_that_cannot_be_created_for_a_moment_costs_no_save(
 
     def fail_twice(save: Save) -> None:
         nonlocal num_tries
-        if step_of(save.final) == 6:
+        if step_of(save.final_folder) == 6:
             num_tries += 1
             if num_tries < TRIES:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
