@@ -21,9 +21,9 @@ def run_losses(options: argparse.Namespace) -> int:
     """Print the losses that a run has logged, or those of models; return the exit code."""
     keywords = given_options(options, measured_losses())
     if len(options.models) == 1 and not keywords:
-        from olmo_sparsity.training.metrics.loss_table import loss_table
+        from olmo_sparsity.training.metrics.loss_table import describe_losses
 
-        print(loss_table(options.models[0]))
+        print(describe_losses(options.models[0]))
         return 0
     from olmo_sparsity.analysis.report.losses_page import write_losses
     from olmo_sparsity.analysis.scoring.losses_by_place import LossesRequest, read_losses

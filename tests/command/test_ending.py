@@ -28,7 +28,7 @@ PRINTING = [
     sys.executable,
     "-c",
     "import sys, types\n"
-    "table = types.SimpleNamespace(loss_table=lambda run: 'a table')\n"
+    "table = types.SimpleNamespace(describe_losses=lambda run: 'a table')\n"
     "sys.modules['olmo_sparsity.training.metrics.loss_table'] = table\n"
     "from olmo_sparsity.command.cli import entry\n"
     "entry(['losses', 'run'])",
@@ -61,7 +61,7 @@ READING = [
     "        say('reading')\n"
     "    except Exception as error:\n"
     "        raise DataError(f'the file is damaged: {error}')\n"
-    "table = types.SimpleNamespace(loss_table=read)\n"
+    "table = types.SimpleNamespace(describe_losses=read)\n"
     "sys.modules['olmo_sparsity.training.metrics.loss_table'] = table\n"
     "from olmo_sparsity.command.cli import entry\n"
     "entry(['losses', 'run'])",
@@ -76,7 +76,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
     """Makes `losses` raise an error."""
 
     def raising(error: BaseException) -> None:
-        monkeypatch.setattr(loss_table, "loss_table", Mock(side_effect=error))
+        monkeypatch.setattr(loss_table, "describe_losses", Mock(side_effect=error))
 
     return raising
 

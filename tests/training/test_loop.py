@@ -35,7 +35,7 @@ from olmo_sparsity.training.engines.engine import Engine
 from olmo_sparsity.training.engines.losses import ForwardClock
 from olmo_sparsity.training.evaluation.evaluate import Evaluation
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.metrics.loss_table import loss_table
+from olmo_sparsity.training.metrics.loss_table import describe_losses
 from olmo_sparsity.training.metrics.read import read_metrics
 from olmo_sparsity.training.optimizer.learning_rate import learning_rate
 from olmo_sparsity.training.processes.distributed import Processes
@@ -68,7 +68,7 @@ def test_a_run_learns_and_leaves_a_whole_folder(make_config: MakeConfig) -> None
     assert start["engine"]["class"] == "Engine"
     assert start["versions"]["torch"] == torch.__version__
     assert [path.name for path in list_checkpoints(folder)] == ["step000040", "step000038"]
-    assert "held-out loss by position" in loss_table(folder)
+    assert "held-out loss by position" in describe_losses(folder)
 
 
 def test_a_run_ends_at_its_gpu_hours_counts_those_of_earlier_starts_and_goes_on_if_they_are_raised(
@@ -365,7 +365,7 @@ def test_lengths_grow_and_cannot_change(make_config: MakeConfig, tmp_path: Path)
     *_, last = rows(config)
     places = [(part["from"], part["to"]) for part in last["heldout"]]
     assert places == [(0, 16), (16, 32), (32, 64)]
-    table = loss_table(config.run_folder)
+    table = describe_losses(config.run_folder)
     assert table.splitlines()[-1].split()[-1] == f"{last['induction_drop']:.4f}"
     assert [row["learning_rate"] for row in rows(config) if "loss" in row] == [
         learning_rate(config.optimizer, step, 12) for step in range(1, 13)

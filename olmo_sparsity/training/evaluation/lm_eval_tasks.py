@@ -4,8 +4,8 @@
     tasks(1000, weights)    # {"arc_easy/acc": 0.31, "arc_easy/acc_norm": 0.29}, to the metrics
 
 The weights are exported to transformers, so the numbers are those of `lm_eval --model hf` on an
-exported checkpoint. lm_eval cuts tasks into requests, such as "the log-probability of this answer".
-Each process has a whole copy of the model, and answers a share of them:
+exported checkpoint. lm_eval divides tasks into requests, such as "the log-probability of this
+answer". Each process has a whole copy of the model, and answers a share of the requests:
 
     100 requests, 4 processes    process 0 answers 0 … 24, process 1 answers 25 … 49, …
                                  all of them receive all 100 answers, and compute the same numbers
@@ -29,7 +29,7 @@ from olmo_sparsity.training.processes.distributed import Processes
 
 
 class Tasks:
-    """Tasks of lm_eval, which are called at each evaluation."""
+    """The tasks of `evaluation.lm_eval`, loaded once and called at each evaluation."""
 
     def __init__(
         self, config: RunConfig, tokenizer: Tokenizer, device: torch.device, processes: Processes
@@ -38,7 +38,8 @@ class Tasks:
         self.device = device
         self.processes = processes
         self.tokenizer = hugging_face_tokenizer(tokenizer, config.model)
-        self.tasks = load_tasks(config.evaluation.lm_eval)
+        self.loaded = load_tasks(config.evaluation.lm_eval)
+        """What lm_eval loads: with its groups, and under "tasks" each task by its name."""
 
     def __call__(self, step: int, weights: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the value of each TASK/METRIC, as `lm_eval --model hf` computes it for the
@@ -46,11 +47,12 @@ class Tasks:
         from lm_eval.evaluator import evaluate
         from lm_eval.models.huggingface import HFLM
 
-        for task in self.tasks["tasks"].values():
+        for task in self.loaded["tasks"].values():
             # The default seed of lm_eval's command. Otherwise each evaluation would have other
             # examples in its prompts.
             task.set_fewshot_seed(1234)
-        exported: Any = hugging_face_model(self.config.at(step).model, weights, "the engine")
+        model_config = self.config.at(step).model
+        exported: Any = hugging_face_model(model_config, weights, origin="the engine")
         is_bf16 = self.config.training.precision == "bf16"
         model = HFLM(
             exported.to(self.device),
@@ -58,17 +60,22 @@ class Tasks:
             batch_size=self.config.evaluation.batch_size,
             mixed_precision_dtype=torch.bfloat16 if is_bf16 else None,
         )
-        # All kinds of requests that a task can have. HFLM itself divides them among processes only
-        # with accelerate, which would need a process group of its own.
+        # lm_eval answers each kind of requests by one of these methods. Each is replaced by one that
+        # divides its requests among processes: HFLM does so only with accelerate, which would need
+        # a process group of its own.
         for method in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
-            setattr(model, method, self._share_out(getattr(model, method)))
+            setattr(model, method, self._divided(getattr(model, method)))
         # Without a bootstrap, whose standard errors would take longer than the tasks.
-        evaluated = evaluate(model, self.tasks, bootstrap_iters=0, log_samples=False)
+        evaluated = evaluate(model, self.loaded, bootstrap_iters=0, log_samples=False)
         return _numbers_of(evaluated["results"])
 
-    def _share_out(self, answer: Callable[..., list[Any]]) -> Callable[[list[Any]], list[Any]]:
-        """Return a function that answers requests as `answer` does, a method of `HFLM`. Each
-        process answers a run of them, and gets the answers of all."""
+    def _divided(self, answer: Callable[..., list[Any]]) -> Callable[[list[Any]], list[Any]]:
+        """Return a function that answers requests as `answer` does, but divides them among the
+        processes. Each returns all answers, in the order of the requests.
+
+        Args:
+            answer: A method of `HFLM`, which answers requests on this process.
+        """
         rank = self.processes.rank
         count = self.processes.world_size
 
@@ -76,6 +83,7 @@ class Tasks:
             first = len(requests) * rank // count
             end = len(requests) * (rank + 1) // count
             own_answers = answer(requests[first:end], disable_tqdm=True)
+            # By rank, which is the order of the shares.
             return list(chain(*self.processes.gather(own_answers)))
 
         return answer_all

@@ -7,8 +7,12 @@
     loss by step, and how far it falls when a passage is read twice (induction)
     …
 
-metrics.jsonl (written by metrics.py) → `loss_table` → text, which the command prints
+metrics.jsonl (written by metrics.py) → `describe_losses` → text, which the command prints
                                         `losses_by_step` → a table, which curves.py draws
+
+A *position* is the position ID of a target in its held-out sequence, or in its document with
+`positions.per_document`. A *place* is the index of a target in its document; losses by place are
+those of `evaluation.documents`.
 """
 
 from __future__ import annotations
@@ -26,13 +30,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LARGEST_EXPONENT = 700
-"""The largest loss whose perplexity is shown as it is: e to the power of 710 overflows a float."""
+"""The largest loss, in nats, whose perplexity is shown as it is: e to the power of 710 overflows a
+float. Of larger losses the perplexity of this one is shown."""
 
 
-def loss_table(run_folder: str | Path) -> str:
-    """Return the logged held-out losses of a run as text: the last evaluation in detail, then all
-    evaluations. Each row has its numbers of documents and tokens. A note says where rows are of
-    different documents, or steps were evaluated on different text, and must not be compared."""
+def describe_losses(run_folder: str | Path) -> str:
+    """Return the logged held-out losses of a run as text: the last evaluation in detail, with the
+    numbers of documents and tokens of each range, then all evaluations. A note says which rows must
+    not be compared with each other, as they are of different text."""
     evaluations = _read_evaluations(run_folder)
     last_evaluation = evaluations[-1]
     lines = [f"{run_folder}, step {last_evaluation['step']}: held-out loss by position"]
@@ -82,8 +87,8 @@ def _describe_last(evaluation: EvaluationRow) -> list[str]:
 
 
 def _range_and_counts(row: LossRow) -> dict[str, Any]:
-    """Return the columns for the range of a loss, and its numbers of documents and tokens. Earlier
-    versions counted only tokens."""
+    """Return the columns for the range of a loss, and its numbers of documents and tokens. Runs of
+    earlier versions counted only tokens."""
     documents = row.get("num_documents")
     return {
         "positions": range_in_words(row),
@@ -96,18 +101,18 @@ def _describe_steps(evaluations: Sequence[EvaluationRow]) -> list[str]:
     """Return the table of all evaluations, with a mark at those that must not be compared with the
     last one, and a note if there are any."""
     table = losses_by_step(evaluations)
-    last_text = _identity_of_text(evaluations[-1])
-    is_other = [_identity_of_text(evaluation) != last_text for evaluation in evaluations]
-    if not any(is_other):
+    last_ranges = _ranges_and_counts(evaluations[-1])
+    has_other_text = [_ranges_and_counts(evaluation) != last_ranges for evaluation in evaluations]
+    if not any(has_other_text):
         return [_aligned(table)]
-    table["sample"] = ["other" if other else "" for other in is_other]
+    table["sample"] = ["other" if is_other else "" for is_other in has_other_text]
     note = "steps marked `other` were evaluated on other text than the last one"
     return [_aligned(table), note]
 
 
-def _identity_of_text(evaluation: EvaluationRow) -> list[tuple[int | None, ...]]:
-    """Return ranges and counts of an evaluation, which identify its text: evaluations with equal
-    ones can be compared."""
+def _ranges_and_counts(evaluation: EvaluationRow) -> list[tuple[int | None, ...]]:
+    """Return all ranges and counts of an evaluation. Two evaluations in which they differ have read
+    different text. If they are equal, the text is taken to be the same."""
     rows = [*evaluation["heldout"], *evaluation.get("by_place", ())]
     return [
         (row["from"], row["to"], row.get("num_tokens"), row.get("num_documents")) for row in rows

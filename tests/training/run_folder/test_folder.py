@@ -19,7 +19,7 @@ from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
 from olmo_sparsity.training import steps
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.metrics.loss_table import loss_table
+from olmo_sparsity.training.metrics.loss_table import describe_losses
 from olmo_sparsity.training.metrics.metrics import Metrics
 from olmo_sparsity.training.metrics.read import read_metrics
 from olmo_sparsity.training.steps import Outcome
@@ -118,13 +118,13 @@ def test_metrics_of_another_run_are_refused(
         with pytest.raises(DataError, match=f"metrics.* not of the run of .*step00000{step}"):
             train(make_config(run_folder=str(trained), seed=3))
         with pytest.raises(DataError, match=r"restore .*, or delete it"):
-            loss_table(trained)
+            describe_losses(trained)
         shutil.rmtree(trained / f"checkpoints/step{step:06d}")
     shutil.copytree(tmp_path / "saved", trained / "checkpoints/step000004")
     metrics.write_bytes(own)
     train(make_config(run_folder=str(trained)))
     assert [row["step"] for row in read_metrics(metrics)] == [1, 2, 3, 4, 5, 6, 6]
-    loss_table(trained)
+    describe_losses(trained)
 
 
 def test_a_run_is_recognized_although_a_killed_start_repeated_the_step_of_a_damaged_checkpoint(
@@ -247,7 +247,7 @@ def table_of(folder: Path, *evaluations: list[dict], **others: list[dict]) -> st
     metrics = Metrics(folder, 0, [])
     for step, parts in enumerate(evaluations, start=1):
         metrics.write_heldout(step, parts, 0.5, others)
-    return loss_table(folder)
+    return describe_losses(folder)
 
 
 def test_each_logged_loss_says_how_many_documents_and_tokens_it_is_over(tmp_path: Path) -> None:
