@@ -5,16 +5,18 @@
     scorer.losses([row])                          # scorer.py evaluates rows
 
 What a row holds depends on how distant states are interpreted (interpretation.py). A block has the
-distant tokens d0 … d4, the local window l5 l6 l7 and the target t8. This row of it is:
+distant tokens d0 … d4, the local window l5 l6 l7 and the targets t8 t9. The row above is:
 
-    isolated     inputs d1 d3 l5 l6 l7, with position IDs 1 3 5 6 7
-    contextual   inputs l5 l6 l7, which attend to the states of d1 and d3 in the long window
-    replaced     inputs u0 d1 u2 d3 u4 l5 l6 l7, where u are tokens of an unrelated text
+    isolated     inputs d1 d3 l5 l6 l7 t8, with position IDs 1 3 5 6 7 8
+    contextual   inputs l5 l6 l7 t8, which attend to the states of d1 and d3 in the long window
+    replaced     inputs u0 d1 u2 d3 u4 l5 l6 l7 t8, where u are tokens of an unrelated text
 
-The last input predicts t8. A prefix, if there is one, comes before all of these. Inputs are dense
-and causal, with gaps in their position IDs but no mask, so fast attention kernels apply.
+An input predicts the token after it: here l7 predicts t8, and t8 predicts t9. A *span* says which
+targets are evaluated: `context.set_row(np.array([1, 3]), (1, 2))` has the same inputs, and the loss
+of t9 alone.
 
-Nothing here computes with a model.
+A prefix, if there is one, comes before all of these. Inputs are dense and causal, with gaps in
+their position IDs but no mask, so fast attention kernels apply. Nothing here computes with a model.
 
 Dimension key: X unrelated texts, F distant tokens.
 """
@@ -31,7 +33,7 @@ from olmo_sparsity.models.distant_states import DistantStates
 from olmo_sparsity.text.windows import Block
 
 TARGETS_OF_ONE_LENGTH = 16
-"""This many neighbouring targets have rows of one length, so that these share forwards."""
+"""Number of neighbouring targets whose rows have the same length, so that they share forwards."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,18 +68,19 @@ class Context:
 
         Args:
             distant_indices: The distant indices of these tokens, in rising order.
-            span: The targets, as indices into those of the block, from the first to one past the
-                last. Default: all.
+            span: The targets to evaluate, as indices into those of the block, from the first to
+                one past the last. Default: all.
         """
         if self.unrelated_XF is not None:
             return self._prompt_row(distant_indices, span)
 
-        first_target, end_target = self._targets_of_row(span)
+        if span is None:
+            first_target, end_target = 0, self.block.num_targets
+            span_in_row = None
+        else:
+            first_target, end_target = self._targets_around(span)
+            span_in_row = (span[0] - first_target, span[1] - first_target)
         num_targets = end_target - first_target
-        span_in_row = None
-        if span is not None:
-            first, end = span
-            span_in_row = (first - first_target, end - first_target)
 
         # Position IDs of the prefix and the set.
         earlier = self.block.positions_of_distant(distant_indices)
@@ -89,8 +92,8 @@ class Context:
         return Row(self, np.concatenate([earlier, local]), num_targets, span=span_in_row)
 
     def _prompt_row(self, distant_indices: np.ndarray, span: tuple[int, int] | None) -> Row:
-        """Return a row for a whole prompt, in which all distant tokens except these are replaced.
-        It ends with the last of its targets."""
+        """Return the row of a whole prompt, in which all distant tokens except these are replaced.
+        Its targets are those of the block up to the end of the span."""
         end_target = self.block.num_targets if span is None else span[1]
         positions = np.arange(self.block.num_before + end_target - 1)
         return Row(
@@ -101,61 +104,51 @@ class Context:
             kept_distant=distant_indices,
         )
 
-    def _targets_of_row(self, span: tuple[int, int] | None) -> tuple[int, int]:
-        """Return the first target of a row, and one past the last, so that they include a span.
+    def _targets_around(self, span: tuple[int, int]) -> tuple[int, int]:
+        """Return the first target of a row that evaluates a span, and one past the last.
 
         Inputs after a target do not affect it, so a row may be longer than its target needs. Rows
         of neighbouring targets get one length, and share forwards: those of the targets 16, 17 and
         31 all reach from 16 to 32.
         """
-        num_targets = self.block.num_targets
-        if span is None:
-            return 0, num_targets
         first, end = span
         first_target = first - first % TARGETS_OF_ONE_LENGTH
-        end_target = max(min(first_target + TARGETS_OF_ONE_LENGTH, num_targets), end)
-        return first_target, end_target
+        end_target = min(first_target + TARGETS_OF_ONE_LENGTH, self.block.num_targets)
+        # A span may reach beyond these 16, as a target of several tokens does.
+        return first_target, max(end_target, end)
 
 
 @dataclass(frozen=True)
 class Row:
-    """The inputs at `positions` of a context; the last `num_targets` of them predict targets."""
+    """One input sequence: tokens of a context's block. In the example above the isolated row is
+
+    Row(context, positions=[1, 3, 5, 6, 7, 8], num_targets=2)               # of t8 and t9
+    Row(context, positions=[1, 3, 5, 6, 7, 8], num_targets=2, span=(1, 2))  # of t9 alone
+    """
 
     context: Context
     positions: np.ndarray
-    """Position IDs, rising, which are also indices into `block.tokens`."""
+    """The position IDs of the inputs, rising, which are also indices into `block.tokens`."""
 
     num_targets: int
-    """The targets are the tokens after the last `num_targets` inputs."""
+    """The number of the last inputs that predict targets: the tokens after them in the block."""
 
     attended: np.ndarray | None = None
     """Position IDs of earlier tokens, of the prefix and distant ones, that the row attends to with
     their states of the long window. None if it attends to its own inputs alone."""
 
     span: tuple[int, int] | None = None
-    """The targets to evaluate, as indices into the row's targets: from the first to one past the
-    last (default: all)."""
+    """The targets to evaluate, as indices into the row's own targets, not into those of the block:
+    from the first to one past the last. None: all."""
 
     kept_distant: np.ndarray | None = None
-    """Indices of the distant tokens that unrelated texts do not replace."""
+    """Indices of the distant tokens that unrelated texts do not replace; None if none are replaced
+    at all."""
 
     @property
     def evaluated_span(self) -> tuple[int, int]:
-        """Return the targets to evaluate, as indices into the row's targets."""
+        """Return the targets to evaluate, as `span` does; all of them if it is None."""
         return self.span or (0, self.num_targets)
-
-    def within(self, reach: int) -> Row:
-        """Return the row without the earlier tokens that have no effect, as no layer sees them from
-        a later token. A layer with a sliding window attends to `reach` position IDs, the token's
-        own included."""
-        if self.attended is not None:
-            attended = self.attended[self.attended > self.positions[0] - reach]
-            return replace(self, attended=attended if len(attended) else None)
-        # Information passes from token to token, so it stops at a gap as wide as the reach.
-        gaps = np.flatnonzero(np.diff(self.positions) >= reach)
-        if not len(gaps):
-            return self
-        return replace(self, positions=self.positions[gaps[-1] + 1 :])
 
     @property
     def targets(self) -> np.ndarray:
@@ -164,15 +157,34 @@ class Row:
         inputs = self.positions[-self.num_targets :][first:end]
         return self.context.block.tokens[inputs + 1]
 
+    def within(self, reach: int) -> Row:
+        """Return the row without the earlier tokens that no layer sees from a later token, so that
+        they have no effect.
+
+        Args:
+            reach: The number of position IDs that a layer with a sliding window attends to, the
+                token's own included.
+        """
+        if self.attended is not None:
+            attended = self.attended[self.attended > self.positions[0] - reach]
+            return replace(self, attended=attended if len(attended) else None)
+        # Layer by layer, information passes from one token to the next within reach. It cannot
+        # pass a gap as wide as the reach: with a reach of 4, from 10 to 14.
+        gaps = np.flatnonzero(np.diff(self.positions) >= reach)
+        if not len(gaps):
+            return self
+        return replace(self, positions=self.positions[gaps[-1] + 1 :])
+
 
 def distinct_rows(rows: Sequence[Row], reach: int | None) -> tuple[Sequence[Row], Sequence[int]]:
     """Return the different rows to compute, and for each of `rows` the index of the one that serves
-    it. Many rows are the same without the tokens that no layer of the model reaches.
+    it. Many rows are the same without the tokens that no layer of the model reaches: with a reach
+    of 4, those of d0 and of d1 in the example above, both of which are l5 l6 l7 t8.
 
     Args:
         rows: Rows of any contexts.
-        reach: How many position IDs a layer attends to. None if it attends to all, and then all
-            rows count as different.
+        reach: How many position IDs a layer attends to (`Row.within`). None if it attends to all;
+            all rows then count as different.
     """
     if reach is None:
         return rows, range(len(rows))

@@ -60,9 +60,9 @@ class Tasks:
             batch_size=self.config.evaluation.batch_size,
             mixed_precision_dtype=torch.bfloat16 if is_bf16 else None,
         )
-        # lm_eval answers each kind of requests by one of these methods. Each is replaced by one that
-        # divides its requests among processes: HFLM does so only with accelerate, which would need
-        # a process group of its own.
+        # lm_eval answers each kind of requests by one of these methods. Here each is replaced by a
+        # function that divides its requests among processes: HFLM does so only with accelerate,
+        # which would need a process group of its own.
         for method in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
             setattr(model, method, self._divided(getattr(model, method)))
         # Without a bootstrap, whose standard errors would take longer than the tasks.
