@@ -11,13 +11,17 @@ Options form groups, each a frozen dataclass:
     Settings(long=64).short       # 16: a default that depends on another option
     Settings(long=0).check()      # ConfigError: long=0 must be at least 1
 
-A call passes flat keywords, which request.py sorts into these groups. The command line is derived
-from these classes. Its help is the text of `option`, or, where there is none, the docstring of the
-function in api.py. This module imports nothing large, as `--help` reads it.
+    measure(model, text, dtype="bf16", long=64)
+        ─ request.py ─>  ModelOptions(dtype="bf16"), TextOptions(), Settings(long=64)
+
+The command line is derived from these classes, too. Its help is the text of `option`, or, where
+there is none, the docstring of the function in api.py. This module imports nothing large, as
+`--help` reads it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass, fields
 from numbers import Integral
@@ -45,21 +49,23 @@ token and the one before it occur together among the distant tokens, and not in 
 `every`: drawn evenly from all tokens."""
 
 KS = (1, 2, 4, 8, 16)
-"""Numbers of units for which recovery is measured, if a user passes none."""
+"""Default of `ks`, the numbers of units for which recovery is measured."""
 
 MIN_GAP = 0.1
-"""Nats: a target with a smaller gap has nothing to recover."""
+"""Default of `min_gap`, in nats: a target with a smaller gap has nothing to recover."""
 
 MIN_HALVES = 4
-"""With fewer random halves of the units, a rank correlation over them says nothing."""
+"""Smallest value of `halves`, the number of random halves of the units, besides 0. A rank
+correlation over fewer says nothing."""
 
 TARGETS_OF_DOCUMENT = 4
-"""Targets of each set in a long document. Intervals are over documents, so more of them help more
-than more targets of each; and all targets of the top 10% of 60 articles cost 100 times as much."""
+"""Default of `max_targets` where targets are expensive: targets of each set in a document.
+Intervals are over documents, so more documents help more than more targets of each. All targets of
+the top 10% of 60 articles would cost 100 times as much."""
 
 SELECTION_SETTINGS = ("sets", "max_targets", "share", "min_gap", "sample", "blocks")
-"""Settings by which targets are chosen. They have no effect where another option, or another
-measurement, selects the targets."""
+"""Settings by which targets are chosen. They are refused where another option, or another
+measurement, chooses the targets."""
 
 SELECTORS_OF_STATES = ("add_one_screened", "random")
 """Default selectors, for any window, where distant tokens keep states: a rule and a control. With
@@ -78,19 +84,11 @@ def parse_share(text: str) -> float:
     if text == "all":
         return 1.0
     percent = re.fullmatch(r"top(.+)%", text)
-    # A text that is no number becomes 0, which the range below refuses with the same message.
-    share = _number_or_0(text) if percent is None else _number_or_0(percent[1]) / 100
-    if not 0 < share <= 1:
-        raise ConfigError(f"share={text} must be all, or a share such as top10% or 0.1")
-    return share
-
-
-def _number_or_0(text: str) -> float:
-    """Return the number that a text spells; 0 if it spells none."""
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
+    with contextlib.suppress(ValueError):  # of `float`, for a text that is not a number
+        share = float(text) if percent is None else float(percent[1]) / 100
+        if 0 < share <= 1:
+            return share
+    raise ConfigError(f"share={text} must be all, or a share such as top10% or 0.1")
 
 
 def parse_sample(text: str) -> float:
@@ -104,6 +102,9 @@ def parse_sample(text: str) -> float:
 def parse_prefix(text: str) -> str:
     r"""Return the prefix with each \n as a line break, which a shell passes as two characters."""
     return text.replace(r"\n", "\n")
+
+
+# --- models and texts -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +138,7 @@ class ModelOptions:
         return {"device": self.device, "dtype": self.dtype, "device_map": self.device_map}
 
     def check_unset_for_loaded(self) -> None:
-        """Raise ConfigError if an option is set that a model in memory has by itself."""
+        """Raise ConfigError if an option says how to load a model that is in memory already."""
         check_unset("a model in memory has its own", **self.loading)
 
 
@@ -176,6 +177,9 @@ class TextOptions:
     )
 
 
+# --- `measure` ------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """The settings of a measurement. Processes with equal settings, model and text share one. The
@@ -207,7 +211,7 @@ class Settings:
     seed: int = option(0, least=0)
 
     def __post_init__(self) -> None:
-        """Fill in defaults that depend on the long window, and remember which options were set."""
+        """Remember which options were set, and fill in defaults that depend on others."""
         changed = {}
         for item in fields(self):
             value = getattr(self, item.name)
@@ -217,14 +221,14 @@ class Settings:
         # must not make another one.
         object.__setattr__(self, "_changed", changed)
 
-        for name, default in self._defaults_of_window().items():
+        for name, default in self._dependent_defaults().items():
             is_unset = getattr(self, name) in (None, (), [])
             if is_unset:
                 # The dataclass is frozen.
                 object.__setattr__(self, name, default)
 
-    def _defaults_of_window(self) -> dict[str, Any]:
-        """Return the defaults that depend on the long window and on the distant states."""
+    def _dependent_defaults(self) -> dict[str, Any]:
+        """Return the defaults that depend on the long window or on the distant states, by name."""
         window = long_window(self.long)
         # A target with thousands of distant tokens, or with prompts in place of masks, takes long,
         # so that fewer targets, draws and halves are evaluated.
@@ -273,9 +277,9 @@ class Settings:
         return Windows(self.long, self.short, self.stride, self.prefix_ids, min_distant=min_distant)
 
     @property
-    def chooses_by_size(self) -> bool:
-        """Return whether `min_gap` has an effect: whether there are targets that must have a large
-        gap. With share=1 every token is a target, and the other sets ignore gaps."""
+    def uses_min_gap(self) -> bool:
+        """Return whether `min_gap` has an effect: whether some targets must have a large gap. With
+        share=1 every token is a target, and the other sets ignore gaps."""
         return "gap" in self.sets and self.share != 1
 
     def check(self) -> None:
@@ -293,13 +297,14 @@ class Settings:
             raise ConfigError("sample and blocks both set the number of blocks; pass one of them")
 
     def _check_ks(self) -> None:
-        """Raise ConfigError if a document's first target has fewer units than the largest k."""
+        """Raise ConfigError if the first target of a document has fewer distant units than the
+        largest k."""
         from olmo_sparsity.text.units import span_width
 
         for units in self.units:
-            width = span_width(units)
+            width = span_width(units)  # 1 for tokens, 8 for spans of 8 tokens
             num_distant = self.windows.least_distant
-            # Of words, sentences and the like, each token may be one at most.
+            # Words and sentences have no fixed width. There are at most as many as tokens.
             num_units = num_distant if width is None else num_distant - width + 1
             if max(self.ks) > num_units:
                 raise ConfigError(
@@ -310,7 +315,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class LossSettings:
-    """The settings of `losses`, which has no windows."""
+    """The settings of `losses`, which has no local and no long window."""
 
     length: int = option(1024, "tokens that are read of each document", metavar="N", least=16)
     documents: int = option(

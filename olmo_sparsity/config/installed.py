@@ -23,37 +23,41 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 """The folder of installed configs."""
 
 
-def shipped_configs() -> dict[str, Path]:
-    """Return the installed configs by name, such as figure2.yaml and experiments/c4_ladder.yaml."""
+def installed_configs() -> dict[str, Path]:
+    """Return the paths of installed configs by their names, such as figure2.yaml and
+    experiments/c4_ladder.yaml."""
     return {path.relative_to(CONFIGS).as_posix(): path for path in sorted(CONFIGS.rglob("*.yaml"))}
 
 
 def find_config(name: str | Path, seen_from: Path | None = None) -> Path:
     """Return the file of this name, or else the installed config of this name. If there is neither,
-    return the path of the missing file, so that the caller can name it. `seen_from`: the config in
-    which the name is written. A relative name counts from its folder."""
+    return the path of the missing file, so that the caller can name it.
+
+    Args:
+        seen_from: The config in which the name is written. A relative name counts from its folder.
+    """
     path = Path(name) if seen_from is None else seen_from.parent / name
     # A file is not its own base: a copy of an installed config may name the original, which has the
     # same name, as its base.
     if path.exists() and path != seen_from:
         return path
     installed_name = current_config(Path(name).as_posix().removeprefix("configs/"))
-    return shipped_configs().get(installed_name, path)
+    return installed_configs().get(installed_name, path)
 
 
 def suggest_config(path: Path) -> str:
-    """Return the end of a message that names the config which a missing one may be meant for. It is
-    empty if no name is close."""
+    """Return the end of a message about a missing config: `; did you mean 'figure2.yaml'?` for
+    figure.yaml. It is empty if no name is close."""
     if path.exists():
         return ""
-    names = [*map(str, path.parent.glob("*.yaml")), *shipped_configs()]
+    names = [*map(str, path.parent.glob("*.yaml")), *installed_configs()]
     close = difflib.get_close_matches(str(path).removeprefix("configs/"), names, n=1)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def list_configs() -> str:
     """Return a line for each installed config: its name, and the first sentence of its comment."""
-    configs = shipped_configs()
+    configs = installed_configs()
     width = max(map(len, configs))
     return "\n".join(f"{name:<{width}}  {_purpose(path)}" for name, path in configs.items())
 
@@ -68,7 +72,7 @@ def _purpose(path: Path) -> str:
 
 def read_config(name: str) -> str:
     """Return the text of an installed config, for a copy that works in any folder."""
-    path = shipped_configs().get(current_config(name.removeprefix("configs/")))
+    path = installed_configs().get(current_config(name.removeprefix("configs/")))
     if path is None:
         raise ConfigError(f"no config '{name}' is installed; `olmo-sparsity configs` lists them")
     # `../c4.yaml` holds in the folder of installed configs alone; `c4.yaml` is found anywhere.

@@ -98,7 +98,7 @@ def _rules_of_start(config: RunConfig) -> Rules:
 
 
 def _rules_of_evaluation(config: RunConfig) -> Rules:
-    """Check the documents whose loss is measured by position."""
+    """Check the documents whose loss is measured by place."""
     evaluation = config.evaluation
     # The spread over fewer documents would say nothing.
     if 0 < evaluation.documents < 8:
@@ -132,8 +132,8 @@ def _rules_of_optimizer(config: RunConfig) -> Rules:
 
 
 def _rules_of_deepspeed(config: RunConfig) -> Rules:
-    """Check that nothing asks for whole gradients, which DeepSpeed's engines split over
-    processes."""
+    """Check that nothing needs the whole gradient of a matrix, which DeepSpeed's engines divide
+    among processes."""
     if not config.engine.name.startswith("zero"):
         return
     if config.optimizer.name == "muon":
@@ -170,9 +170,10 @@ def _rules_of_compilation(config: RunConfig) -> Rules:
 class _Stage(NamedTuple):
     """A stage of a run with the position IDs that it trains."""
 
-    key: str
-    """Beginning of the keys of these positions, for messages: "training.length[0]." if the stage
-    has positions of its own, and empty if they are the run's."""
+    key_prefix: str
+    """What precedes "positions.…" in the names of these settings, for messages:
+    "training.length[0]." if the stage has positions of its own, and nothing if they are the
+    run's."""
 
     tokens: int
     """Tokens of a training sequence."""
@@ -198,20 +199,20 @@ def _rules_of_positions(config: RunConfig) -> Rules:
             "positions.per_document=true needs data.mask_documents=true: without it all documents "
             "of a sequence are one text"
         )
-    for key, num_tokens, positions in _stages_of(config):
+    for key_prefix, num_tokens, positions in _stages_of(config):
         # Every token needs a position ID of its own, and `target_length` is how many there are.
         if positions.scheme != "contiguous" and (positions.target_length or 0) < num_tokens:
             yield (
-                f"{key}{positions.target_length=} is below training.length={num_tokens}; raise "
-                "the first or lower the second"
+                f"{key_prefix}{positions.target_length=} is below training.length={num_tokens}; "
+                "raise the first or lower the second"
             )
         if positions.scheme == "pose" and positions.num_chunks > num_tokens:
-            chunks = f"{key}{positions.num_chunks=}"
+            chunks = f"{key_prefix}{positions.num_chunks=}"
             yield f"{chunks} is above training.length={num_tokens}; lower it"
         if positions.per_document != config.positions.per_document:
             yield (
-                f"{key}{positions.per_document=} must be {config.positions.per_document}, as in "
-                "the run's positions, by which held-out text is evaluated"
+                f"{key_prefix}{positions.per_document=} must be {config.positions.per_document}, "
+                "as in the run's positions, by which held-out text is evaluated"
             )
 
     stages = config.training.lengths
@@ -232,9 +233,9 @@ def _rules_of_positions(config: RunConfig) -> Rules:
 
 def _rules_of_rope(config: RunConfig) -> Rules:
     """Check how each stage scales RoPE, and its base."""
-    for key, _, positions in _stages_of(config):
+    for key_prefix, _, positions in _stages_of(config):
         if positions.scaling != "none":
-            yield from _rules_of_scaling(config.model, positions, key)
+            yield from _rules_of_scaling(config.model, positions, key_prefix)
 
     model = config.model
     for stage_index, stage in enumerate(config.training.lengths):
@@ -254,15 +255,16 @@ def _rules_of_rope(config: RunConfig) -> Rules:
             )
 
 
-def _rules_of_scaling(model: ModelConfig, positions: PositionsConfig, key: str) -> Rules:
-    """Check the limits between which YaRN and Llama's scaling blend. `key` begins their keys."""
+def _rules_of_scaling(model: ModelConfig, positions: PositionsConfig, key_prefix: str) -> Rules:
+    """Check the limits between which YaRN and Llama's scaling blend. `key_prefix`: as in
+    `_Stage`."""
     if not model.rope:
-        yield f"{key}{positions.scaling=!s} changes RoPE, but model.rope=false; remove one"
+        yield f"{key_prefix}{positions.scaling=!s} changes RoPE, but model.rope=false; remove one"
     if positions.beta_slow >= positions.beta_fast:
-        yield f"{key}{positions.beta_slow=} must be below {positions.beta_fast=}"
+        yield f"{key_prefix}{positions.beta_slow=} must be below {positions.beta_fast=}"
     if positions.low_frequency_factor >= positions.high_frequency_factor:
         yield (
-            f"{key}{positions.low_frequency_factor=} must be below "
+            f"{key_prefix}{positions.low_frequency_factor=} must be below "
             f"{positions.high_frequency_factor=}"
         )
 

@@ -130,7 +130,11 @@ class StageConfig:
 @dataclass
 class EarlierWeights:
     """The weights of the corpora in the batches that another run had read before this one branched
-    off."""
+    off. For example, it read both corpora alike up to batch 500, and then more of the web:
+
+        [EarlierWeights(until=500, weights={"web": 1, "code": 1}),
+         EarlierWeights(until=900, weights={"web": 3, "code": 1})]
+    """
 
     until: int = option(1, least=1)
     """The last batch that was read with these weights. The first batch of the run is 1."""
@@ -252,8 +256,8 @@ class TrainingConfig:
 
     @property
     def first_steps(self) -> list[int]:
-        """Return the first step of each stage. A run without stages counts as a single one, from
-        step 1."""
+        """Return the first step of each stage: [1, 9001] for the stages in `StageConfig`. A run
+        without stages counts as a single one."""
         return [1, *(stage.until + 1 for stage in self.lengths if stage.until is not None)]
 
     def stage_at(self, step: int) -> StageConfig | None:
@@ -388,8 +392,9 @@ class CheckpointConfig:
         )
 
     def num_staying(self, after: int, until: int) -> int:
-        """Return the number of steps after + 1 … until whose checkpoints stay. It is computed, not
-        counted, as a run may have 10^12 steps."""
+        """Return the number of steps after + 1 … until whose checkpoints stay: 2 for after=100,
+        until=300 and keep_every_steps=100. Multiples are computed and not counted, as a run may
+        have 10^12 steps."""
         named_steps = set(self.keep_steps or ())
         if self.keep_powers_of_two:
             named_steps |= {2**exponent for exponent in range(until.bit_length())}
@@ -470,7 +475,8 @@ class RunConfig:
 
     @property
     def largest_length(self) -> int:
-        """Return one more than the largest position ID that a training batch can hold."""
+        """Return one more than the largest position ID that a training batch can hold: 2,048 for
+        sequences of 512 tokens with PoSE up to that target length."""
         return max(
             positions.target_length or self.training.length
             for positions in self.positions_of_stages
@@ -485,5 +491,5 @@ class RunConfig:
         model = self.model
         if stage.rope_theta is not None:
             model = replace(model, rope_theta=stage.rope_theta)
-        # Scaling is part of the positions, from which a new config sets that of the model.
+        # The scaling of RoPE is part of the positions: `__post_init__` copies it to the model.
         return replace(self, positions=stage.positions or self.positions, model=model)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from olmo_sparsity.base.errors import ConfigError
-from olmo_sparsity.config.installed import CONFIGS, read_config, shipped_configs
+from olmo_sparsity.config.installed import CONFIGS, installed_configs, read_config
 from olmo_sparsity.config.run import flatten, load_config, load_saved_config, save_config
 from olmo_sparsity.config.yaml_files import read_given
 from olmo_sparsity.experiment.file import read_experiment
@@ -186,7 +186,7 @@ def test_shipped_configs_are_found_by_name_from_any_folder(elsewhere: Path) -> N
 
 
 def test_copies_of_shipped_configs_work_where_they_lie(elsewhere: Path) -> None:
-    for name, path in shipped_configs().items():
+    for name, path in installed_configs().items():
         copy = elsewhere / "a" / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(read_config(name))
@@ -263,7 +263,7 @@ def test_rope_and_pose_configs_differ_in_positions_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in shipped_configs() if not name.startswith("experiments")]
+    "name", [name for name in installed_configs() if not name.startswith("experiments")]
 )
 def test_no_shipped_config_leaves_more_than_ten_minutes_to_a_crash(name: str) -> None:
     assert load_config(name).checkpoint.interval_steps == 0, "auto"

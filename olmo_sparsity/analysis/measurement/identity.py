@@ -32,7 +32,7 @@ def identity_of_measurement(
         fixed: The targets, if they are fixed before any loss. None if losses choose them.
     """
     stored_settings = asdict(settings)
-    if fixed is not None or not settings.chooses_by_size:
+    if fixed is not None or not settings.uses_min_gap:
         stored_settings = _without_idle_min_gap(stored_settings)
     identity: dict[str, Any] = {
         **identity_of(model),
@@ -60,8 +60,8 @@ def complete_identity(stored: dict[str, Any]) -> dict[str, Any]:
     settings = identity.get("settings")
     if isinstance(settings, dict) and "min_gap" in settings:
         # Earlier versions accepted `min_gap` also where it chooses nothing.
-        chooses_by_size = "gap" in settings.get("sets", ()) and settings.get("share") != 1
-        if identity.get("targets") is not None or not chooses_by_size:
+        uses_min_gap = "gap" in settings.get("sets", ()) and settings.get("share") != 1
+        if identity.get("targets") is not None or not uses_min_gap:
             identity["settings"] = _without_idle_min_gap(settings)
     return identity
 

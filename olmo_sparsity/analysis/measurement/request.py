@@ -179,7 +179,7 @@ class MeasureRequest(Request):
         """Raise ConfigError if `min_gap` was passed, and no target is chosen by the size of its
         gap."""
         settings = self.settings
-        if "min_gap" not in self.passed_settings or settings.chooses_by_size:
+        if "min_gap" not in self.passed_settings or settings.uses_min_gap:
             return
         if "gap" in settings.sets:
             reason = "share=all takes any gap"
