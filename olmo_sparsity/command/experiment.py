@@ -25,9 +25,11 @@ from olmo_sparsity.command.gpus import check_gpus_are_of_a_dry_run, hardware_of
 from olmo_sparsity.command.share import shard_of_array_task
 from olmo_sparsity.command.training import run_train
 from olmo_sparsity.experiment.file import Experiment, read_experiment, saved_experiment
-from olmo_sparsity.experiment.job import Job, MeasurementJob, TrainingJob
+from olmo_sparsity.experiment.job import Job
 from olmo_sparsity.experiment.jobs import format_states, jobs_of
+from olmo_sparsity.experiment.measurement_job import MeasurementJob
 from olmo_sparsity.experiment.measurements import Measurement
+from olmo_sparsity.experiment.training_job import TrainingJob
 
 
 def run_experiment(options: argparse.Namespace) -> int:
@@ -106,12 +108,13 @@ def _check_measurements(experiment: Experiment) -> None:
 
 def _submit(experiment: Experiment, options: argparse.Namespace) -> int:
     """Submit the jobs that are neither done nor in the queue to SLURM, and return the exit code."""
-    from olmo_sparsity.experiment.slurm import Flags, submit
+    from olmo_sparsity.experiment.slurm import submit
+    from olmo_sparsity.experiment.slurm_flags import SlurmFlags
 
     measure_flags = options.measure_slurm
     if measure_flags is None:
         measure_flags = options.slurm
-    flags = Flags(
+    flags = SlurmFlags(
         train=options.slurm,
         measure=measure_flags,
         max_jobs=options.max_jobs,
@@ -129,8 +132,11 @@ def _jobs_by_name(experiment: Experiment) -> dict[str, Job]:
 
 
 def _run_one(experiment: Experiment, name: str) -> int:
-    """Run one job in this process, and return the exit code. `name`: a job's
-    name, or the number of a model."""
+    """Run one job in this process, and return the exit code.
+
+    Args:
+        name: What --only names: a job, or the number of a model.
+    """
     jobs = _jobs_by_name(experiment)
     job = _find_job(experiment, jobs, name)
     if isinstance(job, TrainingJob):

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.command.memory import keep_freed_memory
 from olmo_sparsity.command.share import parse_shard
 from olmo_sparsity.config.command_line import given_options
+
+if TYPE_CHECKING:
+    from olmo_sparsity.analysis.results.results import Results
 
 
 def run_measure(options: argparse.Namespace) -> int:
@@ -48,12 +51,13 @@ def run_measure(options: argparse.Namespace) -> int:
     if options.dry_run:
         print(estimate.estimate(make_plan(request), request.shard, options.speed))
         return 0
+    results: Results | None
     if options.partial:
-        results: Any = summing_up.sum_up_partial(make_plan(request), out, request.command)
+        results = summing_up.sum_up_partial(make_plan(request), out, request.command)
         out /= "partial"
     else:
         results = measurement.measure(request)
-    if results is not None:
+    if results is not None:  # None: other processes have documents left
         print(describe(results))
         print(f"tables: {out}/*.parquet; to read: olmo-sparsity report {out} --out {out}.html")
     return 0

@@ -9,6 +9,8 @@ an empty point of the figure, with its reason. The commands `report` and `figure
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from olmo_sparsity.analysis.report.figure_style import Missing
 from olmo_sparsity.analysis.report.figures import draw_figure2
@@ -17,6 +19,7 @@ from olmo_sparsity.analysis.results.stored_results import read_results
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.experiment.file import Experiment
+from olmo_sparsity.experiment.job import Job
 from olmo_sparsity.experiment.jobs import jobs_of
 from olmo_sparsity.experiment.measurements import Measurement
 
@@ -29,28 +32,49 @@ def draw(experiment: Experiment) -> None:
     jobs = {job.name: job for job in jobs_of(experiment)}
     for measurement in experiment.measurements:
         label = experiment.label_of(measurement)
-        job = jobs[measurement.name]
-        state = job.state()
-        try:
-            found = read_results(measurement.folder)
-            has_other_options = state.name == "failed"
-            if not has_other_options:
-                results.append(found)
-                labels.append(label)
-                continue
-            reason = state.detail
-        except DataError as error:
-            # What its job knows says more than that results are missing.
-            reason = state.detail or job.reason_to_skip(jobs) or str(error)
-        say(f"{measurement.name} is not drawn: {reason}")
+        found = _read_finished(measurement, jobs)
+        if isinstance(found, Results):
+            results.append(found)
+            labels.append(label)
+            continue
+        say(f"{measurement.name} is not drawn: {found.reason}")
         # A transfer has no point of its own in the figure that could be empty.
         if measurement.choices_of is None:
-            scheme = measurement.model.settings.positions.scheme
-            length = measurement.long_length
-            missing.append(Missing(label, reason, length, measurement.step, scheme))
+            missing.append(
+                Missing(
+                    label=label,
+                    reason=found.reason,
+                    length=measurement.long_length,
+                    step=measurement.step,
+                    positions=measurement.model.settings.positions.scheme,
+                )
+            )
     if not results:
         raise DataError(f"{experiment.folder}: no measurement is finished; nothing is drawn yet")
     draw_figure2(results, experiment.figure, labels, missing)
+
+
+class _NotDrawn(NamedTuple):
+    """A measurement whose results cannot be drawn."""
+
+    reason: str
+
+
+def _read_finished(measurement: Measurement, jobs: Mapping[str, Job]) -> Results | _NotDrawn:
+    """Return the results of a measurement, or why they cannot be drawn.
+
+    Args:
+        jobs: All jobs, by name.
+    """
+    job = jobs[measurement.name]
+    state = job.state()
+    try:
+        results = read_results(measurement.folder)
+    except DataError as error:
+        # What its job knows says more than that results are missing.
+        return _NotDrawn(state.detail or job.reason_to_skip(jobs) or str(error))
+    has_other_options = state.name == "failed"
+    return _NotDrawn(state.detail) if has_other_options else results
 
 
 def main_measurements(experiment: Experiment) -> list[Measurement]:

@@ -27,11 +27,8 @@ from olmo_sparsity.config.build import build
 from olmo_sparsity.config.installed import find_config
 from olmo_sparsity.config.yaml_files import read_given
 from olmo_sparsity.experiment.grid import check_overrides
-from olmo_sparsity.experiment.measurements import (
-    Measurement,
-    measurements_of,
-    read_measure_section,
-)
+from olmo_sparsity.experiment.measure_section import read_measure_section
+from olmo_sparsity.experiment.measurements import Measurement, measurements_of
 from olmo_sparsity.experiment.models import Model, is_named_by, models_of
 from olmo_sparsity.experiment.sections import ExperimentFile
 

@@ -10,16 +10,15 @@ what one keeps in memory, or how it dies, does not affect the next. The process 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from olmo_sparsity.base.errors import UserError
 from olmo_sparsity.base.files import write_atomically
-from olmo_sparsity.base.launch import EXIT_STOPPED, STOP_SIGNALS, handling
+from olmo_sparsity.base.launch import EXIT_STOPPED
 from olmo_sparsity.base.progress import say
+from olmo_sparsity.experiment.child_processes import Command, run_processes
 from olmo_sparsity.experiment.file import Experiment
 from olmo_sparsity.experiment.job import Job
 from olmo_sparsity.experiment.jobs import check_no_other_work, format_states, jobs_of
@@ -149,14 +148,6 @@ def _run_jobs_of_one_kind(jobs: Sequence[Job], experiment: Experiment, num_proce
     return False
 
 
-class Command(NamedTuple):
-    """A command that is run in a process of its own."""
-
-    words: Sequence[str]
-    variables: Mapping[str, str] = {}
-    """Variables of the environment, next to those of this process."""
-
-
 _THIS_PROGRAM = (sys.executable, "-P", "-m", "olmo_sparsity")
 """-P: a folder `olmo_sparsity` where the user works must not take the place of the package."""
 
@@ -180,48 +171,6 @@ def _command_of(experiment: Experiment, job: Job, num_processes: int, num_at_onc
         num_threads = max(1, len(os.sched_getaffinity(0)) // num_at_once)
         return Command([*_THIS_PROGRAM, *words], {"OMP_NUM_THREADS": str(num_threads)})
     return Command([*_THIS_PROGRAM, *words])
-
-
-class Ending(NamedTuple):
-    """How several processes have ended."""
-
-    exit_codes: list[int]
-    is_stopped: bool
-    """Whether a signal to stop came, to this process or to one of them: they may have ended well
-    all the same."""
-
-
-def run_processes(commands: Sequence[Command], num_at_once: int) -> Ending:
-    """Run commands, and wait for them. A signal to stop is passed on to those that run, and no
-    further ones begin.
-
-    Args:
-        commands: The commands, in order.
-        num_at_once: Number of commands that run at once.
-    """
-    children: list[subprocess.Popen] = []
-    signals: list[int] = []
-
-    def pass_on(number: int, _: Any) -> None:
-        signals.append(number)
-        for child in children:
-            if child.poll() is None:
-                child.send_signal(number)
-
-    with handling(STOP_SIGNALS, pass_on):
-        for words, variables in commands:
-            # Polled, as `wait` of one child would miss the end of another.
-            while sum(child.poll() is None for child in children) >= num_at_once:
-                time.sleep(0.05)
-            if signals:
-                break
-            # In its own process group, or Ctrl-C would reach it twice, and the second kills it.
-            child = subprocess.Popen(words, env=os.environ | variables, process_group=0)
-            children.append(child)
-            if signals:  # it came while the process was started
-                child.send_signal(signals[-1])
-        codes = [child.wait() for child in children]
-    return Ending(codes, is_stopped=bool(signals) or EXIT_STOPPED in codes)
 
 
 def _check_none_failed(jobs: Sequence[Job]) -> None:

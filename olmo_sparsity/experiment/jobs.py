@@ -16,8 +16,10 @@ from pathlib import Path
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.experiment.file import Experiment
-from olmo_sparsity.experiment.job import STATES, FigureJob, Job, MeasurementJob, TrainingJob
+from olmo_sparsity.experiment.job import STATES, FigureJob, Job
+from olmo_sparsity.experiment.measurement_job import MeasurementJob
 from olmo_sparsity.experiment.models import Model
+from olmo_sparsity.experiment.training_job import TrainingJob
 
 
 def jobs_of(experiment: Experiment) -> list[Job]:

@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 
 from olmo_sparsity.base.errors import ConfigError, DataError
 from olmo_sparsity.experiment.file import Experiment
-from olmo_sparsity.experiment.job import Job, MeasurementJob, TrainingJob
+from olmo_sparsity.experiment.job import Job
 from olmo_sparsity.experiment.jobs import check_no_other_work, jobs_of
+from olmo_sparsity.experiment.measurement_job import MeasurementJob
 from olmo_sparsity.experiment.measurements import Measurement
 from olmo_sparsity.experiment.price_measurement import PriceCache, price_config
 from olmo_sparsity.experiment.price_training import TrainingPrice, describe_texts, price_training
+from olmo_sparsity.experiment.training_job import TrainingJob
 from olmo_sparsity.training.estimate.hardware import Hardware
 
 

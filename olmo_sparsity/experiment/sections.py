@@ -1,7 +1,7 @@
 """Declare the keys of an experiment's file, as dataclasses with defaults.
 
 Place in the flow: read by file.py. The section `measure` may also have all options of the command
-`measure`, which measurements.py tells apart. A file, for example:
+`measure`, which measure_section.py tells apart. A file, for example:
 
     folder: results/c4_1b
     models: [../c4_1b_pose.yaml, ../c4_1b_rope.yaml]
@@ -88,6 +88,6 @@ class ExperimentFile:
     number of GPUs, or up to two on a CPU."""
 
     measure: dict[str, Any] | None = None
-    """What is measured (measurements.py). None: models are trained and not measured."""
+    """What is measured (measure_section.py). None: models are trained and not measured."""
 
     figure: FigureSection = field(default_factory=FigureSection)

@@ -1,6 +1,6 @@
 """Submit the jobs of an experiment to SLURM, all at once, and return; cancel them.
 
-    trainings           arrays, one for each time limit; a task is a model
+    trainings           arrays, one for each time limit and needed jobs; a task is a model
     each measurement    an array; its tasks share the documents
     the figure          a job
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -24,10 +24,11 @@ from typing import NamedTuple
 from olmo_sparsity.base.errors import ConfigError, UserError
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.experiment.file import Experiment
-from olmo_sparsity.experiment.job import Job, TrainingJob
+from olmo_sparsity.experiment.job import Job
 from olmo_sparsity.experiment.jobs import check_no_other_work, format_states, jobs_of
-from olmo_sparsity.experiment.models import is_named_by
+from olmo_sparsity.experiment.slurm_flags import SlurmFlags
 from olmo_sparsity.experiment.slurm_queue import keep_numbers, own_queued, queued
+from olmo_sparsity.experiment.training_job import TrainingJob
 
 TRAIN = Path("slurm/train.sbatch")
 """The script of a training."""
@@ -36,65 +37,7 @@ MEASURE = Path("slurm/measure.sbatch")
 """The script of a measurement, and of the figure."""
 
 
-@dataclass(frozen=True)
-class Flags:
-    """Flags of the user for sbatch."""
-
-    train: str
-    """Flags of sbatch for trainings, as one text."""
-
-    measure: str
-    """Flags of sbatch for measurements and the figure."""
-
-    max_jobs: int | None = None
-    """The largest number of tasks of an array that run at once. None: the cluster's limit."""
-
-    times: Sequence[str] = ()
-    """MODEL=TIME: the time limit of the training of a model, or of all models whose name begins
-    so."""
-
-    def time_of(self, name: str) -> str | None:
-        """Return the time limit of the training of a model; None if none is given. If several names
-        fit, the longest decides, as it says most of this model."""
-        limits = map(_TimeLimit.of, self.times)
-        fitting = [limit for limit in limits if is_named_by(limit.beginning, name)]
-        # Of two limits under one name the last counts, as of any option that is given twice.
-        fitting.reverse()
-        return max(fitting, key=lambda limit: len(limit.beginning)).time if fitting else None
-
-    def check(self, names: Iterable[str]) -> None:
-        """Raise ConfigError for a flag that has no effect or no meaning.
-
-        Args:
-            names: The names of all models.
-        """
-        names = list(names)
-        for word in self.times:
-            limit = _TimeLimit.of(word)
-            fits = any(is_named_by(limit.beginning, name) for name in names)
-            if not (limit.time and fits):
-                raise ConfigError(f"--time={word} must be MODEL=TIME, of {', '.join(names)}")
-        if self.max_jobs is not None and self.max_jobs < 1:
-            raise ConfigError(f"--max-jobs={self.max_jobs} must be at least 1")
-
-
-class _TimeLimit(NamedTuple):
-    """The time limit of a training, or of several."""
-
-    beginning: str
-    """The name of a model, or the beginning of the names of several (`is_named_by`)."""
-
-    time: str
-    """A time as sbatch reads it, such as 12:00:00; empty if none is given."""
-
-    @staticmethod
-    def of(word: str) -> _TimeLimit:
-        """Return the time limit that a word MODEL=TIME means."""
-        beginning, _, time = word.partition("=")
-        return _TimeLimit(beginning, time)
-
-
-def submit(experiment: Experiment, flags: Flags) -> int:
+def submit(experiment: Experiment, flags: SlurmFlags) -> int:
     """Submit each job that is neither done, nor running, nor in the queue. Return the exit code."""
     flags.check(model.name for model in experiment.models)
     for script in (TRAIN, MEASURE):
@@ -127,7 +70,7 @@ class _Submission:
     job, the same command does not submit the earlier ones again."""
 
     experiment: Experiment
-    flags: Flags
+    flags: SlurmFlags
     numbers: dict[str, str]
     """The SLURM number of each job in the queue, by name: 17, or 17_3 for a task of an array."""
 
@@ -213,7 +156,7 @@ def _trainings(jobs: Sequence[Job]) -> list[TrainingJob]:
     return [job for job in jobs if isinstance(job, TrainingJob)]
 
 
-def _arrays_of(todo: Sequence[Job], flags: Flags) -> list[list[TrainingJob]]:
+def _arrays_of(todo: Sequence[Job], flags: SlurmFlags) -> list[list[TrainingJob]]:
     """Return groups of trainings that can be one array: their time limit and the jobs that they
     need are the same."""
     groups: dict[_ArrayKey, list[TrainingJob]] = defaultdict(list)
@@ -251,7 +194,7 @@ def _sbatch(words: Sequence[str], experiment: Experiment, *options: str) -> str:
     """Submit a job, and return its SLURM number.
 
     Args:
-        words: Flags of sbatch, and the script.
+        words: SlurmFlags of sbatch, and the script.
         experiment: The experiment, whose file the script is given.
         options: Further words for the script.
     """

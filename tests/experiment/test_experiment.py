@@ -26,11 +26,13 @@ from olmo_sparsity.command.cli import EXIT_BAD_INPUT, main
 from olmo_sparsity.config.run import save_config
 from olmo_sparsity.experiment import here
 from olmo_sparsity.experiment.agreement import describe_agreement
+from olmo_sparsity.experiment.child_processes import Command, Ending
 from olmo_sparsity.experiment.comparisons import comparisons_of
 from olmo_sparsity.experiment.file import read_experiment, saved_experiment
-from olmo_sparsity.experiment.job import MeasurementJob, TrainingJob
 from olmo_sparsity.experiment.jobs import format_states, jobs_of
-from olmo_sparsity.experiment.slurm import Flags
+from olmo_sparsity.experiment.measurement_job import MeasurementJob
+from olmo_sparsity.experiment.slurm_flags import SlurmFlags
+from olmo_sparsity.experiment.training_job import TrainingJob
 from olmo_sparsity.training.dry_run import describe_run
 from olmo_sparsity.training.estimate.cost import cost_of_run
 from olmo_sparsity.training.estimate.hardware import Hardware
@@ -282,14 +284,14 @@ def test_a_measurement_of_another_checkpoint_is_not_done(make_grid: MakeGrid) ->
 
 
 def test_the_longest_name_decides_the_time_limit() -> None:
-    flags = Flags("", "", times=["tiny=1:00", "tiny_seed1=2:00"])
+    flags = SlurmFlags("", "", times=["tiny=1:00", "tiny_seed1=2:00"])
     assert [flags.time_of(name) for name in ("tiny_seed1", "tiny_seed2", "tinier")] == [
         "2:00",
         "1:00",
         None,
     ]
     with pytest.raises(ConfigError, match="--time=huge=3:00 must be MODEL=TIME"):
-        Flags("", "", times=["huge=3:00"]).check(["tiny"])
+        SlurmFlags("", "", times=["huge=3:00"]).check(["tiny"])
 
 
 # --- how they stand -------------------------------------------------------------------------------
@@ -700,10 +702,10 @@ def test_a_second_experiment_measures_the_runs_of_a_grid_and_trains_nothing(
     assert "5 jobs: 2 done, 0 running, 0 failed, 3 waiting" in capsys.readouterr().out
     run: list[str] = []
 
-    def run_in_this_process(commands: Sequence[here.Command], _: int) -> here.Ending:
+    def run_in_this_process(commands: Sequence[Command], _: int) -> Ending:
         words = [list(command.words)[4:] for command in commands]
         run.extend(word.removeprefix("--only=") for *_, word in words)
-        return here.Ending([main(command) for command in words], is_stopped=False)
+        return Ending([main(command) for command in words], is_stopped=False)
 
     monkeypatch.setattr(here, "run_processes", run_in_this_process)
     assert main(["experiment", second_file]) == 0
