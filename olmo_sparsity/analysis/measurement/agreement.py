@@ -95,8 +95,8 @@ def reliability_of_texts(
     rows = []
     for span in spans:
         rows += [context.set_row(indices, span) for indices in sets]
-    # `by_text` returns the losses of a target's tokens; a target's loss is their sum.
-    losses_of_rows = [nll_XW.sum(1) for nll_XW in scorer.by_text(rows)]
+    # `losses_by_text` returns the losses of a target's tokens; a target's loss is their sum.
+    losses_of_rows = [nll_XW.sum(1) for nll_XW in scorer.losses_by_text(rows)]
     loss_TAX = np.array(losses_of_rows).reshape(len(spans), len(sets), scorer.num_texts)
 
     # Every other text belongs to one half, so that the halves differ by at most one text.

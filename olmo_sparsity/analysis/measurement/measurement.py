@@ -105,17 +105,18 @@ class _MeasuringProcess:
         self.shard = shard
         self.launch = launch
         self.is_first = launch.rank == 0
-        """Whether this is the process of its launch that waits for the others, checks the model,
-        shows progress and writes the results."""
+        """Whether this process waits for the others of its launch, checks the model, shows progress
+        and writes the results."""
 
         self.started_s = time.perf_counter()
         self.slowest_s = 0.0
-        """Seconds that the slowest document took here, by which the patience with others is set."""
+        """Seconds that the slowest document took here. Another process is given up only after a
+        multiple of this time (sharing.py)."""
 
         self.provenance = provenance(device_name(plan.scorer.device))
         self.parts = Parts(out, plan.identity())
         self.numbers = plan.measured_numbers
-        """The documents of the whole measurement, by their numbers."""
+        """The numbers of all documents of the measurement."""
 
         self.numbers_of_shard = shard.of(self.numbers)
         self.numbers_of_process = shard.part(launch.rank, launch.world_size).of(self.numbers)
@@ -210,7 +211,7 @@ class _MeasuringProcess:
             self._measure_recovery,
             self.is_first,
         )
-        # A process without targets must have patience, too.
+        # A process without targets has measured nothing here, and must have patience, too.
         self.slowest_s = max(self.slowest_s, slowest_recovery_s)
 
     def _wait_for_launch(self) -> None:

@@ -124,15 +124,7 @@ def read_losses(request: LossesRequest) -> LossesByPlace:
     text = open_shared_text(
         request.text, first_model, request.settings, request.field, request.loading.prefix
     )
-    store = None
-    if request.out is not None:
-        identity = {
-            **text.identity(),
-            "settings": asdict(request.settings),
-            # A loss in bf16 is another number; checkpoints of one call are loaded alike.
-            "dtype": first_model.dtype,
-        }
-        store = StoredLosses.open(Path(request.out), identity)
+    store = None if request.out is None else _open_store(request, request.out, text, first_model)
 
     num_checkpoints = len(checkpoints)
     if num_checkpoints > 1:
@@ -140,21 +132,35 @@ def read_losses(request: LossesRequest) -> LossesByPlace:
         say(f"{num_checkpoints} checkpoints, {num_tokens:,} token-forwards in all")
     tables = []
     with Progress("reading losses", num_checkpoints, "checkpoints") as progress:
-        for num_before, checkpoint in enumerate(checkpoints):
+        for index, checkpoint in enumerate(checkpoints):
             rows = None if store is None else store.read(checkpoint)
             if rows is None:
-                model = first_model if num_before == 0 else _load(checkpoint, request)
+                model = first_model if index == 0 else _load(checkpoint, request)
                 rows = _measure(checkpoint, model, text, request)
                 if store is not None:
                     store.write(checkpoint, rows)
             tables.append(rows)
-            progress.update(num_before + 1)
+            progress.update(index + 1)
 
     losses = LossesByPlace(pd.concat(tables, ignore_index=True), text.documents.name)
     if request.out is not None:
         with writing(Path(request.out) / "losses.parquet") as partial:
             losses.rows.to_parquet(partial)
     return losses
+
+
+def _open_store(
+    request: LossesRequest, out: str | Path, text: SharedText, first_model: LoadedModel
+) -> StoredLosses:
+    """Open the folder for the losses of finished checkpoints. Raise ConfigError if it holds losses
+    of another text or with other settings."""
+    identity = {
+        **text.identity(),
+        "settings": asdict(request.settings),
+        # A loss in bf16 is another number; checkpoints of one call are loaded alike.
+        "dtype": first_model.dtype,
+    }
+    return StoredLosses.open(Path(out), identity)
 
 
 def _load(checkpoint: CheckpointToRead, request: LossesRequest) -> LoadedModel:

@@ -126,7 +126,7 @@ class ReplacingScorer(Scorer):
 
     def losses(self, rows: Sequence[Row]) -> list[np.ndarray]:
         """Return nll_W of each row's targets, in nats."""
-        return [nll_XW.mean(0) for nll_XW in self.by_text(rows)]
+        return [nll_XW.mean(0) for nll_XW in self.losses_by_text(rows)]
 
     def sums(self, rows: Sequence[Row]) -> np.ndarray:
         """Return the sum of each row's losses."""
@@ -149,7 +149,7 @@ class ReplacingScorer(Scorer):
         short_T, long_T, *placebo_long = np.split(losses_N, len(rows_by_kind))
         return WindowLosses(short_T, long_T, placebo_long[0] if placebo_long else None)
 
-    def by_text(self, rows: Sequence[Row]) -> list[np.ndarray]:
+    def losses_by_text(self, rows: Sequence[Row]) -> list[np.ndarray]:
         """Return nll_XW for each row: the losses of its targets with each of the unrelated
         texts."""
         texts_of_rows = [

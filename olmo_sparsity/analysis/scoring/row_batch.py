@@ -43,30 +43,27 @@ def hidden_of_batch(
             they do not attend to. Otherwise each row gets copies of those that it attends to.
     """
     first_row = batch[0]
-    attended = [NO_INDICES if row.attended is None else row.attended for row in batch]
-    evaluated = [np.arange(*row.evaluated_span) for row in batch]
     states = None if first_row.attended is None else first_row.context.states
-    # What says which states a row attends to: under a mask whether it attends to each, else their
-    # indices.
+    # Which states each row attends to: their indices, or under a mask whether it is each of them.
+    attended = [NO_INDICES if row.attended is None else row.attended for row in batch]
     if is_masked:
         assert states is not None, "a mask hides states"
-        choice_of_states = list(_visibility(attended, states.num_tokens))
-    else:
-        choice_of_states = attended
+        attended = list(_visibility(attended, states.num_tokens))
+    evaluated = [np.arange(*row.evaluated_span) for row in batch]
 
     # One copy for all four arrays: each copy makes the host wait.
-    tokens_BL, positions_BL, choice_on_device, evaluated_BW = as_tensors(
-        batch, device, choice_of_states, evaluated
+    tokens_BL, positions_BL, attended_on_device, evaluated_BW = as_tensors(
+        batch, device, attended, evaluated
     )
     distant = None
     if states is not None:
         if not is_masked:
-            distant = states.choose(choice_on_device)
-        elif all(is_visible_F.all() for is_visible_F in choice_of_states):
+            distant = states.choose(attended_on_device)
+        elif all(is_visible_F.all() for is_visible_F in attended):
             # Without a bias faster kernels apply.
             distant = states.expand(len(batch))
         else:
-            distant = _with_hidden_tokens(states, choice_on_device)
+            distant = _with_hidden_tokens(states, attended_on_device)
     hidden_BLD = model.hidden(
         tokens_BL, positions_BL, distant=distant, num_last=first_row.num_targets
     )
