@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.model import ModelConfig
-from olmo_sparsity.models.huggingface.families import FAMILIES, transformers_config
+from olmo_sparsity.models.huggingface.families import FAMILIES, Family, transformers_config
 from olmo_sparsity.models.huggingface.model import HuggingFaceLM
 from olmo_sparsity.models.identity.known_identities import forget
 
@@ -55,8 +55,16 @@ def build_transformers_model(config: ModelConfig) -> PreTrainedModel:
     cannot express."""
     import transformers
 
-    # A field that is neither passed on nor has the family's value would have no effect in silence.
     family = FAMILIES[config.architecture]
+    _check_fields(config, family)
+    model_class = getattr(transformers, family.class_name)
+    return model_class(transformers_config(config, family))
+
+
+def _check_fields(config: ModelConfig, family: Family) -> None:
+    """Raise ConfigError for a field that is neither passed on to the family's model nor has the
+    value that this has anyway: it would have no effect in silence. An OLMo 3 has no bias, for
+    example, so `include_bias=True` is rejected."""
     passed = _PASSED_FIELDS | set(family.settings)
     allowed: dict[str, tuple[Any, ...]] = {
         name: (value,) for name, value in family.fixed_fields().items()
@@ -81,5 +89,3 @@ def build_transformers_model(config: ModelConfig) -> PreTrainedModel:
             raise ConfigError(
                 f"model.{item.name}={value}: {config.architecture} has {values[0]}; omit it"
             )
-    model_class = getattr(transformers, family.class_name)
-    return model_class(transformers_config(config, family))

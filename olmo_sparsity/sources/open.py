@@ -106,7 +106,7 @@ def _open_servers(
         without_space_before(fast_tokenizer),
         timeout_s=TIMEOUT_S if timeout is None else timeout,
         patience_s=PATIENCE_S if patience is None else patience,
-        # Who says how long to wait may have started the server just now.
+        # A user who passes a patience may have started the server just now.
         first_patience_s=patience,
         are_checked=not only_counts,
     )

@@ -49,14 +49,11 @@ class Selection:
     min_tokens: int
     """The smallest number of tokens of a document. Shorter ones are left out."""
 
-    def describe(self, name: str, num_long: int, num_read: int) -> str:
-        """Return a line that says how many documents were chosen.
-
-        Args:
-            num_long: How many were long enough.
-            num_read: How many were read.
-        """
-        chosen = f"{min(num_long, self.limit or num_long):,} of {num_long:,} documents"
+    def describe(self, name: str, num_long_enough: int, num_read: int) -> str:
+        """Return a line that says how many documents were chosen, such as "a.txt: 100 of 130
+        documents with 4,096 tokens or more, of 900 read"."""
+        num_chosen = min(num_long_enough, self.limit or num_long_enough)
+        chosen = f"{num_chosen:,} of {num_long_enough:,} documents"
         return f"{name}: {chosen} with {self.min_tokens:,} tokens or more, of {num_read:,} read"
 
 

@@ -5,12 +5,13 @@ them (**`read_answers`**). A folder of results holds
 
     identity.json           model, tokenizer, questions and settings that the answers are of
     questions/000000.json   the first answer:
-        question, identity  its number, and the hash of identity.json
+        question, identity  its index, and the hash of identity.json
         gate                what the gate needs of it: a `StoredAnswer`
         statements, matrix  tables of its attribution, and more (`Attribution.to_dict`)
     …
 
-A number is null in these files where an effect was not evaluated.
+A number is null in these files where an effect was not evaluated. Questions and statements are
+stored by their index, from 0; a `Check` (gate/report.py) has their numbers, from 1.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.files import read_json, sha256_of
 from olmo_sparsity.base.json_text import with_crc
 from olmo_sparsity.sources.attribution import Attribution
+from olmo_sparsity.sources.report.table_rows import StatementRow
 
 VERSION = 3
 """Version of stored answers. It grows when a verdict may become another one, or a key changes."""
@@ -137,23 +139,22 @@ class StoredAnswer:
 
     @staticmethod
     def of(
-        number: int, asked: str, attribution: Attribution, id: str = "", seconds: float = 0.0
+        index: int, asked: str, attribution: Attribution, id: str = "", seconds: float = 0.0
     ) -> StoredAnswer:
         """Return what the gate needs of an attribution.
 
         Args:
-            number: The index of the question in its file, from 0.
+            index: The index of the question in its file.
             asked: The text of the question.
             attribution: The attribution of its answer.
             id: The question's id.
             seconds: How long the question took.
         """
-        # Hashes suffice: whether a text has changed is all that is compared.
         hashes = {
             name: hash_of(attribution.source_text(i)) for i, name in enumerate(attribution.names)
         }
         return StoredAnswer(
-            question=number,
+            question=index,
             id=id,
             asked=asked,
             seconds=seconds,
@@ -164,12 +165,10 @@ class StoredAnswer:
         )
 
     @staticmethod
-    def without_sources(
-        number: int, asked: str, texts: Sequence[str], id: str = ""
-    ) -> StoredAnswer:
+    def without_sources(index: int, asked: str, texts: Sequence[str], id: str = "") -> StoredAnswer:
         """Return the answer to a question whose prompt has no sources: statements rest on none."""
         return StoredAnswer(
-            question=number,
+            question=index,
             id=id,
             asked=asked,
             seconds=0.0,
@@ -183,8 +182,8 @@ class StoredAnswer:
         return tuple(statement.text for statement in self.statements)
 
 
-def _stored_statement(attribution: Attribution, row: Any) -> StoredStatement:
-    """Return a statement with its numbers. `row`: a row of `Attribution.statements`."""
+def _stored_statement(attribution: Attribution, row: StatementRow) -> StoredStatement:
+    """Return a statement with its verdict and the numbers of its sources."""
     # The fields of a cell are columns of the matrix, in the order of the fields.
     columns = [field.name for field in fields(StoredCell)]
     numbers = attribution.matrix[columns].loc[row.Index]
@@ -193,19 +192,19 @@ def _stored_statement(attribution: Attribution, row: Any) -> StoredStatement:
         text=row.text,
         kind=row.kind,
         nats=row.nats,
-        sources=row.sources,
-        open=row.open,
-        origins=row.origins,
+        sources=[*row.sources],
+        open=[*row.open],
+        origins=[*row.origins],
         is_undecided=attribution.is_undecided(row),
         verdict=row.verdict,
         cells={name: StoredCell(*values) for name, *values in numbers.itertuples()},
     )
 
 
-def _statement_without_sources(number: int, text: str) -> StoredStatement:
+def _statement_without_sources(index: int, text: str) -> StoredStatement:
     """Return a statement of an answer whose prompt has no sources."""
     return StoredStatement(
-        number=number,
+        number=index,
         text=text,
         kind="none",
         nats=0.0,

@@ -269,9 +269,10 @@ def _missing_sources(expected: Expectation, answer: StoredAnswer) -> list[str]:
 def _is_met(expected: Expectation, statements: Sequence[StoredStatement], margin: float) -> bool:
     """Return whether statements meet an expectation. Of all statements together one must rely on
     the sources; but if no source is expected, none of them may rely on any."""
-    is_met = (meets(statement, expected, margin) for statement in statements)
-    is_about_all = expected.statement is None
-    return all(is_met) if is_about_all and not expected.sources else any(is_met)
+    meets_expected = [meets(statement, expected, margin) for statement in statements]
+    if expected.statement is None and not expected.sources:
+        return all(meets_expected)
+    return any(meets_expected)
 
 
 def _as_expected(checks: Sequence[Check]) -> set[StatementKey]:

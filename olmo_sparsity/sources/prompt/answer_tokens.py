@@ -25,7 +25,7 @@ from olmo_sparsity.base.errors import ConfigError, DataError, printable
 from olmo_sparsity.base.progress import Progress
 from olmo_sparsity.models.loaded import LoadedModel
 from olmo_sparsity.sources.prompt.pieces import SourcePrompt
-from olmo_sparsity.sources.reading.answer_pieces import Answer
+from olmo_sparsity.sources.reading.answer_pieces import Answer, AnswerPiece
 from olmo_sparsity.sources.reading.reasoning import num_reasoning_tokens
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.units import Spans
@@ -86,29 +86,33 @@ def encode_answer(
         ids = _without_reasoning(text_ids, reasoning_ids, prompt.model.tokenizer)
     elif isinstance(answer, str):
         ids = _without_reasoning(encode([answer])[0], reasoning_ids, prompt.model.tokenizer)
-    elif isinstance(answer, Answer):
+    else:
         # Pieces are encoded one by one, so that no token lies across the end of a statement.
-        pieces = answer.pieces()
+        pieces = _pieces_of(answer)
         ids = AnswerIds(
             pieces=encode([piece.text for piece in pieces]),
             are_statements=[piece.is_statement for piece in pieces],
             reasoning=reasoning_ids,
         )
-    elif isinstance(answer, Sequence) and all(isinstance(text, str) for text in answer):
-        # What a user lists are statements, so no white space of its own belongs to one.
-        texts = [text.strip() for text in answer]
-        # A space between statements belongs to the later one, as in a tokenizer's words.
-        texts = [*texts[:1], *(f" {text}" for text in texts[1:])]
-        ids = AnswerIds(
-            pieces=encode(texts), are_statements=[True] * len(texts), reasoning=reasoning_ids
-        )
-    else:
+    _check_not_empty(answer, ids)
+    return ids
+
+
+def _pieces_of(answer: Any) -> list[AnswerPiece]:
+    """Return the pieces of an `Answer` or of a list of statements. Raise ConfigError for anything
+    else."""
+    if isinstance(answer, Answer):
+        return answer.pieces()
+    if not isinstance(answer, Sequence) or not all(isinstance(text, str) for text in answer):
         raise ConfigError(
             f"answer={printable(repr(answer))[:60]} must be a text, a list of texts (its "
             "statements) or an Answer; quote a number"
         )
-    _check_not_empty(answer, ids)
-    return ids
+    # What a user lists are statements, so no white space of its own belongs to one. A space
+    # between statements belongs to the later one, as in a tokenizer's words.
+    texts = [text.strip() for text in answer]
+    texts = [*texts[:1], *(f" {text}" for text in texts[1:])]
+    return [AnswerPiece(text, is_statement=True) for text in texts]
 
 
 def longest_answer(prompt: SourcePrompt, num_tokens: int, reasoning: str | None) -> AnswerIds:

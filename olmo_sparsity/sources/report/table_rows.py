@@ -40,6 +40,9 @@ class StatementRow(Protocol):
     origins: tuple[str, ...]
     """The sources that are named, or that a named sentence of the reasoning relies on."""
 
+    open: tuple[str, ...]
+    """Sources that are neither named nor excluded."""
+
     verdict: str
     by_word: str
     """How the nats are spread over the words; empty if it rests on no source."""
