@@ -45,7 +45,7 @@ class TrialCount:
         )
 
 
-NOTHING = TrialCount(0, 0)
+NO_TRIALS = TrialCount(0, 0)
 
 
 def count_cost(request: AttributeRequest) -> Cost:
@@ -56,8 +56,8 @@ def count_cost(request: AttributeRequest) -> Cost:
 def cost_of(questions: Sequence[LoadedRequest]) -> Cost:
     """Return what these questions cost together. With reasoning, each of its sentences is counted
     as if the answer relied on it."""
-    at_most = NOTHING
-    if_clear = NOTHING
+    at_most = NO_TRIALS
+    if_clear = NO_TRIALS
     # With the code that runs trials, so that a rule is not counted otherwise than it is applied.
     for question in questions:
         draws = question.request.settings.draws

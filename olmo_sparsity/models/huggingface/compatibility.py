@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -32,6 +34,7 @@ from olmo_sparsity.base.errors import (
     is_out_of_memory,
     one_line,
 )
+from olmo_sparsity.models.attention import AttentionWindow
 from olmo_sparsity.models.huggingface.attention_names import REPLACEABLE
 from olmo_sparsity.models.huggingface.logit_map import LogitMap, possible_logit_maps
 from olmo_sparsity.models.huggingface.position_limits import windows_of
@@ -70,30 +73,41 @@ def try_model(tried: TriedModel, original: nn.Module) -> Fit:
     numbers.
 
     Args:
-        tried: A `HuggingFaceLM`. Its `windows` are changed while it is tried.
+        tried: A `HuggingFaceLM` that computes no windows itself: its `windows` are empty.
         original: The model as it was passed, with its adapters, whose logits are compared.
     """
     _check_kind(tried, original)
     try:
         logits = _check_logits(tried, original)
         knows_windows = _knows_windows(tried, logits.rounding)
-        # The trial with a gap runs with the windows with which the model will be used.
-        tried.windows = windows_of(tried.model.config) if knows_windows else {}
-        trial = TrialWithGap(tried, logits.rounding)
-        trial.check_gap()
-        trial.check_kept_states()
-        can_share_distant = trial.can_share_distant()
+        # The rest is tried with the windows with which the model will be used.
+        windows = windows_of(tried.model.config) if knows_windows else {}
+        with _having_windows(tried, windows):
+            trial = TrialWithGap(tried, logits.rounding)
+            trial.check_gap()
+            trial.check_kept_states()
+            can_share_distant = trial.can_share_distant()
     except UserError:
         raise
     except Exception as error:  # unknown families may raise almost any
         reason = f"{reason_of(error)}; torch's default dtype is {torch.get_default_dtype()}"
         raise unfit(tried, f"eight tokens do not pass through it ({reason})") from None
-    return Fit(
-        logits.logit_map,
-        can_share_distant,
-        _measure_batch_noise(tried, logits.logit_map),
-        knows_windows,
-    )
+    with _having_windows(tried, windows):
+        batch_noise = _measure_batch_noise(tried, logits.logit_map)
+    return Fit(logits.logit_map, can_share_distant, batch_noise, knows_windows)
+
+
+@contextmanager
+def _having_windows(
+    tried: TriedModel, windows: dict[str, AttentionWindow | None]
+) -> Iterator[None]:
+    """Let the wrapper of a model compute these attention windows inside the block."""
+    before = tried.windows
+    tried.windows = windows
+    try:
+        yield
+    finally:
+        tried.windows = before
 
 
 def reason_of(error: Exception) -> str:
@@ -195,9 +209,10 @@ def _knows_windows(tried: TriedModel, rounding: float) -> bool:
     windows. Both are set to four tokens, so that they hide some of the eight."""
     if not windows_of(tried.model.config):
         return False
-    # A shallow copy with another config: other threads may use the model with its own.
+    # The model with windows of four tokens: a shallow copy with another config, as other threads
+    # may use the model with its own.
     narrow = copy(tried.body)
-    # A deep one of the config, whose inner configurations have the windows.
+    # The config is copied deeply, as inner configurations have the windows.
     config: Any = deepcopy(narrow.config)  # no class of transformers: a user's code may define it
     narrow.config = config
     text = config.get_text_config()
@@ -215,12 +230,10 @@ def _knows_windows(tried: TriedModel, rounding: float) -> bool:
             use_cache=False,
         )
         without_windows = tried.hidden(tokens_BL, counted_BL)
-        tried.windows = windows_of(narrow.config)
-        ours = tried.hidden(tokens_BL, counted_BL)
+        with _having_windows(tried, windows_of(narrow.config)):
+            ours = tried.hidden(tokens_BL, counted_BL)
     except Exception:  # of the model's own code
         return False
-    finally:
-        tried.windows = {}
 
     # Windows that are computed wrongly differ from theirs about as much as none do.
     theirs = output.last_hidden_state.to(ours.device)

@@ -24,15 +24,15 @@ WORDS_OF_CHECKS = {True: "passed", False: "failed", None: "none"}
 has no checks."""
 
 
-def page_file(pages: Path, number: int) -> Path:
-    """Return the file of a question's page."""
-    return pages / f"{number:06d}.html"
+def page_file(pages: Path, index: int) -> Path:
+    """Return the file of the page of the question with this index."""
+    return pages / f"{index:06d}.html"
 
 
-def write_page_without_sources(pages: Path, number: int, question: str) -> None:
+def write_page_without_sources(pages: Path, index: int, question: str) -> None:
     """Write the page of a question whose prompt has no sources."""
     text = escape(f"{question}: the prompt has no sources, so no statement rests on one")
-    write_atomically(page_file(pages, number), f"{HEAD}<p>{text}</p></html>\n")
+    write_atomically(page_file(pages, index), f"{HEAD}<p>{text}</p></html>\n")
 
 
 def write_index(
