@@ -36,7 +36,7 @@ from olmo_sparsity.sources.verdicts.verdict import Judgement, Verdict
 
 @dataclass(frozen=True)
 class StatementRows:
-    """What the rows of the table are made of."""
+    """Makes the rows of the table, of what is known of an answer and its verdicts."""
 
     names: Sequence[str]
     """Names of the sources."""
@@ -86,31 +86,33 @@ class StatementRows:
         }
 
     def _by_word(self, index: int, verdict: Verdict, named: Sequence[SourceEffects]) -> str:
-        """Return how the nats of a statement are spread over its words; empty if it rests on no
-        source. `named`: the effects of the sources of its verdict."""
+        """Return how the nats of a statement are spread over its words, by the effect that its
+        verdict shows; empty if it rests on no source. `named`: the effects of the sources that the
+        verdict names."""
         if self.token_losses is None or not verdict.sources:
             return ""
         gives_WS = mean_over_decoys(self.token_losses.gives_TSD)
         lost_WS = mean_over_decoys(self.token_losses.lost_TSD)
         if verdict.kind == "both":
             # Several lists of words, so each says of which source it is.
-            return describe_words(
-                {
-                    self.names[source]: self._words(index, lost_WS[:, source])
-                    for source in verdict.sources
-                }
-            )
+            words_by_source = {
+                self.names[source]: self._nats_by_word(index, lost_WS[:, source])
+                for source in verdict.sources
+            }
+            return describe_words(words_by_source)
+
         if verdict.kind == "either":
-            # Alternatives replace each other, so nothing is lost without one of them.
+            # Alternatives replace each other, so nothing is lost without one of them: shown are the
+            # nats of all sources together.
             nats_W = self.token_losses.gap_T
         else:
             (source,) = verdict.sources
             shown_WS = gives_WS if named[0].is_shown_by_gives else lost_WS
             nats_W = shown_WS[:, source]
         # A single list of words needs no name, as the verdict above it has the name.
-        return describe_words({"": self._words(index, nats_W)})
+        return describe_words({"": self._nats_by_word(index, nats_W)})
 
-    def _words(self, index: int, nats_W: np.ndarray) -> list[WordNats]:
+    def _nats_by_word(self, index: int, nats_W: np.ndarray) -> list[WordNats]:
         """Return the words of a statement with their nats. `nats_W`: nats of each token of the
         answer."""
         first, end = self.layout.statements[index]
