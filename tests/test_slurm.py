@@ -160,6 +160,36 @@ def test_the_exit_code_of_the_command_is_that_of_the_job(tmp_path: Path) -> None
     assert "not requeued" in job.done.stdout
 
 
+@pytest.mark.parametrize("script", ["train", "measure", "accept"])
+def test_a_job_that_is_submitted_from_another_folder_says_so(tmp_path: Path, script: str) -> None:
+    done = run_without_srun(script, SLURM_SUBMIT_DIR=str(tmp_path))
+    assert done.returncode == 2
+    said = f"submit from the root of olmo-sparsity, not from {tmp_path}"
+    assert done.stderr.splitlines()[-1] == said
+
+
+@pytest.mark.parametrize("name", ["OLMO_SPARSITY_MAX_RESTARTS", "OLMO_SPARSITY_MAX_EXCLUDED"])
+@pytest.mark.parametrize("value", ["08", "1.5", "abc", "-1"])
+def test_a_limit_that_bash_cannot_count_to_is_refused_at_once(name: str, value: str) -> None:
+    """Otherwise a job that is stopped at its time limit is not requeued."""
+    done = run_without_srun("train", **{name: value})
+    assert done.returncode == 2
+    assert f"{name}={value} must be a whole number" in done.stderr
+
+
+def run_without_srun(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a script that ends before it starts anything."""
+    environment = {"PATH": "/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "12345"}
+    return subprocess.run(
+        ["bash", f"slurm/{script}.sbatch", "any.yaml"],
+        cwd=ROOT,
+        env=environment | ONE_NODE | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
 SRUN_THAT_ENDS = """#!/bin/bash
 # Ends as `olmo-sparsity` of a test does.
 {command}
@@ -453,6 +483,19 @@ def test_acceptance_refuses_a_folder_that_is_not_empty_and_deletes_nothing(tmp_p
     assert done.returncode == 2
     assert f"OLMO_SPARSITY_OUT={filled} must be a new or empty folder" in done.stdout
     assert [path.name for path in filled.iterdir()] == [".hidden"]
+
+
+def test_acceptance_asks_for_a_config(tmp_path: Path) -> None:
+    done = accept(tmp_path, "--training.num_steps=50")
+    assert done.returncode == 2
+    assert "no config is given" in done.stdout
+    assert not (tmp_path / "clone/results").exists()
+
+
+def test_acceptance_refuses_a_number_of_steps_that_is_none(tmp_path: Path) -> None:
+    done = accept(tmp_path, OLMO_SPARSITY_ACCEPT_STEPS="fifty")
+    assert done.returncode == 2
+    assert "OLMO_SPARSITY_ACCEPT_STEPS=fifty must be a whole number" in done.stderr
 
 
 SRUN_THAT_TRAINS = """#!/bin/sh

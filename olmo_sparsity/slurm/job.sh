@@ -25,12 +25,21 @@
 # of srun; OMP_NUM_THREADS; HF_HUB_OFFLINE=0, to download what is not in the cache; GLOO_SOCKET_IFNAME,
 # without which each process chooses the interface of its own node (training/processes/network_interface.py).
 
-if [[ ! -f $SLURM_SUBMIT_DIR/slurm/job.sh ]]; then
-  echo "submit from the root of olmo-sparsity, not from $SLURM_SUBMIT_DIR" >&2
-  exit 2
-fi
 cd "$SLURM_SUBMIT_DIR" || exit 2
 [[ -d .venv/bin ]] && PATH="$PWD/.venv/bin:$PATH"
+
+# whole_number VARIABLE DEFAULT: prints the number that a variable of the environment holds. Refused
+# here, as a job that bash cannot count for is not requeued, days later. 08 would be octal.
+whole_number() {
+  local value=${!1:-$2}
+  if [[ ! $value =~ ^(0|[1-9][0-9]{0,8})$ ]]; then
+    echo "$1=$value must be a whole number, such as $2, without sign, point or leading zeros" >&2
+    return 1
+  fi
+  echo "$value"
+}
+max_restarts=$(whole_number OLMO_SPARSITY_MAX_RESTARTS 5) || exit 2
+max_excluded=$(whole_number OLMO_SPARSITY_MAX_EXCLUDED 2) || exit 2
 
 # Seconds after the exit of the first task at which srun ends the others. When a training loses a
 # task, the others leave with 76; not at once, or a task about to leave with 2 or 75 would be killed
@@ -112,8 +121,6 @@ cores_per_task() {
   echo $((cores > tasks ? cores / tasks : 1))
 }
 
-max_restarts=${OLMO_SPARSITY_MAX_RESTARTS:-5}
-
 # requeue_unless HOW MOST REASON: requeue this job, unless it has ended so more than MOST times since
 # its command last got on. Preemptions are not counted, so SLURM_RESTART_COUNT does not tell.
 requeue_unless() {
@@ -139,8 +146,6 @@ pause_for_disk() {
 }
 
 # --- nodes that failed ----------------------------------------------------------------------------
-
-max_excluded=${OLMO_SPARSITY_MAX_EXCLUDED:-2}
 
 # What this shell and srun print to, if it is a file.
 log_file=/proc/$$/fd/2
