@@ -25,7 +25,7 @@ def find_expendable(run_folder: Path, settings: CheckpointConfig, step: int) -> 
 
     Args:
         settings: The section `checkpoint`, which says which checkpoints stay.
-        step: The last step that is done.
+        step: The last step that is done. Later checkpoints are damaged, and do not count.
     """
     set_aside = list_set_aside(run_folder)
     if set_aside:

@@ -6,8 +6,9 @@
     saves.next_step                          # 610: at 1.5 s a step, 15 minutes later
 
 With a number of steps, `due` is a plain interval. With `auto`, steps and copies are timed: a save
-comes every ten minutes, or more seldom, up to every 30, where copies would take more than 2% of the
-time. steps.py calls `due` after each step, and `after_save` after each save.
+is due every ten minutes. Where copies would then take more than 2% of the time it is due more
+seldom, up to every 30 minutes. steps.py calls `due` after each step, and `after_save` after each
+save.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class SaveTime(NamedTuple):
     """Seconds until the checkpoint before was on the disk."""
 
     copied_s: float
-    """Seconds in which weights and moments were copied. Tries of a disk are not part of it: one
-    stall would postpone all later saves."""
+    """Seconds in which weights and moments were copied. The time that a disk takes is not part of
+    it: a single stall would postpone all later saves."""
 
 
 class SaveSteps:
@@ -71,14 +72,14 @@ class SaveSteps:
         self.timed_from_step = step
         self.timed_from_s = time.perf_counter()
         self.reported_steps = 0
-        """The number of steps between saves that the log has said last."""
+        """The number of steps between saves that the log last said; 0 before that."""
 
         self.shortest_copy_s = float("inf")
         """Seconds of the fastest copy so far: a single slow one says nothing about the next."""
 
     def due(self, step: int) -> bool:
-        """Return whether to save after this step. It must be called after each step, which it
-        times."""
+        """Return whether to save after this step. It must be called after each step: the first
+        call begins to time steps."""
         if step == self.first_step:  # its time, with compilation, says nothing about later steps
             self._restart_timing(step)
         if self.settings.stays(step):
@@ -88,9 +89,13 @@ class SaveSteps:
         return is_due(step, self.settings.interval_steps, self.num_steps)
 
     def after_save(self, step: int, save_time: SaveTime, processes: Processes) -> str:
-        """Decide when to save next. Return a line that says so; an empty one if the last line is
-        still right within a factor of 2, and a crash costs at most twice `USUAL_INTERVAL_S`. Every
-        process must call it."""
+        """Decide when to save next, with `auto`. Return a line for the log that says so, or an
+        empty one if that is no news (`_describe_next`). Every process must call it.
+
+        Args:
+            step: The step that was saved.
+            save_time: How long training stood still for it.
+        """
         if not self.is_auto:
             return ""
         num_timed = step - self.timed_from_step
@@ -139,7 +144,8 @@ class SaveSteps:
         return min(seconds, SaveSteps.LONGEST_INTERVAL_S)
 
     def _describe_next(self, step: int, interval_steps: int, step_s: float) -> str:
-        """Return a line about the next save if it is news, or far away; otherwise nothing."""
+        """Return a line about the next save. It is empty if the interval is within a factor of 2 of
+        the one that the log last said, and a crash costs at most twice `USUAL_INTERVAL_S`."""
         lost_s = (self.next_step - step) * step_s  # what a crash just before the next save costs
         is_as_reported = self.reported_steps / 2 < interval_steps < 2 * self.reported_steps
         is_far = lost_s > 2 * self.USUAL_INTERVAL_S

@@ -69,18 +69,18 @@ class CheckpointWriter:
         run_folder: Path,
         settings: CheckpointConfig,
         processes: Processes,
-        first_step: int = 0,
+        resumed_step: int = 0,
     ) -> None:
         """Open the writer of a start.
 
         Args:
             settings: The section `checkpoint`, which says which checkpoints stay.
-            first_step: The step from which the start resumed; 0 if it began.
+            resumed_step: The step from which the run resumes; 0 if it begins.
         """
         self.run_folder = run_folder
         self.settings = settings
         self.processes = processes
-        self.first_step = first_step
+        self.resumed_step = resumed_step
         self.num_failed = 0
         """Number of saves of this start that have failed."""
 
@@ -155,7 +155,7 @@ class CheckpointWriter:
         # Another process may train in this folder by now: its checkpoints are not ours.
         check_not_taken_over(self.run_folder)
         trained_s = time.monotonic() - self._opened_at_s
-        note_saved(self.run_folder, step, self.first_step, trained_s)
+        note_saved(self.run_folder, step, self.resumed_step, trained_s)
         newest_first = saved_until(self.run_folder, step)
         old = newest_first[self.settings.keep :]
         delete_checkpoints([folder for folder in old if not self.settings.stays(step_of(folder))])

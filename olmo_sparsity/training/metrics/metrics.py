@@ -10,7 +10,7 @@ interval:
     metrics.add(10, loss=…, gradient_norm=…)
     metrics.flush(tokens_per_s=…)              # waits for the GPU, writes the lines of 9 and 10
 
-It raises at a number that is not finite. A start that resumes at step 300 drops the lines of later
+`flush` raises if a number is not finite. A start that resumes at step 300 drops the lines of later
 steps, which it takes again. read.py reads the file.
 """
 
@@ -54,15 +54,15 @@ class Metrics:
     def __init__(
         self,
         run_folder: Path,
-        start: int,
+        resumed_step: int,
         writers: Sequence[MetricWriter],
         writes: bool = True,
         while_writing: Callable[[], AbstractContextManager] = contextlib.nullcontext,
     ) -> None:
-        """Open the file of a run that continues after step `start`.
+        """Open the file of a run, and drop its lines of later steps than the resumed one.
 
         Args:
-            start: The last step that the run has done.
+            resumed_step: The step from which the run resumes; 0 if it begins.
             writers: Get each row, too, such as that of Weights & Biases.
             writes: Whether this process writes. The others only check their numbers.
             while_writing: Makes a context in which rows are written, such as one with a time limit.
@@ -82,13 +82,13 @@ class Metrics:
         """Steps of earlier starts, with their losses."""
 
         if writes and self.path.exists():
-            self._drop_lines_after(start)
+            self._drop_lines_after(resumed_step)
 
-    def _drop_lines_after(self, start: int) -> None:
-        """Drop the lines of later steps than `start`. A killed run may have written past its last
-        checkpoint, and those steps are taken again."""
-        own_lines = read_own_lines(self.path, until=start)
-        kept_lines = [line for line in own_lines if line.row["step"] <= start]
+    def _drop_lines_after(self, resumed_step: int) -> None:
+        """Drop the lines of later steps. A killed run may have written past its last checkpoint,
+        and those steps are taken again."""
+        own_lines = read_own_lines(self.path, until=resumed_step)
+        kept_lines = [line for line in own_lines if line.row["step"] <= resumed_step]
         self.file.replace_content(b"".join(line.text + b"\n" for line in kept_lines))
         self.earlier_losses = [
             (line.row["step"], line.row["loss"]) for line in kept_lines if "loss" in line.row
@@ -131,14 +131,18 @@ class Metrics:
         return rows
 
     def write_heldout(
-        self, step: int, losses: list[LossRow], drop: float, measured: dict[str, Any]
+        self,
+        step: int,
+        losses: list[LossRow],
+        induction_drop: float,
+        other_results: dict[str, Any],
     ) -> None:
-        """Write the line of an evaluation.
+        """Write the line of an evaluation, an `EvaluationRow`.
 
         Args:
             losses: Held-out losses by position (`Evaluation.losses`).
-            drop: The induction drop, in nats.
-            measured: Its other results, by name.
+            induction_drop: In nats.
+            other_results: By name, such as `by_place`.
         """
         total = sum(row["loss"] for row in losses)  # finite if all of them are
         # Raises for an earlier step, if one was not finite. And W&B drops a row whose step is below
@@ -146,8 +150,13 @@ class Metrics:
         self.flush()
         # No training loss shows the effect of the last update, so it is checked here.
         check_finite(step, {"held-out loss": total})
-        row = {"step": step, "timestamp": timestamp(), "heldout": losses, "induction_drop": drop}
-        self.write(row | measured)
+        row = {
+            "step": step,
+            "timestamp": timestamp(),
+            "heldout": losses,
+            "induction_drop": induction_drop,
+        }
+        self.write(row | other_results)
 
     def write(self, *rows: dict) -> None:
         """Append rows to the file, and hand them to the other writers. While the disk does not take
@@ -157,7 +166,7 @@ class Metrics:
         text = b""
         for row in rows:
             line = with_crc(row)
-            if "heldout" not in row:  # a checkpoint knows the line of its training step
+            if "heldout" not in row:  # a checkpoint stores the CRC of the line of its step
                 self.last_crc32 = line["crc32"]
             text += json.dumps(line).encode() + b"\n"
         try:
@@ -166,13 +175,14 @@ class Metrics:
         except OSError as error:
             if self.file.num_failures == 1:  # said once, until a write succeeds
                 say(f"{self.path} cannot be written now ({error.strerror}): its rows are kept")
+        # Also while the disk is away: they may write to another place.
         for write_elsewhere in self.writers:
             for row in rows:
                 write_elsewhere(row)
 
     def finish(self) -> None:
-        """Try for a last time to append what is not written yet, and report rows that are lost. No
-        error: the checkpoint is saved, and the run may go on elsewhere."""
+        """Try for a last time to append what is not written yet. Rows that are lost are reported
+        and not raised as an error: the checkpoint is saved, and the run may go on elsewhere."""
         try:
             retry(self.file.flush, lambda error: True, lambda line: None)
         except OSError as error:
@@ -180,7 +190,7 @@ class Metrics:
             say(f"{self.path} cannot be written ({error.strerror}): {lost}")
 
     def last_heldout(self) -> list[LossRow] | None:
-        """Return the losses of the last evaluation; None if its line is lost."""
+        """Return the losses by position of the last evaluation; None if no line has any."""
         rows = [row["heldout"] for row in read_metrics(self.path) if "heldout" in row]
         return rows[-1] if rows else None
 

@@ -1,7 +1,8 @@
 """Read `metrics.jsonl` of a run folder.
 
     read_metrics(path)      # [{"step": 10, "loss": 4.2, …}, {"step": 10, "heldout": […], …}, …]
-    read_own_lines(path)    # the same with the text of each line; DataError if it is another run's
+    read_own_lines(path)    # the same, with the text of each line; DataError if the file is of
+                            # another run than the checkpoints beside it
 
 A line that a kill has cut short, or whose CRC is wrong, is skipped. Each checkpoint stores the CRC
 of the line of its step, by which a file of another run is noticed. metrics.py writes the file.
@@ -39,13 +40,13 @@ def read_metrics(path: Path) -> list[dict]:
 
 
 def read_own_lines(path: Path, until: int | None = None) -> list[MetricLine]:
-    """Return the lines of a run's metrics. Raise DataError if they are those of another run, whose
-    CRC at the step of a checkpoint differs from the one that the checkpoint stores.
+    """Return the lines of a run's metrics. Raise DataError if they are those of another run: at the
+    step of a checkpoint, the CRC of the line differs from the one that the checkpoint stores.
 
     Args:
-        until: Ignore checkpoints of later steps than this one, from which the run resumes. It did
-            not resume from them as they are damaged, and a start that was killed may have repeated
-            their steps, with other losses.
+        until: The step from which the run resumes. Checkpoints of later steps are ignored: they
+            are damaged, and a start that was killed may have repeated their steps, with other
+            losses. None: no checkpoint is ignored.
     """
     lines = _read_lines(path)
     crc32_of_step = {}

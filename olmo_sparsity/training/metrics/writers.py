@@ -5,9 +5,9 @@
     {"step": 10, "heldout": [{"from": 0, "to": 128,    heldout/0-128, heldout_bits_per_byte/0-128
      "loss": 3.3, …}, …], "induction_drop": 0.8}       heldout/induction_drop
 
-Further measures of an evaluation are curves such as by_place/512-1024 and lm_eval/TASK/METRIC.
+Other results of an evaluation are curves such as by_place/512-1024 and lm_eval/TASK/METRIC.
 
-`Metrics` of metrics.py hands each row to the writers, after it has written it to metrics.jsonl.
+`Metrics` of metrics.py hands each row to `MetricWriters`, after it has written it to metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from olmo_sparsity.config.sections import LoggingConfig
 from olmo_sparsity.training.metrics.loss_rows import LossRow
 
 MetricWriter = Callable[[dict], None]
-"""Takes a row of metrics.jsonl: {"step": …} and the losses of a step, or of an evaluation."""
+"""Takes a row of metrics.jsonl, that of a step or of an evaluation, without its CRC."""
 
 MAX_FAILURES = 10
-"""Rows in a row that a writer may fail to take before it gets no more of them."""
+"""Number of successive rows at which a writer that fails to take them is dropped."""
 
 
 class MetricWriters:
@@ -35,25 +35,29 @@ class MetricWriters:
     has every row, and a network that is away for a moment is no reason to lose hours."""
 
     def __init__(
-        self, logging: LoggingConfig, run_folder: Path, start: int, settings: Mapping[str, Any]
+        self,
+        logging: LoggingConfig,
+        run_folder: Path,
+        resumed_step: int,
+        settings: Mapping[str, Any],
     ) -> None:
         """Open the writers.
 
         Args:
-            start: The step from which the run begins or resumes.
+            resumed_step: The step from which the run resumes; 0 if it begins.
             settings: The settings of the run, which W&B shows beside the curves.
         """
         self.writers: dict[str, MetricWriter] = {}
         self.closers: dict[str, Callable[[], object]] = {}
         self.num_failures: Counter[str] = Counter()
-        """How many rows in a row each writer failed to take."""
+        """How many successive rows each writer has just failed to take."""
 
         check_metric_writers(logging)
         if logging.tensorboard:
-            self._open("TensorBoard", lambda: _open_tensorboard(run_folder, start))
+            self._open("TensorBoard", lambda: _open_tensorboard(run_folder, resumed_step))
         if logging.wandb_project:
             project = logging.wandb_project
-            self._open("W&B", lambda: _open_wandb(project, run_folder, start, settings))
+            self._open("W&B", lambda: _open_wandb(project, run_folder, resumed_step, settings))
 
     def _open(self, name: str, open_writer: Callable[[], OpenWriter]) -> None:
         """Open a writer. If that fails, the run goes on without it until its next start."""
@@ -111,12 +115,12 @@ def check_metric_writers(logging: LoggingConfig) -> None:
             import wandb  # noqa: F401
 
 
-def _open_tensorboard(run_folder: Path, start: int) -> OpenWriter:
+def _open_tensorboard(run_folder: Path, resumed_step: int) -> OpenWriter:
     """Return a writer to TensorBoard's files in the run folder."""
     from torch.utils.tensorboard import SummaryWriter
 
     # Steps that a killed process has written after its last checkpoint are repeated.
-    writer = SummaryWriter(f"{run_folder}/tensorboard", purge_step=start + 1)
+    writer = SummaryWriter(f"{run_folder}/tensorboard", purge_step=resumed_step + 1)
 
     def write(row: dict) -> None:
         for name, value in _scalars(row):
@@ -127,14 +131,14 @@ def _open_tensorboard(run_folder: Path, start: int) -> OpenWriter:
 
 
 def _open_wandb(
-    project: str, run_folder: Path, start: int, settings: Mapping[str, Any]
+    project: str, run_folder: Path, resumed_step: int, settings: Mapping[str, Any]
 ) -> OpenWriter:
     """Return a writer to a run of Weights & Biases."""
     import wandb
 
     # A resumed run goes on in the same curves; one that begins again gets new ones.
     id_file = run_folder / "wandb_id"
-    is_resumed = start > 0 and id_file.exists()
+    is_resumed = resumed_step > 0 and id_file.exists()
     run = wandb.init(
         project=project,
         name=str(run_folder),
@@ -165,9 +169,9 @@ def _scalars(row: dict) -> Iterator[tuple[str, float]]:
                 yield from _losses(f"heldout_{corpus}", rows)
         elif name == "induction_drop":
             yield f"heldout/{name}", value
-        elif isinstance(value, dict):  # of lm_eval
-            for measure, number in value.items():
-                yield f"{name}/{measure}", number
+        elif isinstance(value, dict):  # numbers by name, such as those of lm_eval
+            for metric, number in value.items():
+                yield f"{name}/{metric}", number
         elif name not in ("step", "timestamp"):
             yield f"train/{name}", value
 

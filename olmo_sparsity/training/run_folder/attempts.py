@@ -117,15 +117,15 @@ def counted_start(run_folder: Path) -> Iterator[StartCount]:
     count.end()
 
 
-def note_saved(run_folder: Path, step: int, first_step: int, trained_s: float) -> None:
+def note_saved(run_folder: Path, step: int, resumed_step: int, trained_s: float) -> None:
     """Note a step that was saved, and whether it shows progress.
 
     Args:
-        first_step: The step from which this start resumed.
+        resumed_step: The step from which this start resumed; 0 if it began.
         trained_s: Seconds since its training began.
     """
     with _file_lock:
-        if step - first_step >= PROGRESS_STEPS or trained_s >= PROGRESS_S:
+        if step - resumed_step >= PROGRESS_STEPS or trained_s >= PROGRESS_S:
             Attempts(step).write(run_folder)
             forget_deaths()
         else:

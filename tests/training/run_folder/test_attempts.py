@@ -66,9 +66,9 @@ def test_a_start_that_gets_on_begins_the_count_anew(tmp_path: Path) -> None:
 
 def test_ten_minutes_of_slow_steps_are_progress(tmp_path: Path) -> None:
     Attempts(0, 2).write(tmp_path)
-    note_saved(tmp_path, step=5, first_step=0, trained_s=PROGRESS_S - 1)
+    note_saved(tmp_path, step=5, resumed_step=0, trained_s=PROGRESS_S - 1)
     assert Attempts.read(tmp_path) == Attempts(5, 2)
-    note_saved(tmp_path, step=6, first_step=0, trained_s=PROGRESS_S)
+    note_saved(tmp_path, step=6, resumed_step=0, trained_s=PROGRESS_S)
     assert Attempts.read(tmp_path) == Attempts(6, 0)
 
 
@@ -118,10 +118,10 @@ def test_progress_clears_the_deaths_that_the_job_counts(
     deaths = tmp_path / ".deaths-1"
     monkeypatch.setenv(DEATHS_FILE, str(deaths))
     deaths.write_text("dead\n")
-    note_saved(tmp_path, step=10, first_step=0, trained_s=1)
+    note_saved(tmp_path, step=10, resumed_step=0, trained_s=1)
     assert deaths.exists()
     for step in (100, 200):
-        note_saved(tmp_path, step=step, first_step=0, trained_s=1)
+        note_saved(tmp_path, step=step, resumed_step=0, trained_s=1)
     assert not deaths.exists()
 
 
