@@ -1,7 +1,7 @@
 """Find the checkpoint that a run goes on from: the newest one that is intact.
 
-    choose_checkpoint ─> verify_newest       all processes: each hashes a share of the files
-                      ─> find_checkpoint     the first process: decides, and reports damaged ones
+    choose_checkpoint ─> verify_newest           all processes: each hashes a share of the files
+                      ─> checkpoint_to_resume    the first process: decides, reports damaged ones
 
     step000300  damaged, model.safetensors is cut short    skipped, with a line in the log
     step000200  intact                                     the run goes on from it
@@ -49,7 +49,7 @@ def choose_checkpoint(config: RunConfig, processes: Processes) -> Path | None:
     latest = None
     with processes.raising_together():
         if processes.is_first:
-            latest = find_checkpoint(config, verified)
+            latest = checkpoint_to_resume(config, verified)
     latest = processes.gather(latest)[0]
     if latest is None and config.branch_from is not None:
         latest = Path(config.branch_from)
@@ -63,8 +63,9 @@ def choose_checkpoint(config: RunConfig, processes: Processes) -> Path | None:
 
 
 def verify_newest(run_folder: Path, processes: Processes) -> list[VerifiedCheckpoint]:
-    """Verify the checkpoints of a run, newest first, until one is intact. Return them, on all
-    processes the same. Raise UnreadableNowError if one that cannot be read now may be intact."""
+    """Verify the checkpoints of a run, newest first, until one is intact. Return those that were
+    verified, on all processes the same: in the example above step 300, damaged, and step 200. Raise
+    UnreadableNowError if one that cannot be read now may be intact."""
     folders: list[Path] = []
     with processes.raising_together():
         if processes.is_first:
@@ -108,14 +109,19 @@ def find_damage_together(folder: Path, processes: Processes) -> str | None:
     return min(problems, default=None)
 
 
-def find_checkpoint(config: RunConfig, verified: Sequence[VerifiedCheckpoint]) -> Path | None:
-    """Return the checkpoint to resume; None for a run that begins. With `start_over` a run whose
-    checkpoints are damaged or gone begins, too, and what is left of them is set aside."""
+def checkpoint_to_resume(config: RunConfig, verified: Sequence[VerifiedCheckpoint]) -> Path | None:
+    """Return the checkpoint of the run to resume; None for a run that begins. With `start_over` a
+    run whose checkpoints are damaged or gone begins, too, and what is left of them is set aside.
+    Partial checkpoints of killed starts are removed.
+
+    Args:
+        verified: What `verify_newest` returned.
+    """
     run_folder = Path(config.run_folder)
     logged_steps = [row["step"] for row in read_metrics(run_folder / "metrics.jsonl")]
     last_logged_step = max(logged_steps, default=0)
     try:
-        latest = resume_point(run_folder, verified)
+        latest = _newest_intact(run_folder, verified)
         # A save may be under way when a run dies. The next one begins only when it is on the disk,
         # so that after two intervals one checkpoint at least must be there.
         interval_steps = config.checkpoint.interval_steps
@@ -131,21 +137,19 @@ def find_checkpoint(config: RunConfig, verified: Sequence[VerifiedCheckpoint]) -
         set_aside_to = set_aside(run_folder)
         say(f"{error.problem}: beginning at step 0; what is left is in {set_aside_to}")
         return None
+    _remove_partial(run_folder)
     if latest is None and last_logged_step:
         logged = f"{run_folder} has logged {last_logged_step} steps and saved none"
         say(f"{logged}: beginning again at step 0")
     return latest
 
 
-def resume_point(run_folder: Path, verified: Sequence[VerifiedCheckpoint]) -> Path | None:
-    """Return the newest intact checkpoint, or None for a run that has saved none.
-
-    Damaged ones are reported and skipped. Partial folders of killed runs are removed. Raise
-    DataError if all checkpoints are damaged or gone, as training from step 0 would replace them.
-    """
+def _newest_intact(run_folder: Path, verified: Sequence[VerifiedCheckpoint]) -> Path | None:
+    """Return the newest intact checkpoint, or None for a run that has saved none. Damaged ones are
+    reported and skipped. Raise DataError if all checkpoints are damaged or gone, as training from
+    step 0 would replace them."""
     for checkpoint in verified:
         if checkpoint.problem is None:
-            _remove_partial(run_folder)
             return checkpoint.folder
         problem = f"{checkpoint.folder} is damaged ({checkpoint.problem})"
         say(f"checkpoint {problem}; trying the one before")
@@ -156,19 +160,18 @@ def resume_point(run_folder: Path, verified: Sequence[VerifiedCheckpoint]) -> Pa
     if saved_step:
         gone = f"{run_folder} has saved step {saved_step}, and no checkpoint is there now"
         raise DataError(f"{gone}; {RESTORE}")
-    _remove_partial(run_folder)
     return None
-
-
-def _remove_partial(run_folder: Path) -> None:
-    """Remove checkpoints that killed runs have not completed."""
-    for leftover in (run_folder / "checkpoints").glob("*.tmp"):
-        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def last_saved_step(run_folder: Path) -> int:
     """Return the last step that a start has saved or resumed from; 0 if there is none."""
     return max(Attempts.read(run_folder).saved_step, last_resumed_step(run_folder))
+
+
+def _remove_partial(run_folder: Path) -> None:
+    """Remove checkpoints that killed starts have not completed."""
+    for partial in (run_folder / "checkpoints").glob("*.tmp"):
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def set_aside(run_folder: Path) -> Path:

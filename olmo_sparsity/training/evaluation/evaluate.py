@@ -104,7 +104,7 @@ class Evaluation:
             heldout_sequences(corpus.heldout, longest)
         heldout_sequences(self.heldout, longest)
         if self.settings.documents:
-            self.documents  # noqa: B018 (raises where too few are long enough)
+            _ = self.documents  # raises if too few are long enough
 
     @cached_property
     def documents(self) -> np.ndarray:
@@ -127,9 +127,9 @@ class Evaluation:
 
     def losses(self, engine: Engine) -> list[LossRow]:
         """Return a row for each range of the target's position: within the training length, up to
-        the PoSE target, and beyond. `num_documents` counts the sequences that have tokens in the
-        range. With `positions.per_document`, positions begin at 0 in each document, and it counts
-        documents."""
+        the largest position that PoSE trains, and beyond. `num_documents` counts the sequences that
+        have tokens in the range. With `positions.per_document`, positions begin at 0 in each
+        document, and it counts documents."""
         edges = sorted({0, self.trained_length, self.reached_length, self.length})
         # Sequences may be shorter than those of training.
         ranges = [*pairwise(edge for edge in edges if edge <= self.length)]
@@ -213,9 +213,10 @@ class Evaluation:
     # --- induction ------------------------------------------------------------------------------
 
     def induction_drop(self, engine: Engine) -> float:
-        """Return how many nats the mean loss on a held-out passage is above that on its repetition.
-        Passages are half as long as training sequences. A model that does not copy from its context
-        is near 0. With several corpora, the result is their weighted mean."""
+        """Return how many nats the mean loss on a held-out passage is above that on its repetition:
+        2.2 if they are 3.1 and 0.9. Passages are half as long as training sequences. A model that
+        does not copy from its context is near 0. With several corpora, the result is their weighted
+        mean."""
         if self.corpora:
             total = sum(self.weights.values())
             drops = {name: corpus.induction_drop(engine) for name, corpus in self.corpora.items()}
@@ -248,13 +249,13 @@ class OwnRows(NamedTuple):
 
     batch: Batch
     num_rows: int
-    """How many rows of the batch count: all, or none if the process has only a stand-in."""
+    """How many rows of `batch` count: all, or none if there are more processes than rows."""
 
 
 def own_rows(batch: Batch, engine: Engine) -> OwnRows:
-    """Return this process's rows of a batch. A process without rows gets the first row, which does
-    not count: all processes must run all forward passes, as ZeRO-3 fetches weights from all of
-    them."""
+    """Return this process's rows of a batch: with 4 processes, process 1 evaluates the rows 1, 5,
+    9, … A process without rows gets the first row, which does not count: all processes must run all
+    forward passes, as ZeRO-3 fetches weights from all of them."""
     own_batch = batch.rows(slice(engine.processes.rank, None, engine.processes.world_size))
     num_rows = len(own_batch.tokens_BL)
     if num_rows == 0:

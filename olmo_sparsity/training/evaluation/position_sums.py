@@ -27,7 +27,7 @@ from olmo_sparsity.training.processes.distributed import Processes
 
 
 class PositionSums:
-    """Sums of losses, and numbers of targets, by the position of the target."""
+    """Sums of losses, and numbers of targets, by the position of the target. `rows` takes means."""
 
     def __init__(self, length: int, ranges: list[tuple[int, int]]) -> None:
         """Begin with sums of 0.
@@ -47,9 +47,9 @@ class PositionSums:
 
         Args:
             nll_BL: The loss of each target, in nats.
-            targets_BL: Its position.
-            texts_BL: The number of its document in the row, if positions begin anew in each. None:
-                each row is one text.
+            targets_BL: The position of each target.
+            texts_BL: The number of each target's document in its row, if positions begin at 0 in
+                each document. None: each row is one text.
         """
         targets = targets_BL.flatten()
         self.sum_L.index_add_(0, targets, nll_BL.flatten())

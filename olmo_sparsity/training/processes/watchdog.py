@@ -66,7 +66,7 @@ class Task(NamedTuple):
     """The time, by `time.monotonic`, at which it must have ended."""
 
     is_disk_work: bool = False
-    """Whether it waits for a disk, so that the others wait for it longer, too."""
+    """Whether it waits for a disk, so that other processes wait for it longer, too."""
 
 
 class _Start(NamedTuple):
@@ -100,15 +100,15 @@ class Watchdog:
         self.longest_step_s = 0.0
         """Seconds of the longest step after the first."""
 
-        self.step_began_s = 0.0
-        """When the current step began, by `time.monotonic`, later by its waits for a disk."""
+        self.step_began_s: float | None = None
+        """When the current step began, by `time.monotonic`, later by its waits for a disk; None
+        between steps."""
 
-        self.is_in_step = False
         self.nodes = [node_name()]
         """The name of the node of each process."""
 
-        self.has_announced = False
-        """Whether the others know that this process waits for its disk."""
+        self.has_announced_wait = False
+        """Whether this process has told the others that it waits for its disk."""
 
         self.expect("the start")
         # For a process alone nobody waits, except on a cluster, where launchers set the variable.
@@ -140,18 +140,17 @@ class Watchdog:
             limit = f"{learnt_s:.0f} s, {TIMES_LONGEST_STEP} times the longest step, and {limit}"
         self._begin(f"step {step}", limit, max(timeout_s, learnt_s))
         self.step_began_s = time.monotonic()
-        self.is_in_step = True
 
     def _begin(self, task: str, limit: str, limit_s: float) -> None:
-        """Begin a task."""
+        """Begin a task, which ends the one before."""
         self._end_step()
         self.task = Task(task, limit, limit_s, time.monotonic() + limit_s)
 
     def _end_step(self) -> None:
         """Remember how long the step took that ends here, if there is one."""
-        if self.is_in_step:
-            self.is_in_step = False
+        if self.step_began_s is not None:
             self.longest_step_s = max(self.longest_step_s, time.monotonic() - self.step_began_s)
+            self.step_began_s = None
 
     @contextlib.contextmanager
     def disk_work(self, task: str) -> Iterator[None]:
@@ -166,7 +165,8 @@ class Watchdog:
             yield
         finally:
             waited_s = time.monotonic() - wait_began_s
-            self.step_began_s += waited_s
+            if self.step_began_s is not None:
+                self.step_began_s += waited_s
             self.task = interrupted._replace(deadline=interrupted.deadline + waited_s)
 
     def stop(self) -> None:
@@ -176,7 +176,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         """End the process if its task takes too long. Runs in a thread."""
-        # The last task that got more time, as another process waits for its disk.
+        # The last task that got more time, because another process waits for its disk.
         extended_task: Task | None = None
         extended_deadline = float("inf")
         while self.task.deadline < float("inf"):  # until `stop`
@@ -185,7 +185,7 @@ class Watchdog:
             faulthandler.dump_traceback_later(self.limits.work_timeout_s + 60, exit=True)
             time.sleep(min(1.0, self.limits.step_timeout_s / 4))
             task = self.task  # read once, as the main thread may go on to another
-            self._announce(task.is_disk_work)
+            self._announce_wait(task.is_disk_work)
             now = time.monotonic()
             deadline = extended_deadline if task is extended_task else task.deadline
             if now > deadline and not task.is_disk_work and self._someone_waits_for_a_disk():
@@ -201,14 +201,14 @@ class Watchdog:
         began_s = task.deadline - task.limit_s
         return min(now + task.limit_s, began_s + self.limits.work_timeout_s)
 
-    def _announce(self, is_disk_work: bool) -> None:
+    def _announce_wait(self, is_disk_work: bool) -> None:
         """Tell the others whether this process waits for a disk, if that has changed."""
-        if is_disk_work != self.has_announced and self.processes.world_size > 1:
+        if is_disk_work != self.has_announced_wait and self.processes.world_size > 1:
             _add_to_store(DISK_WORK, 1 if is_disk_work else -1)
-            self.has_announced = is_disk_work
+            self.has_announced_wait = is_disk_work
 
     def _someone_waits_for_a_disk(self) -> bool:
-        """Return whether a process has told that it waits for a disk."""
+        """Return whether some process has announced that it waits for its disk."""
         if self.processes.world_size == 1:
             return False
         num_waiting = _add_to_store(DISK_WORK, 0)
@@ -236,7 +236,7 @@ class Watchdog:
 
         Args:
             task: The name of the task.
-            time_out: Says that it took too long.
+            time_out: The beginning of the line: that the task took too long.
         """
         rank = self.processes.rank
         self.stacks.write(task)
