@@ -2,6 +2,7 @@
 
 device = own_device(config.training.device, processes)    # cuda:3 for the fourth of a node
 choose_precision("auto", device)                          # bf16
+be_deterministic()                                        # training.deterministic
 """
 
 from __future__ import annotations

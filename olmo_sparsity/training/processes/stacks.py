@@ -40,17 +40,18 @@ class LateProcesses(NamedTuple):
     """Empty if no process is behind the others."""
 
     description: str
-    """Names them, and says whose stacks there are."""
+    """Names them, and says whose stacks there are: "process 3 on node1 did not come, stacks of the
+    others". watchdog.py goes on with the folder of the stacks."""
 
 
 class Stacks:
     """The files of one start, in a folder that all processes share."""
 
     def __init__(self, folder: Path, processes: Processes, nodes: Sequence[str]) -> None:
-        """Nothing is written yet.
+        """Name the folder; nothing is written yet.
 
         Args:
-            nodes: The name of the node of each process.
+            nodes: The name of the node of each process, by rank.
         """
         self.folder = folder
         self.processes = processes

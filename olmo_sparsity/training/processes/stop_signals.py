@@ -1,4 +1,11 @@
-"""Let signals ask a run to save and stop, instead of killing it."""
+"""Let signals ask a run to save and stop, instead of killing it.
+
+    with stop_signals(on_request) as stop_request:
+        ...                            # `kill -TERM` calls on_request() at once
+        stop_request.signal_name       # "SIGTERM": the run saves and stops after this step
+
+loop.py enters it around all steps, and steps.py asks after each of them.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +18,10 @@ from olmo_sparsity.base.launch import STOP_SIGNALS, handling
 
 
 class StopRequest:
-    """The request of a signal to stop this process."""
+    """Whether a signal has asked this process to stop."""
 
     signal_name = ""
-    """The signal that asked; empty while there was none."""
+    """The name of the signal; empty as long as there was none."""
 
 
 @contextlib.contextmanager
@@ -25,15 +32,15 @@ def stop_signals(on_request: Callable[[], None]) -> Iterator[StopRequest]:
     Args:
         on_request: Called at each signal, at once: the process may be killed before it has saved.
     """
-    stop = StopRequest()
+    stop_request = StopRequest()
 
     def request(number: int, frame: FrameType | None) -> None:
         # Who presses Ctrl-C again does not want to wait. (`CheckpointWriter` completes a checkpoint
         # that is being written all the same.)
-        if number == signal.SIGINT and stop.signal_name:
+        if number == signal.SIGINT and stop_request.signal_name:
             raise KeyboardInterrupt
-        stop.signal_name = signal.Signals(number).name
+        stop_request.signal_name = signal.Signals(number).name
         on_request()
 
     with handling(STOP_SIGNALS, request):
-        yield stop
+        yield stop_request
