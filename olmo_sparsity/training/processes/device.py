@@ -1,8 +1,10 @@
 """Choose the device of a training process and its precision, and make its kernels deterministic.
 
-device = own_device(config.training.device, processes)    # cuda:3 for the fourth of a node
-choose_precision("auto", device)                          # bf16
-be_deterministic()                                        # training.deterministic
+    device = own_device(config.training.device, processes)    # cuda:3 for the fourth of a node
+    choose_precision("auto", device)                          # bf16
+    be_deterministic()                                        # for training.deterministic
+
+start.py, setup/resolve.py and engines/engine.py call them, in this order.
 """
 
 from __future__ import annotations
