@@ -29,7 +29,7 @@ from olmo_sparsity.experiment.agreement import describe_agreement
 from olmo_sparsity.experiment.child_processes import Command, Ending
 from olmo_sparsity.experiment.comparisons import comparisons_of
 from olmo_sparsity.experiment.file import read_experiment, saved_experiment
-from olmo_sparsity.experiment.jobs import format_states, jobs_of
+from olmo_sparsity.experiment.jobs import check_no_other_work, format_states, jobs_of
 from olmo_sparsity.experiment.measurement_job import MeasurementJob
 from olmo_sparsity.experiment.slurm_flags import SlurmFlags
 from olmo_sparsity.experiment.training_job import TrainingJob
@@ -261,6 +261,9 @@ def test_folders_of_other_work_are_refused_before_anything_is_priced_submitted_o
     (run,) = read_experiment(path).models
     run.folder.mkdir(parents=True)
     save_config(run.settings, run.folder / "config.yaml")
+    # A start that ended before its first step has nothing to lose.
+    check_no_other_work(jobs_of(read_experiment(path, ["--seed=9"])))
+    (run.folder / "metrics.jsonl").touch()
     for words in (["--dry-run"], ["--slurm"], []):
         assert main(["experiment", path, "--seed=9", *words]) == EXIT_BAD_INPUT
         message = capsys.readouterr().err

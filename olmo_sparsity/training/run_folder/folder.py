@@ -106,14 +106,21 @@ def open_run_folder(path: Path, settings: Flat, text: str) -> Iterator[None]:
     """
     folder = WorkFolder(path, "run_folder", "config.yaml")
     with folder.opened("checkpoints"):
-        has_work = (path / "metrics.jsonl").exists() or any((path / "checkpoints").iterdir())
-        # A start that was rejected before its first step has nothing to lose.
-        if folder.identity.exists() and has_work:
+        if folder.identity.exists() and _has_work(path):
             check_same_run(path, settings)
             _check_same_evaluation(path, settings)
         # Also of a run that resumes, as free keys may have changed.
         write_atomically(folder.identity, text)
         yield
+
+
+def _has_work(folder: Path) -> bool:
+    """Return whether a run has logged or saved anything. A start that was rejected before its first
+    step has nothing to lose."""
+    checkpoints = folder / "checkpoints"
+    # Not `glob`, which finds nothing while a network disk is away.
+    has_saved = checkpoints.exists() and any(checkpoints.iterdir())
+    return has_saved or (folder / "metrics.jsonl").exists()
 
 
 def check_same_run(folder: Path, settings: Flat) -> None:
@@ -142,13 +149,13 @@ def is_fixed_in_branch(key: str) -> bool:
 
 def changes_of_work(folder: Path, settings: Flat) -> list[str]:
     """Return a text for each setting, such as `seed=3 (now 4)`, because of which a run could not
-    resume in the folder; none if it could, or could begin there.
+    resume in the folder; none if it could, or could begin there, as where no step was taken yet.
 
     Args:
         settings: As the user wrote them. What a start resolves (the tokenizer's sizes, precision
             `auto`) is not compared.
     """
-    if not (folder / "config.yaml").exists():
+    if not (folder / "config.yaml").exists() or not _has_work(folder):
         return []
     free_keys = (*FREE_KEYS, *RESOLVED_KEYS)
     if settings["training.precision"] == "auto":
