@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from olmo_sparsity.base.errors import UserError
+from olmo_sparsity.base.errors import UserError, unwritable
 from olmo_sparsity.base.files import age_s, read_bounded
 from olmo_sparsity.base.json_text import parse_json
 from olmo_sparsity.base.lock_owner import Owner
@@ -110,14 +110,19 @@ def _create(path: Path, text: str) -> bool:
     """Create a file, and return whether it did not exist. Only one of several processes does."""
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
     except FileExistsError:
         if not path.is_file() and path.exists():
             raise UserError(f"{path} is not a regular file; delete it") from None
         return False
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+        raise unwritable(path, error) from None
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+    except OSError as error:
+        # Without an owner it would be a lock that the next start waits for.
+        path.unlink(missing_ok=True)
+        raise unwritable(path, error) from None
     return True
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.base.differences import differences
-from olmo_sparsity.base.errors import ConfigError, DataError, UserError, check_encodable
+from olmo_sparsity.base.errors import ConfigError, DataError, check_encodable, unwritable
 from olmo_sparsity.base.files import (
     is_partial,
     paths_inside,
@@ -87,8 +87,7 @@ class WorkFolder:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                place = f"{self.setting}={self.path}"
-                raise UserError(f"{place} cannot be written: {error.strerror}") from None
+                raise unwritable(f"{self.setting}={self.path}", error) from None
             remove_partial(folder)
 
     @contextmanager

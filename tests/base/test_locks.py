@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -20,6 +21,26 @@ from olmo_sparsity.base.errors import UserError
 from olmo_sparsity.base.lock_owner import Owner
 from olmo_sparsity.base.locks import LOCK, STALE_S, Holder, find_holder, locked
 from tests.conftest import until
+
+
+def test_a_lock_that_a_full_disk_does_not_take_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start would wait for its owner, of which it says nothing."""
+
+    def fail(descriptor: int, *_: object) -> None:
+        os.close(descriptor)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fdopen", fail)
+    with (
+        pytest.raises(UserError, match="lock cannot be written: No space") as error,
+        locked(tmp_path),
+    ):
+        pytest.fail("it is not locked")
+    assert error.value.errno == errno.ENOSPC, "by which a job is requeued"
+    assert list(tmp_path.iterdir()) == []
+
 
 COMPETE = """
 import sys

@@ -35,6 +35,7 @@ from olmo_sparsity.training.engines.engine import Engine
 from olmo_sparsity.training.engines.losses import ForwardClock
 from olmo_sparsity.training.evaluation.evaluate import Evaluation
 from olmo_sparsity.training.loop import train
+from olmo_sparsity.training.metrics import read as metrics_files
 from olmo_sparsity.training.metrics.loss_table import describe_losses
 from olmo_sparsity.training.metrics.read import read_metrics
 from olmo_sparsity.training.optimizer.learning_rate import learning_rate
@@ -268,6 +269,15 @@ def test_a_run_whose_notes_cannot_be_read_does_not_begin_again(
     assert not (trained / "set_aside_1").exists()
 
 
+def test_metrics_that_cannot_be_read_now_are_not_taken_for_damaged(
+    make_config: MakeConfig, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_to_read(monkeypatch, trained / "metrics.jsonl")
+    with pytest.raises(UnreadableNowError, match=r"metrics\.jsonl cannot be read now") as error:
+        train(make_config())
+    assert error.value.exit_code == 74
+
+
 def fail_to_read(monkeypatch: pytest.MonkeyPatch, unreadable: Path) -> None:
     """Let the disk be away whenever this file is read."""
 
@@ -276,7 +286,8 @@ def fail_to_read(monkeypatch: pytest.MonkeyPatch, unreadable: Path) -> None:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
         return read_bounded(path, *given)
 
-    monkeypatch.setattr(files, "read_bounded", read)
+    for module in (files, metrics_files):
+        monkeypatch.setattr(module, "read_bounded", read)
 
 
 @pytest.mark.parametrize(("is_begun", "code"), [(True, 74), (False, 2)])

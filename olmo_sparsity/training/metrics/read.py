@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from olmo_sparsity.base.conform import conform
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.base.files import read_bounded
+from olmo_sparsity.base.files import check_readable_now, read_bounded
 from olmo_sparsity.base.json_text import parse_json
 from olmo_sparsity.base.progress import say
 from olmo_sparsity.models.checkpoint_files import list_checkpoints
@@ -77,6 +77,7 @@ def _read_lines(path: Path) -> list[MetricLine]:
     try:
         content = read_bounded(path, _MAX_BYTES) if path.exists() else b""
     except OSError as error:
+        check_readable_now(path, error)
         raise DataError(f"{path}: {error.strerror}; restore it") from None
 
     parsed_lines = [_parse_line(text) for text in content.splitlines()]
