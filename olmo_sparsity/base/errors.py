@@ -161,14 +161,6 @@ def unreadable(path: str | Path, error: Exception) -> DataError:
     return DataError(f"'{path}' cannot be read ({one_line(error)}); write or download it again")
 
 
-def unwritable(place: object, error: OSError) -> UserError:
-    """Return the error for a file or folder that cannot be written, with the system's number of the
-    error, by which retry.py knows whether it may pass."""
-    failure = UserError(f"{place} cannot be written: {error.strerror}")
-    failure.errno = error.errno
-    return failure
-
-
 class Extra(NamedTuple):
     """An extra of pyproject.toml: packages that only one feature needs."""
 

@@ -86,15 +86,27 @@ def naming_written_file(path: Path, partial: Path | None = None) -> Iterator[Non
         is_another_file = filename and not str(filename).startswith(str(partial or path))
         if number is None or is_another_file:
             raise
-        if number == errno.ENAMETOOLONG:
-            remedy = f"pass a name of at most {LONGEST_WRITTEN_NAME} bytes"
-        elif number in _ERRORS_OF_LIMITS:
-            remedy = "free space (or raise a limit), or write to another place"
-        else:
-            remedy = "write to another place"
-        failure = UserError(f"{path} cannot be written: {os.strerror(number)}; {remedy}")
-        failure.errno = number  # by which retry.py knows whether it may pass
-        raise failure from None
+        raise unwritable(path, number) from None
+
+
+def unwritable(place: object, number: int | None) -> UserError:
+    """Return the error for a file or folder that cannot be written.
+
+    Args:
+        place: Names the file or folder, for the message.
+        number: The system's number of the error, by which retry.py knows whether it may pass.
+            None: it is not known.
+    """
+    if number == errno.ENAMETOOLONG:
+        remedy = f"pass a name of at most {LONGEST_WRITTEN_NAME} bytes"
+    elif number in _ERRORS_OF_LIMITS:
+        remedy = "free space (or raise a limit), or write to another place"
+    else:
+        remedy = "write to another place"
+    reason = "unknown error" if number is None else os.strerror(number)
+    failure = UserError(f"{place} cannot be written: {reason}; {remedy}")
+    failure.errno = number
+    return failure
 
 
 _ERRORS_OF_LIMITS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE)

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from olmo_sparsity.base.errors import UserError, unwritable
-from olmo_sparsity.base.files import age_s, read_bounded
+from olmo_sparsity.base.errors import UserError
+from olmo_sparsity.base.files import age_s, read_bounded, unwritable
 from olmo_sparsity.base.json_text import parse_json
 from olmo_sparsity.base.lock_owner import Owner
 from olmo_sparsity.base.progress import say
@@ -115,14 +115,14 @@ def _create(path: Path, text: str) -> bool:
             raise UserError(f"{path} is not a regular file; delete it") from None
         return False
     except OSError as error:
-        raise unwritable(path, error) from None
+        raise unwritable(path, error.errno) from None
     try:
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
     except OSError as error:
         # Without an owner it would be a lock that the next start waits for.
         path.unlink(missing_ok=True)
-        raise unwritable(path, error) from None
+        raise unwritable(path, error.errno) from None
     return True
 
 

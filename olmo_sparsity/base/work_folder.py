@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.base.differences import differences
-from olmo_sparsity.base.errors import ConfigError, DataError, check_encodable, unwritable
+from olmo_sparsity.base.errors import ConfigError, DataError, check_encodable
 from olmo_sparsity.base.files import (
     is_partial,
     paths_inside,
     read_json,
     remove_partial,
     sha256_of,
+    unwritable,
     write_atomically,
     write_json,
 )
@@ -87,7 +88,8 @@ class WorkFolder:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise unwritable(f"{self.setting}={self.path}", error) from None
+                place = f"{self.setting}={self.path}"
+                raise unwritable(place, error.errno) from None
             remove_partial(folder)
 
     @contextmanager
