@@ -13,8 +13,6 @@ A table of targets has the columns `COLUMNS`. Here token 18 of document 1 is in 
 
 Targets of another measurement may have several tokens. Their table has the column `end`, too: one
 past the last token of a target. targets.py and named_targets.py make the tables.
-
-Dimension key: T targets.
 """
 
 from __future__ import annotations
