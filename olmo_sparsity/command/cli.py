@@ -62,6 +62,8 @@ def entry(arguments: list[str] | None = None) -> NoReturn:
         code = print_error(str(error))
     except KeyboardInterrupt as error:  # before the command began
         code = ending.exit_code_of(error, again=None)
+    except BrokenPipeError as error:  # nobody reads --help; newer versions of Python pass over it
+        code = ending.exit_code_of(error, again=None)
     except Exception:
         traceback.print_exc()
         code = ending.EXIT_DEFECT
