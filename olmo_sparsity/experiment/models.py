@@ -12,11 +12,12 @@ Place in the flow: file.py, grid.py → **`models_of`** → jobs.py, measurement
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -171,13 +172,19 @@ def _name_axes(word: str, name_parts: Mapping[str, str]) -> str:
 
 
 def _check_models_differ(models: Sequence[Model], path: str) -> None:
-    """Raise ConfigError if two models have one name or one folder."""
+    """Raise ConfigError if two models have one name or one folder, or are the same model."""
     for name, count in Counter(model.name for model in models).items():
         if count > 1:
             raise ConfigError(f"{path}: {count} models would be called {name}; rename a choice")
     for folder, count in Counter(model.folder for model in models).items():
         if count > 1:
             raise ConfigError(f"{path}: {count} models have run_folder={folder}; name one for each")
+    for model, other in itertools.combinations(models, 2):
+        if replace(model.settings, run_folder=other.settings.run_folder) == other.settings:
+            raise ConfigError(
+                f"{path}: {model.name} and {other.name} have the same settings; leave out one "
+                "choice of the grid"
+            )
 
 
 class SeedPair(NamedTuple):

@@ -23,6 +23,7 @@ from olmo_sparsity.config.sections import DataConfig
 from olmo_sparsity.config.text import CorpusConfig, TokenizerConfig
 from olmo_sparsity.data import tokenizer
 from olmo_sparsity.data.preparation import document_batches, together
+from olmo_sparsity.data.preparation.split_checks import check_counts
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sequences import Sequences
 from olmo_sparsity.data.shard_manifest import Manifest
@@ -186,12 +187,30 @@ def test_a_share_that_holds_out_nothing_is_refused_before_text_is_tokenized(
     with pytest.raises(DataError, match="no held-out document of 90 documents") as error:
         prepare(data, shard)
     assert not [*Path(data.folder).rglob("tokenizer.json")], "its training comes first"
-    share = re.search(r"--data.heldout_share=(\S+) holds out about 20", str(error.value))
+    share = re.search(r"--data.heldout_share=(\S+) holds out about 27", str(error.value))
     assert share is not None
     data.heldout_share = float(share[1])
     manifest = prepare(data)
     assert manifest is not None
     assert 10 <= manifest.num_documents("heldout") <= 40
+
+
+@pytest.mark.parametrize(
+    ("num_documents", "share", "remedy"),
+    [
+        (12, 0.001, "or raise the share: --data.heldout_share=0.5 holds out about 6"),
+        (3, 0.5, "give more text"),
+        (1, 0.001, "give more text"),
+    ],
+)
+def test_the_remedy_for_few_documents_holds_out_what_it_says(
+    data: DataConfig, num_documents: int, share: float, remedy: str
+) -> None:
+    data.heldout_share = share
+    counts = {"train": num_documents, "heldout": 0}
+    with pytest.raises(DataError) as error:
+        check_counts(data, counts)
+    assert str(error.value).endswith(remedy)
 
 
 def test_without_a_heldout_share_there_is_only_training_text(data: DataConfig) -> None:

@@ -93,6 +93,10 @@ def test_every_config_times_every_choice(make_grid: MakeGrid, tmp_path: Path) ->
         ({"grids": {}}, "did you mean 'grid'"),
         ({"models": []}, "needs `folder` and `models`"),
         ({"models": ["tiny.yaml", "tiny.yaml"]}, "2 models would be called tiny"),
+        (
+            {"grid": {"optimizer.learning_rate": ["3e-5", 3.0e-5]}},
+            "have the same settings; leave out one choice of the grid",
+        ),
         ({"grid": {"seed": 3}}, "grid.seed must be a list"),
         ({"grid": {"seed": []}}, "grid.seed must be a list"),
         ({"grid": {"sizes": {"small": 3}}}, "grid.sizes must be a list"),

@@ -151,6 +151,13 @@ def test_the_tokenizer_travels_and_an_export_overwrites_nothing(tmp_path: Path) 
         export(tmp_path / "out", tmp_path / "again")
 
 
+def test_a_gguf_file_is_not_exported(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+    with pytest.raises(ConfigError, match=r"model\.gguf' is a GGUF file; pass a run"):
+        export(file, tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [

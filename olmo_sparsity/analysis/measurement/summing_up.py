@@ -100,6 +100,11 @@ def check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
         raise DataError("targets: none has a full long window before it; lower long")
     losses = parts.read("losses")
     gaps = (losses.loss_short - losses.loss_long)[losses.document.map(half_of) == "report"]
+    if gaps.empty:
+        raise DataError(
+            "no token is measured in the documents of which targets are chosen, as nearly all "
+            "blocks are of another document, which is much longer; raise blocks, or cut that one"
+        )
     sizes = f"the largest is {gaps.max():.2f} nats, the threshold {plan.find_threshold(losses):.2f}"
     raise DataError(f"no target has a gap large enough: {sizes}; pass more text, or lower min_gap")
 

@@ -2,7 +2,7 @@
 
     12 documents and data.heldout_share=0.001     0.012 held-out documents, so probably none:
     DataError: no held-out document of 12 documents and data.heldout_share=0.001; give more text, or
-    raise the share: --data.heldout_share=0.5 holds out about 20
+    raise the share: --data.heldout_share=0.5 holds out about 6
 
 folder.py calls `check_both_splits` before hours of tokenizing, and `check_not_empty` is
 called when the last shard is written.
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from olmo_sparsity.config.text import DataConfig
 
 NEEDED_HELDOUT = 20
-"""The number of held-out documents that the share proposed in the message gives."""
+"""The number of held-out documents that the share proposed in the message gives. Of few documents,
+half are held out."""
 
 
 def check_both_splits(data: DataConfig) -> None:
@@ -44,7 +45,7 @@ def check_both_splits(data: DataConfig) -> None:
             if all(counts.values()):
                 return
     tally.check(data.corpus.max_bad_share)
-    _check_counts(data, counts)
+    check_counts(data, counts)
 
 
 def check_not_empty(data: DataConfig, manifest: Manifest, *writers: ShardWriter) -> None:
@@ -53,21 +54,24 @@ def check_not_empty(data: DataConfig, manifest: Manifest, *writers: ShardWriter)
     counts = {split: manifest.num_documents(split) for split in SPLITS}
     for writer in writers:
         counts[writer.split] += writer.num_documents
-    _check_counts(data, counts)
+    check_counts(data, counts)
 
 
-def _check_counts(data: DataConfig, counts: Mapping[str, int]) -> None:
+def check_counts(data: DataConfig, counts: Mapping[str, int]) -> None:
     """Raise DataError if a split has no document, by the number of documents of each split."""
     total = sum(counts.values())
     inputs = f"of {total:,} documents and data.heldout_share={data.heldout_share}"
     if counts["train"] == 0:
         raise DataError(f"no training document {inputs}; give more text")
     if counts["heldout"] == 0 and data.heldout_share > 0:
-        # Rounded up to one digit, such as 0.04. Of few documents, half are held out.
         needed_share = NEEDED_HELDOUT / max(total, 2 * NEEDED_HELDOUT)
+        # Rounded up to one digit, such as 0.04.
         digit = 10.0 ** math.floor(math.log10(needed_share))
-        share = f"{math.ceil(needed_share / digit) * digit:.1g}"
+        share = float(f"{math.ceil(needed_share / digit) * digit:.1g}")
+        num_heldout = round(share * total)
+        if share <= data.heldout_share or num_heldout == 0:
+            raise DataError(f"no held-out document {inputs}; give more text")
         raise DataError(
             f"no held-out document {inputs}; give more text, or raise the share: "
-            f"--data.heldout_share={share} holds out about {NEEDED_HELDOUT}"
+            f"--data.heldout_share={share:g} holds out about {num_heldout}"
         )

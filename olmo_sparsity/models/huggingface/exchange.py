@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 def export(checkpoint: Path, out: Path, dtype: str = "fp32") -> str:
     """Write a checkpoint, or the latest one of a run, as a Hugging Face folder. Return the name of
     its class in transformers."""
+    if checkpoint.suffix == ".gguf":
+        raise ConfigError(f"'{checkpoint}' is a GGUF file; pass a run or a checkpoint")
     folder = find_folder(str(checkpoint))
     if (folder / "config.json").is_file():
         raise ConfigError(f"'{checkpoint}' is a Hugging Face folder already; use it directly")

@@ -242,6 +242,17 @@ def test_no_target_is_an_error_and_not_an_empty_table(
         assert not any((tmp_path / "parts/recovery").iterdir())  # known before any is evaluated
 
 
+def test_blocks_that_are_all_drawn_from_one_long_document_are_named(
+    model: Any, tmp_path: Path
+) -> None:
+    """More text would not help: the largest gap of no token is nan."""
+    tokens = np.random.default_rng(0).integers(0, VOCAB, 4000)
+    documents = Documents.of([tokens, *(tokens[i : i + 20] for i in range(5))])
+    plan = Plan.of(loaded(model), documents, replace(FEW, blocks=1))
+    with pytest.raises(DataError, match="another document, which is much longer; raise blocks"):
+        run(plan, tmp_path)
+
+
 @pytest.mark.accept
 @pytest.mark.parametrize(("seed", "units"), [(1, "tokens"), (2, "span:4")])
 def test_random_weights_have_excess_on_chosen_targets_but_no_net_excess(
