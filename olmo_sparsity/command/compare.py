@@ -79,7 +79,7 @@ def _compare_experiment(folder: str, *, transfers: bool) -> list[pd.DataFrame]:
     """Print each comparison of an experiment whose measurements are finished, and after several
     seeds what they agree on. Return the table of each pair. `transfers`: whether --transfer was
     given, which has no meaning here."""
-    from olmo_sparsity.experiment.agreement import describe_agreement
+    from olmo_sparsity.experiment.agreement_of_seeds import describe_agreement
     from olmo_sparsity.experiment.comparisons import comparisons_of
     from olmo_sparsity.experiment.file import saved_experiment
 

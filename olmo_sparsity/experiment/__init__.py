@@ -13,7 +13,7 @@
         measured_text.py    the documents that would be measured, or others of C4's lengths
       figure.py         draws what is finished
       comparisons.py    pairs what is compared
-      agreement.py      says in which signs its seeds agree
+      agreement_of_seeds.py   says in which signs its seeds agree
 
 Place in the flow: above training and analysis, which do not know each other; below the command.
 """

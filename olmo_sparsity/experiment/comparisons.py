@@ -1,4 +1,4 @@
-"""Pair the measurements of an experiment that `compare` subtracts.
+"""MeasurementPair the measurements of an experiment that `compare` subtracts.
 
 Two models are paired if they have the same seed and differ in one thing, their config or one axis
 of the grid. If all models are seeds of one scheme, seeds are paired with each other. For example:
@@ -12,7 +12,7 @@ a longer one is what the text beyond the shortest one saves.
 
 Place in the flow: the measurements of an experiment → **`longer_windows_of`**, **`comparisons_of`**
 → the command `compare` (command/compare.py), which subtracts and prints them, with a line on what
-seeds agree on (agreement.py).
+seeds agree on (agreement_of_seeds.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from olmo_sparsity.experiment.measurements import Measurement
 from olmo_sparsity.experiment.models import Model
 
 
-class Pair(NamedTuple):
+class MeasurementPair(NamedTuple):
     """Two measurements whose difference is first minus second."""
 
     first: Measurement
@@ -58,9 +58,9 @@ class Comparison:
     first_scheme: str
     second_scheme: str
     long: Long
-    pairs: Sequence[Pair]
+    pairs: Sequence[MeasurementPair]
 
-    def title_of(self, experiment: Experiment, pair: Pair) -> str:
+    def title_of(self, experiment: Experiment, pair: MeasurementPair) -> str:
         """Return a line that names both models of a pair, by label and name, and the window."""
         names = [name_of_model(experiment, measurement) for measurement in pair]
         step = pair.first.step
@@ -134,7 +134,7 @@ def comparisons_of(experiment: Experiment) -> list[Comparison]:
         # All models are measured with the same windows.
         for long in measurements[pairs_of_seeds[0].first.name]:
             pairs = [
-                Pair(measurements[first.name][long], measurements[second.name][long])
+                MeasurementPair(measurements[first.name][long], measurements[second.name][long])
                 for first, second in pairs_of_seeds
             ]
             comparisons.append(Comparison(schemes.first, schemes.second, long, pairs))

@@ -25,7 +25,7 @@ from olmo_sparsity.base.locks import LOCK, STALE_S
 from olmo_sparsity.command.cli import EXIT_BAD_INPUT, main
 from olmo_sparsity.config.run import save_config
 from olmo_sparsity.experiment import here
-from olmo_sparsity.experiment.agreement import describe_agreement
+from olmo_sparsity.experiment.agreement_of_seeds import describe_agreement
 from olmo_sparsity.experiment.child_processes import Command, Ending
 from olmo_sparsity.experiment.comparisons import comparisons_of
 from olmo_sparsity.experiment.file import read_experiment, saved_experiment

@@ -31,7 +31,7 @@ from olmo_sparsity.analysis.explain.request import ExplainRequest
 from olmo_sparsity.analysis.explain.target_choice import choose_targets
 from olmo_sparsity.analysis.explain.text_file import read_text
 from olmo_sparsity.analysis.measurement.reading import load
-from olmo_sparsity.analysis.scoring.cost import Cost, counting
+from olmo_sparsity.analysis.scoring.cost import Cost, counting_scorer
 from olmo_sparsity.analysis.scoring.induction import losses_of_repetition
 from olmo_sparsity.analysis.scoring.sink import sink_check
 from olmo_sparsity.analysis.scoring.tensors import check_finite
@@ -174,7 +174,7 @@ def count_evaluation(prepared: Prepared, targets: Spans, checked_against: Any = 
         checked_against: Unrelated texts with which the targets are checked. The check is counted,
             too, then. Default: no check.
     """
-    scorer = counting(prepared.scorer)
+    scorer = counting_scorer(prepared.scorer)
     counted = replace(prepared, scorer=scorer)
     with in_use(scorer.model):
         evaluated = evaluate_targets(counted, targets)

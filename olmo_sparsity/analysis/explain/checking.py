@@ -110,7 +110,7 @@ def _targets_to_check(
         return spans_by_part
     windows = prepared.windows
     losses = context_losses(
-        prepared.scorer, prepared.document, windows, controls, prepared.blocks_to_select()
+        prepared.scorer, prepared.document, windows, controls, prepared.blocks_to_search()
     )
     losses = losses[losses.target >= first_place_with_units(windows, prepared.settings.units)]
     # Chosen in the same way as the explanation's own, from the gaps with an unrelated text.

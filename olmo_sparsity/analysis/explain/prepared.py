@@ -8,7 +8,7 @@
     windows    long="all", short=2               distant   Who opened | local  it ? | target
 
 A `Prepared` is everything that an explanation needs, read and checked, before anything is computed.
-If no target is named, `.blocks_to_select()` returns where target_choice.py looks for large gaps.
+If no target is named, `.blocks_to_search()` returns where target_choice.py looks for large gaps.
 The same object evaluates the targets again when the explanation is checked (checking.py).
 """
 
@@ -116,7 +116,7 @@ class Prepared:
             model_identity=last_identity(model.model),
         )
 
-    def blocks_to_select(self) -> list[Block]:
+    def blocks_to_search(self) -> list[Block]:
         """Return the blocks in which targets are looked for if none is named.
 
         In a long text, neighbouring targets share windows. A long window that does not begin where

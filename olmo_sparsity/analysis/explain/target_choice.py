@@ -48,7 +48,7 @@ def choose_targets(prepared: Prepared) -> Spans:
 def _spans_of_largest_gaps(prepared: Prepared, first_with_units: int) -> Spans:
     """Return the tokens with the largest gaps, among those that have distant units."""
     losses = context_losses(
-        prepared.scorer, prepared.document, prepared.windows, blocks=prepared.blocks_to_select()
+        prepared.scorer, prepared.document, prepared.windows, blocks=prepared.blocks_to_search()
     )
     check_finite(losses[LOSSES].to_numpy(), "targets")
     losses = losses[losses.target >= first_with_units]

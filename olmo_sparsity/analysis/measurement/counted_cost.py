@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from olmo_sparsity.analysis.measurement.expected_targets import ExpectedTargets
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.target_costs import TargetCosts
-from olmo_sparsity.analysis.scoring.cost import counting
+from olmo_sparsity.analysis.scoring.cost import counting_scorer
 from olmo_sparsity.analysis.scoring.document_losses import context_losses
 from olmo_sparsity.analysis.scoring.induction import passages_of
 from olmo_sparsity.text.windows import Block
@@ -100,7 +100,7 @@ def count_losses_of_document(plan: Plan, number: int, blocks: Sequence[Block]) -
     if plan.settings.interpretation.replaces:
         # Prompts with equal text are computed once, which no formula here knows.
         document = plan.documents[number]
-        scorer = counting(plan.scorer).of_document(document, plan.controls)
+        scorer = counting_scorer(plan.scorer).of_document(document, plan.controls)
         context_losses(scorer, document, plan.settings.windows, plan.controls, blocks)
         return scorer.token_forwards
 

@@ -25,7 +25,7 @@ from olmo_sparsity.analysis.measurement.at import At
 from olmo_sparsity.analysis.measurement.choices import Choices
 from olmo_sparsity.analysis.measurement.named_targets import named_targets, targets_of_records
 from olmo_sparsity.analysis.measurement.reuse import reusable_targets
-from olmo_sparsity.analysis.measurement.target_tables import COLUMNS
+from olmo_sparsity.analysis.measurement.target_tables import TARGET_COLUMNS
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.text.documents import Documents
@@ -81,7 +81,7 @@ def _targets_of_other(
     reused = reusable_targets(other, documents, settings, reuse_units)
     has_other_tokens = reused.match_counts is not None
     return FixedTargets(
-        table=reused.targets[[*COLUMNS, "end"]].reset_index(drop=True),
+        table=reused.targets[[*TARGET_COLUMNS, "end"]].reset_index(drop=True),
         only_their_blocks=has_other_tokens or reused.has_other_windows,
         match_counts={} if reused.match_counts is None else reused.match_counts.to_dict(),
         choices=Choices.of(other, reused) if reuse_units else None,

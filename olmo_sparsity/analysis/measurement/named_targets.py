@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from olmo_sparsity.analysis.measurement.at import At, find_spans
-from olmo_sparsity.analysis.measurement.target_tables import COLUMNS
+from olmo_sparsity.analysis.measurement.target_tables import TARGET_COLUMNS
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.text.documents import Documents
 from olmo_sparsity.text.windows import Windows
@@ -72,4 +72,4 @@ def _table_of_named(
             "later ones"
         )
     # Spans of several names may overlap.
-    return pd.DataFrame(rows, columns=COLUMNS).drop_duplicates(ignore_index=True)
+    return pd.DataFrame(rows, columns=TARGET_COLUMNS).drop_duplicates(ignore_index=True)

@@ -90,11 +90,13 @@ class Parts:
         self.folder = Path(folder)
         self.flush_every_s = flush_every_s
         self.part_size = part_size
-        work = results_folder(folder)
-        work.create(*(f"parts/{name}" for name in (*PHASES, UNFINISHED)))
-        self._identity = work.identify(
+        work_folder = results_folder(folder)
+        work_folder.create(*(f"parts/{name}" for name in (*PHASES, UNFINISHED)))
+        self._identity = work_folder.identify(
             to_json_value(identity), complete=complete_identity, versions=versions_of_numbers()
         )
+        """SHA-256 of the identity, which each part repeats."""
+
         self._buffer: dict[str, dict[int, dict[str, pa.Table]]] = {phase: {} for phase in PHASES}
         self._contents_of_parts: dict[str, dict[Path, PartContents | None]] = {
             phase: {} for phase in PHASES
@@ -105,7 +107,7 @@ class Parts:
 
         for phase in PHASES:
             self.find_finished(phase)
-        # Clocks that no change of the system's time moves.
+        # By a clock that no change of the system's time moves.
         self._began_s = time.monotonic()
         self._flushed_s = self._began_s
 

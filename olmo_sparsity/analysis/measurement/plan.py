@@ -61,9 +61,10 @@ from olmo_sparsity.text.windows import Block
 class Plan:
     """Holds model, documents and settings of a measurement, and computes the rows of a document.
 
-    A plan knows what is settled before anything is computed: the documents, already cut to what the
+    A plan has all that is known before anything is computed: the documents, already cut to what the
     model takes; the settings, with defaults filled in; the scorer; the unrelated texts; and the
-    targets, where they are not chosen here. Its methods write nothing.
+    targets, if they are not chosen by their losses. Its methods write nothing, except that
+    `evaluate_targets` stores pieces of a long document if it is given the folder.
 
         plan = make_plan(MeasureRequest.of(model="runs/mine", documents="text.txt", long=64))
         rows = {n: plan.compute_losses(n)["losses"] for n in plan.measured_numbers}

@@ -105,7 +105,7 @@ def recover(
     )
     blocks = sort_into_blocks(windows, document, targets_by_part)
     for group in _groups_that_share_texts(windows, blocks):
-        _BlocksEvaluation(
+        _BlocksEvaluator(
             scorer=scorer,
             document=document,
             windows=windows,
@@ -134,9 +134,9 @@ def _as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _BlocksEvaluation:
+class _BlocksEvaluator:
     """Puts all distant texts before some blocks of a document, one after another, and has each
-    evaluated."""
+    evaluated by `TextEvaluator`."""
 
     scorer: Scorer
     document: Document
@@ -197,7 +197,7 @@ class _BlocksEvaluation:
         }
         # Which texts replace the own ones depends on these, as `shuffled` takes their tokens.
         control_texts = self.controls.control_texts(self.document, block, own_texts, draw)
-        for index, (distant, served_spans_by_part) in enumerate(control_texts):
+        for index, (distant, spans_of_text) in enumerate(control_texts):
             text_name = f"unrelated, draw {draw}, text {index}, {bounds}"
             if self.tables.has_stored(text_name):
                 continue
@@ -206,7 +206,7 @@ class _BlocksEvaluation:
                 distant=distant,
                 is_control=True,
                 draw=draw,
-                spans_by_part=served_spans_by_part,
+                spans_by_part=spans_of_text,
             )
             self.text_evaluator.evaluate(text)
             self.tables.finish_text(text_name)

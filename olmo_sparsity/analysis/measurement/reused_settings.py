@@ -30,8 +30,9 @@ SHARED_WITH_TARGETS = (*WINDOW_SETTINGS, "draws", "seed")
 """Settings that `targets` takes from the other measurement where the user passed none, besides the
 prefix: with others, there are no placebo targets."""
 
-FREE_SETTINGS = {*WINDOW_SETTINGS, "prefix_ids", "ks", "sample", "blocks"}
-"""Settings that may be passed with `choices`. The other measurement determines all others."""
+FREE_WITH_CHOICES = {*WINDOW_SETTINGS, "prefix_ids", "ks", "sample", "blocks"}
+"""Settings that may be passed with `choices`, the windows only if the other measurement counts them
+in other tokens. The other measurement determines all others."""
 
 
 def with_settings_of_targets(
@@ -79,9 +80,9 @@ def settings_of_choices(
             those of this call.
     """
     meta = other.meta
-    free_settings = FREE_SETTINGS
+    free_settings = FREE_WITH_CHOICES
     if not has_other_tokenizer:
-        free_settings = FREE_SETTINGS - {*WINDOW_SETTINGS}
+        free_settings = FREE_WITH_CHOICES - {*WINDOW_SETTINGS}  # those of the other are taken
     determined = [name for name in passed if name not in free_settings]
     if determined:
         names = ", ".join(sorted(determined))

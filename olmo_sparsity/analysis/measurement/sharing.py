@@ -80,15 +80,15 @@ def wait_for_documents(
     """
     # Tests set the patience to 0.
     patience_s = max(PATIENCE_S, 4 * slowest_s) if PATIENCE_S else 0.0
-    num_missing: int | None = None
+    num_missing_before: int | None = None
     last_progress_s = time.monotonic()
     while True:
         missing = sorted(set(numbers) - parts.find_finished(phase))
         if not missing:
             return
-        has_progressed = num_missing != len(missing)
-        if has_progressed:
-            num_missing = len(missing)
+        others_progressed = len(missing) != num_missing_before
+        num_missing_before = len(missing)
+        if others_progressed:
             last_progress_s = time.monotonic()
         elif time.monotonic() - last_progress_s < patience_s:
             time.sleep(0.5)
@@ -96,6 +96,6 @@ def wait_for_documents(
             # The last one, as a process that has just begun measures the first.
             measure_document(missing[-1])
             parts.flush()
-            # Count the document as missing no longer, so that it does not look like progress of
-            # another process: then the next missing document is measured without waiting again.
-            num_missing = len(missing) - 1
+            # This was no progress of another process. So the next missing document is measured
+            # without waiting again.
+            num_missing_before -= 1

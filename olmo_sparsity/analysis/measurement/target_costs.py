@@ -35,7 +35,7 @@ import pandas as pd
 from olmo_sparsity.analysis.measurement.expected_targets import ExpectedTargets
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.results.target_rows import DOCUMENT, PLACEBO
-from olmo_sparsity.analysis.scoring.cost import counting
+from olmo_sparsity.analysis.scoring.cost import counting_scorer
 from olmo_sparsity.base.streams import stream
 from olmo_sparsity.models.identity.use import in_use
 
@@ -180,4 +180,4 @@ def spent_forwards(plan: Plan, number: int, targets: dict[str, Any]) -> int:
 
 def counting_plan(plan: Plan) -> Plan:
     """Return the plan with a scorer that counts, and computes nothing."""
-    return replace(plan, scorer=counting(plan.scorer))
+    return replace(plan, scorer=counting_scorer(plan.scorer))

@@ -1,7 +1,7 @@
 """Read tables of targets: which document has which targets, and whether two tables are the same.
 
-A table of targets has the columns `COLUMNS`. Here token 18 of document 1 is in two sets, and token
-25 is a target of the placebo:
+A table of targets has the columns `TARGET_COLUMNS`. Here token 18 of document 1 is in two sets, and
+token 25 is a target of the placebo:
 
     document  target  distant_part  target_set
            1      18  document      bigram
@@ -28,7 +28,7 @@ from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.windows import Windows
 
-COLUMNS = [*KEYS, "distant_part", "target_set"]
+TARGET_COLUMNS = [*KEYS, "distant_part", "target_set"]
 """Columns of a table of targets: document, target (the place of its first token), distant part,
 target set."""
 
@@ -56,13 +56,13 @@ def with_full_window(
     is_kept = targets.target >= windows.first_target
     if not keep_placebo:
         is_kept &= targets.distant_part == DOCUMENT
-    return targets[is_kept].sort_values(COLUMNS, ignore_index=True)
+    return targets[is_kept].sort_values(TARGET_COLUMNS, ignore_index=True)
 
 
 def targets_fingerprint(targets: pd.DataFrame) -> str:
     """Return the SHA-256 of a table of targets, by which two tables are known to be the same."""
     # Without targets of several tokens `end` is left out, as earlier versions did not store it.
-    columns = [*COLUMNS, "end"] if has_spans(targets) else COLUMNS
+    columns = [*TARGET_COLUMNS, "end"] if has_spans(targets) else TARGET_COLUMNS
     return hashlib.sha256(targets[columns].to_csv(index=False).encode()).hexdigest()
 
 

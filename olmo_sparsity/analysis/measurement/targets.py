@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.measurement.target_tables import COLUMNS
+from olmo_sparsity.analysis.measurement.target_tables import TARGET_COLUMNS
 from olmo_sparsity.analysis.options import Settings
 from olmo_sparsity.analysis.results.target_rows import (
     DOCUMENT,
@@ -84,10 +84,10 @@ def choose_targets(
         candidates[candidates.bigram], "bigram", max_of_bigram, settings.seed
     )
 
-    chosen = pd.concat([by_gap, by_bigram])[COLUMNS]
+    chosen = pd.concat([by_gap, by_bigram])[TARGET_COLUMNS]
     # Each set has random streams of its own, so leaving one out changes nothing in the other.
     chosen = chosen[chosen.target_set.isin(settings.sets)]
-    return chosen.sort_values(COLUMNS, ignore_index=True)
+    return chosen.sort_values(TARGET_COLUMNS, ignore_index=True)
 
 
 def _draw_of_documents(
@@ -132,8 +132,8 @@ def targets_by_text(documents: Sequence[Document], settings: Settings) -> pd.Dat
         num_drawn = int(rate * len(places_T) + generator.random()) if rate else 0
         for place in places_T[order[:num_drawn]]:
             rows.append((document.number, int(place), DOCUMENT, "every"))
-    chosen = pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys(KEYS, int))
-    return chosen.sort_values(COLUMNS, ignore_index=True)
+    chosen = pd.DataFrame(rows, columns=TARGET_COLUMNS).astype(dict.fromkeys(KEYS, int))
+    return chosen.sort_values(TARGET_COLUMNS, ignore_index=True)
 
 
 def sampled_blocks(document: Document, settings: Settings) -> list[Block]:

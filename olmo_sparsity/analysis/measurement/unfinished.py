@@ -52,7 +52,7 @@ class UnfinishedDocument:
         self._number = number
         self._identity = identity
         self._store_every_s = store_every_s
-        self._stored_at = time.monotonic()
+        self._stored_s = time.monotonic()
         self._pieces: dict[Path, PartContents] = {}
         self.texts: set[str] = set()
         """Names of the texts whose rows are stored."""
@@ -70,7 +70,7 @@ class UnfinishedDocument:
     @property
     def is_due(self) -> bool:
         """Return whether rows were last stored so long ago that they should be stored now."""
-        return time.monotonic() - self._stored_at >= self._store_every_s
+        return time.monotonic() - self._stored_s >= self._store_every_s
 
     def store(self, texts: Sequence[str], tables: Mapping[str, pd.DataFrame]) -> None:
         """Store the rows of these texts, which must be all that they have."""
@@ -86,7 +86,7 @@ class UnfinishedDocument:
         write_part(piece, filled, contents)
         self._pieces[piece] = contents
         self.texts.update(texts)
-        self._stored_at = time.monotonic()
+        self._stored_s = time.monotonic()
 
     def joined(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
         """Return tables of the stored rows, followed by those of `tables`, which are not stored."""

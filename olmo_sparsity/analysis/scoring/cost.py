@@ -1,12 +1,12 @@
 """Count the cost of an explanation, an attribution or a measurement without running the model.
 
-    counted = counting(scorer)                      # the same interface, but computes nothing
+    counted = counting_scorer(scorer)               # the same interface, but computes nothing
     add_one(counted, question)                      # anything that takes a scorer
     Cost(counted.token_forwards, num_parameters)    # 12,480 token-forwards, 3.3e+12 FLOPs, …
 
 So a selector, a control or a kind of units needs no formula of its cost: it is counted by running
 it. Its losses are random. With equal losses, rules that choose rows by their losses would choose
-other rows than in a real run, and their cost was counted wrong.
+other rows than in a real run, and their cost would be wrong.
 
 Dimension key: B rows of a batch, L tokens of a row, F distant tokens, N items of a list, D width, V
 vocabulary.
@@ -76,10 +76,10 @@ class Cost:
         return "\n".join(lines)
 
 
-def counting(scorer: Scorer) -> Scorer:
+def counting_scorer(scorer: Scorer) -> Scorer:
     """Return a scorer that counts what this one would compute, and computes nothing."""
     if isinstance(scorer, ReplacingScorer):
-        return scorer.counting()
+        return scorer.counting_scorer()
     return CountingScorer(scorer)
 
 
@@ -107,7 +107,7 @@ class CountingModel(nn.Module):
 
     def __init__(self, real: LanguageModel) -> None:
         super().__init__()
-        self.real = [real]  # in a list, so that its weights are not weights of this module
+        self.real = [real]  # a list, as the weights of an attribute are weights of this module
         self.vocab_size = real.vocab_size
         self.device = torch.device("cpu")
         # The global generator may belong to a training loop around this, so another one is used.

@@ -110,7 +110,7 @@ class ReplacingScorer(Scorer):
         )
         return self
 
-    def counting(self) -> ReplacingScorer:
+    def counting_scorer(self) -> ReplacingScorer:
         """Return a scorer for the same unrelated texts that counts token-forwards and computes
         nothing."""
         logprobs = CountingLogprobs(self.logprobs.shares)

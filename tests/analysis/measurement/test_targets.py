@@ -21,7 +21,7 @@ from olmo_sparsity.analysis.explain.largest_gaps import first_place_with_units, 
 from olmo_sparsity.analysis.measurement.at import find_spans, parse_at
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.measurement.target_tables import (
-    COLUMNS,
+    TARGET_COLUMNS,
     check_all_evaluated,
     targets_fingerprint,
     targets_of_document,
@@ -155,7 +155,7 @@ def test_the_first_target_has_a_unit() -> None:
 def test_targets_are_those_of_their_document_and_all_are_evaluated(tmp_path: Path) -> None:
     rows = [(0, 6, "document", "gap", 8), (0, 6, "document", "bigram", 8)]
     rows += [(0, 4, "placebo", "gap", 5), (1, 9, "document", "gap", 10)]
-    targets = pd.DataFrame(rows, columns=[*COLUMNS, "end"])
+    targets = pd.DataFrame(rows, columns=[*TARGET_COLUMNS, "end"])
     found = targets_of_document(targets, Document(np.arange(20), 0))
     assert {part: spans.tolist() for part, spans in found.items()} == {
         "document": [[6, 8]], "placebo": [[4, 5]],
