@@ -249,12 +249,24 @@ def _wrap_transformers(model: Any, whole_prompts: bool) -> Any:
 def _wrap_fitting(model: Any, whole_prompts: bool) -> Any:
     """Return a model as a `HuggingFaceLM`, whose states can be read. If that rejects it and
     `whole_prompts` is set, return it as `WholePrompts`, which only scores whole prompts."""
+    _check_outputs_have_names(model.config)
     try:
         return HuggingFaceLM(model)
     except ConfigError:
         if not whole_prompts or model.config.is_encoder_decoder:
             raise
         return WholePrompts(model)
+
+
+def _check_outputs_have_names(config: Any) -> None:
+    """Raise ConfigError if a config has models return tuples, from which transformers itself cannot
+    compute logits."""
+    for each_config in (config, config.get_text_config()):
+        if not getattr(each_config, "return_dict", True):
+            raise ConfigError(
+                "return_dict=False in the config of a model: transformers cannot run it; set "
+                "model.config.return_dict = True, or correct config.json"
+            )
 
 
 @dataclass(frozen=True)

@@ -95,11 +95,38 @@ def test_the_page_is_current() -> None:
 
 
 class RoundedTogether(torch.nn.Linear):
-    """Activations in 4 bits, of one scale for a place in all rows; exact in one row."""
+    """Activations in 9 bits, of one scale for a place in all rows; exact in one row."""
+
+    largest = 255
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        step = x.abs().amax((0, 2), keepdim=True) / 7
+        step = x.abs().amax((0, 2), keepdim=True) / self.largest
         return super().forward((x / step).round() * step if len(x) > 1 else x)
+
+
+class OfFewSteps(RoundedTogether):
+    """The same in 4 bits."""
+
+    largest = 7
+
+
+class OfFullExperts(torch.nn.Linear):
+    """Drops a token if four earlier ones of the batch go to the same of eight experts."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y_ND = super().forward(x).flatten(0, 1)
+        expert_N = x.flatten(0, 1)[:, :8].argmax(-1)
+        is_same_NN = (expert_N[:, None] == expert_N).tril(-1)
+        is_served_N1 = is_same_NN.sum(1, keepdim=True) < 4
+        return (y_ND * is_served_N1).view(*x.shape[:-1], -1)
+
+
+class OfTheBatch(torch.nn.Linear):
+    """Normalized by statistics of the batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        return (y - y.mean((0, 1))) / y.std((0, 1))
 
 
 def test_what_a_loss_owes_to_its_neighbours_is_measured() -> None:
@@ -112,3 +139,45 @@ def test_what_a_loss_owes_to_its_neighbours_is_measured() -> None:
     assert loaded.batch_noise == loaded.model.batch_noise > LOUD_NOISE
     assert f"{loaded.batch_noise:.2f}" in describe_noise({"batch_noise": loaded.batch_noise})
     assert describe_noise({"batch_noise": 1e-5}) == ""
+
+
+def int8(model: Any) -> Any:
+    return torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+
+
+def with_linear(linear: type[torch.nn.Linear]) -> Any:
+    model = build(SUPPORTED[find("Llama 1, 2, 3")], initializer_range=0.3)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear) and module is not model.lm_head:
+            module.__class__ = linear
+    return model
+
+
+# Deprecated by torch, and still what many use on a CPU.
+@pytest.mark.filterwarnings("ignore:.* deprecated")
+@pytest.mark.parametrize("whole_prompts", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: int8(build(SUPPORTED[find("Llama 1, 2, 3")])),
+        lambda: int8(build(SUPPORTED[find("Llama 1, 2, 3")], initializer_range=0.3)),
+        lambda: with_linear(OfFewSteps),
+        lambda: with_linear(OfFullExperts),
+        lambda: with_linear(OfTheBatch),
+    ],
+)
+def test_a_model_whose_losses_are_of_the_whole_batch_is_refused(
+    make: Any, whole_prompts: bool
+) -> None:
+    with pytest.raises(ConfigError, match=r"with the texts in other rows.*pass it unquantized"):
+        wrap_model(make(), whole_prompts=whole_prompts)
+
+
+@pytest.mark.parametrize("whole_prompts", [False, True])
+def test_outputs_without_names_are_refused_with_the_remedy(whole_prompts: bool) -> None:
+    model = build(SUPPORTED[find("Llama 1, 2, 3")])
+    model.config.return_dict = False
+    with pytest.raises(ConfigError, match=r"set model\.config\.return_dict = True"):
+        wrap_model(model, whole_prompts=whole_prompts)
+    model.config.return_dict = True
+    wrap_model(model, whole_prompts=whole_prompts)

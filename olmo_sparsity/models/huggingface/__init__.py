@@ -6,6 +6,7 @@ Run a model (called through `LanguageModel`, by measurements, `attribute` and tr
       model_parts.py       its embedding, layers and other parts, which families name differently
       compatibility.py     the trial that a model must pass first
         trial_with_gap.py  its checks of position IDs with a gap, and of kept states
+        row_independence.py  its check that the losses of a row are its own
         tried_model.py     what all its checks have in common
         known_fits.py      what the last trial of each model has shown
       logit_map.py         scaled and capped logits

@@ -4,6 +4,7 @@ No config says how a family treats position IDs, so `try_model` runs it. It asks
 
     is the family of a kind that is supported at all?        _check_kind
     how do logits follow from the last linear map?           _check_logits
+    are the losses of a row its own?                         row_independence.py
     do windows by position IDs hide what its own hide?       _knows_windows
     is a gap in position IDs harmless, and can kept keys
     and values replace the tokens before it?                 trial_with_gap.py
@@ -38,6 +39,7 @@ from olmo_sparsity.models.attention import AttentionWindow
 from olmo_sparsity.models.huggingface.attention_names import REPLACEABLE
 from olmo_sparsity.models.huggingface.logit_map import LogitMap, possible_logit_maps
 from olmo_sparsity.models.huggingface.position_limits import windows_of
+from olmo_sparsity.models.huggingface.row_independence import check_rows_are_independent
 from olmo_sparsity.models.huggingface.trial_with_gap import TrialWithGap
 from olmo_sparsity.models.huggingface.tried_model import (
     NUM_BEFORE_GAP,
@@ -79,6 +81,8 @@ def try_model(tried: TriedModel, original: nn.Module) -> Fit:
     _check_kind(tried, original)
     try:
         logits = _check_logits(tried, original)
+        # Before the others, which such a model fails for reasons that mislead.
+        _check_rows(tried, logits.logit_map)
         knows_windows = _knows_windows(tried, logits.rounding)
         # The rest is tried with the windows with which the model will be used.
         windows = windows_of(tried.model.config) if knows_windows else {}
@@ -240,6 +244,20 @@ def _knows_windows(tried: TriedModel, rounding: float) -> bool:
     error = distance(ours, theirs)
     effect = distance(without_windows, theirs)
     return error <= min(rounding * distance(theirs), effect / 4)
+
+
+def _check_rows(tried: TriedModel, logit_map: LogitMap) -> None:
+    """Raise ConfigError if the losses of a row depend on the texts in other rows of its batch."""
+
+    def losses(tokens_BL: Tensor) -> Tensor:
+        positions_BL = torch.arange(tokens_BL.shape[1], device=tried.device).expand_as(tokens_BL)
+        hidden_BLD = tried.hidden(tokens_BL, positions_BL)
+        log_p_BLV = logit_map(tried.raw_logits(hidden_BLD)).float().log_softmax(-1)
+        targets_BL = tokens_BL.roll(-1, 1)  # after the last token any will do
+        return -log_p_BLV.gather(-1, targets_BL[..., None].to(log_p_BLV.device))[..., 0]
+
+    vocab_size = tried.embedding.weight.shape[0]
+    check_rows_are_independent(tried.model, losses, vocab_size, tried.device)
 
 
 def _measure_batch_noise(tried: TriedModel, logit_map: LogitMap) -> float:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.models.huggingface.row_independence import check_rows_are_independent
 from olmo_sparsity.models.identity.model_identity import check_weights_exist
 from olmo_sparsity.models.prefix_tree import Node, PrefixTree
 from olmo_sparsity.models.prompts import Prompt, PromptModel
@@ -49,8 +50,22 @@ class WholePrompts(PromptModel, nn.Module):
         # rounded products. In bf16 that would be 8 nats, which would hide any real difference, so
         # it is limited to 0.1.
         self._rounding = min(0.1, 1024 * torch.finfo(model.dtype).eps)
+        self._check_rows()
         self._check_causal()
         self.shares = self._continues_from_states()
+
+    def _check_rows(self) -> None:
+        """Raise ConfigError if the log-probabilities of a row depend on the texts in other rows of
+        its batch."""
+
+        def losses(tokens_BL: Tensor) -> Tensor:
+            rows_BL = tokens_BL.cpu().numpy()
+            # After the last token any will do.
+            targets_BL = np.roll(rows_BL, -1, axis=1)
+            return -torch.from_numpy(np.stack(self._log_p(rows_BL, targets_BL, cache=None)))
+
+        check_rows_are_independent(self.model, losses, self.vocab_size, self.device)
+        self.token_forwards = 0  # those of the trial do not count
 
     def _check_causal(self) -> None:
         """Raise ConfigError for a model, such as an encoder, in which a token's log-probability
