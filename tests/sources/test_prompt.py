@@ -288,3 +288,14 @@ def test_a_template_that_changes_messages_is_refused() -> None:
     read.chat_template = "{{ messages[0]['content'] | upper }}"
     with pytest.raises(DataError, match="drops, repeats, moves or changes messages"):
         attribute(model_of(), read, **GIVEN | {"chat": True})
+
+
+@pytest.mark.parametrize(
+    ("num_words", "answer"), [(260, None), (260, "w1 w2"), (100, " ".join(["w1"] * 200))]
+)
+def test_a_prompt_that_is_too_long_is_refused_before_decoys_are_asked_for(
+    num_words: int, answer: str | None
+) -> None:
+    sources = {"a": " ".join(["w1"] * num_words)}
+    with pytest.raises(ConfigError, match=r"positions are more than .*: 256 .*fewer sources"):
+        asked(sources=sources, answer=answer, decoys=["w5"])

@@ -37,6 +37,9 @@ from olmo_sparsity.text.documents import Document
 from olmo_sparsity.text.units import Spans, Units
 from olmo_sparsity.text.windows import Block, Windows
 
+FEWER_SOURCES = "give fewer sources, or shorter ones"
+"""The remedy for a prompt that is longer than a model supports, for messages."""
+
 
 class PromptText(NamedTuple):
     """A text of the prompt."""
@@ -178,7 +181,7 @@ def lay_out(prompt: SourcePrompt, answer: AnswerIds) -> Layout:
     # One block with the whole answer as its targets, so that one forward gives all losses.
     windows = Windows("all", num_local, num_targets, tuple(prompt.prefix_ids))
     windows.check()
-    prompt.model.check_positions(windows.num_positions(len(tokens)), "give fewer sources")
+    prompt.model.check_positions(windows.num_positions(len(tokens)), FEWER_SOURCES)
 
     # Statements are found in the answer by itself, so that an open quotation or code of a source
     # does not reach into it.
