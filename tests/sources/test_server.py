@@ -203,17 +203,23 @@ def test_a_server_that_does_not_read_its_context_is_refused(
         opened(servers[0], timeout_s=5.0)
 
 
-@pytest.mark.parametrize(
-    ("owner", "broken"),
-    # Five candidates, as the others return, leave too much room to notice logarithms of base 2.
-    [*((owner, "halved") for owner in OWNERS), *((owner, "base 2") for owner in OWNERS[1:])],
-)
+@pytest.mark.parametrize("broken", ["halved", "base 2", "base 10"])
+@pytest.mark.parametrize("owner", OWNERS)
 def test_numbers_of_another_scale_are_refused(
     owner: str, broken: str, servers: list[FakeServer]
 ) -> None:
     servers.append(FakeServer(TOKENIZER, owner, broken=broken))
     with pytest.raises(DataError, match="no log-probabilities"):
         opened(servers[0], timeout_s=5.0)
+
+
+def test_five_candidates_alone_do_not_tell_base_2(
+    servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So docs/sources.md says that a larger vocabulary may hide it."""
+    monkeypatch.setattr(server_checks, "FEW_TOKENS", 0)
+    servers.append(FakeServer(TOKENIZER, broken="base 2"))
+    opened(servers[0], timeout_s=5.0)
 
 
 class DemoServer(FakeServer):
@@ -272,6 +278,13 @@ def test_the_dialect_of_the_page_needs_one_class_and_one_entry(
     servers.append(AcmeServer(TOKENIZER, "acme"))
     asked = prompts(0)
     assert are_true(opened(servers[0], timeout_s=60.0).score(asked), asked, servers[0].model)
+    assert said == []  # all tokens of so small a vocabulary are scored
+    servers[0].broken = "base 2"
+    with pytest.raises(DataError, match="of all 45 tokens add up to"):
+        opened(servers[0], timeout_s=60.0)
+    servers[0].broken = ""
+    monkeypatch.setattr(server_checks, "FEW_TOKENS", 44)
+    opened(servers[0], timeout_s=60.0)
     assert said == [
         f"{servers[0].url} returns no candidates, so the scale of its numbers is not checked"
     ]

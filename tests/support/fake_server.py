@@ -173,7 +173,8 @@ class FakeServer:
             return np.array([*parts, self.model.log_p(ids[-40:])[-1]])
         if self.broken == "context-free":
             return np.repeat(self.model.log_p([3])[-1:], len(ids), axis=0)
-        scale = {"base 2": 1 / np.log(2), "halved": 0.5}.get(self.broken, 1.0)
+        scales = {"base 2": 1 / np.log(2), "base 10": 1 / np.log(10), "halved": 0.5}
+        scale = scales.get(self.broken, 1.0)
         return scale * log_p_LV
 
     def _top(self, ids: list[int], num: int) -> dict[int, float]:

@@ -223,6 +223,15 @@ the probability of the last one, after one prompt at least. With SmolLM2 and the
 MIN_PROMPTS = 4
 """Prompts with a concentrated distribution that this comparison requires."""
 
+FEW_TOKENS = 512
+"""With at most this many tokens in the vocabulary, such as bytes, all are scored. Five candidates
+may be too few to tell there: with 45 tokens, these may have what is missing at base 2."""
+
+LEAST_OF_ALL = 0.85
+MOST_OF_ALL = 1.1
+"""Between these is the sum of the probabilities of all tokens. With logarithms of base 2 it is at
+most the largest probability to the power of 0.44, with those of base 10 mostly far above 1."""
+
 
 class _Candidates(NamedTuple):
     """The probabilities of the most probable tokens after a prompt, summed up."""
@@ -243,32 +252,61 @@ class _Candidates(NamedTuple):
 def _check_scale(server: Server) -> None:
     """Raise if numbers are no natural logarithms of probabilities. The probabilities of the most
     probable tokens add up to at most 1, and each other token has less than the last of them."""
+    num_tokens = server.tokens.tokenizer.get_vocab_size()
     # A model may have more tokens than its tokenizer: its matrices are padded.
-    max_tokens = 1.1 * server.tokens.tokenizer.get_vocab_size()
+    max_tokens = 1.1 * num_tokens
     tails: list[float] = []
+    # The prompt after which the candidates have least in all, and how much they have.
+    flattest_prompt = _prompts_of_scale(server.probe_ids)[0]
+    least_total = math.inf
     for prompt in _prompts_of_scale(server.probe_ids):
         log_p = server.candidates(prompt)
-        if len(log_p) < 2:
+        if len(log_p) < 2 and num_tokens > FEW_TOKENS:
             say(f"{server.url} returns no candidates, so the scale of its numbers is not checked")
             return
+        if len(log_p) < 2:
+            break
         candidates = _Candidates(
             num_tokens=len(log_p), total=sum(map(math.exp, log_p)), last=math.exp(min(log_p))
         )
 
         # If every other token were as probable as the last candidate, they would have this much.
-        most_of_others = max_tokens * candidates.last + UNEXPLAINED
+        num_others = max(0.0, max_tokens - candidates.num_tokens)
+        most_of_others = num_others * candidates.last + UNEXPLAINED
         if candidates.total > MORE_THAN_ALL or 1 - candidates.total > most_of_others:
             raise _scale_error(
                 server, f"those of {len(log_p)} tokens add up to {candidates.total:.2f}"
             )
         if MIN_CONCENTRATED < candidates.total < MAX_CONCENTRATED:
             tails.append(candidates.tail)
+        if candidates.total < least_total:
+            least_total = candidates.total
+            flattest_prompt = prompt
 
     # Probabilities fall slowly with their rank. Logarithms of another base raise them to a power,
     # so that they fall fast and still leave much to the other tokens.
     if len(tails) >= MIN_PROMPTS and min(tails) > LONGEST_TAIL:
         others = f"other tokens would have {min(tails):.0f} times what the last candidates have"
         raise _scale_error(server, f"{others}, as with logarithms of base 2")
+    if num_tokens <= FEW_TOKENS:
+        _check_sum_of_all(server, flattest_prompt)
+
+
+def _check_sum_of_all(server: Server, prompt: list[int]) -> None:
+    """Raise unless the probabilities of all tokens after a prompt add up to about 1. Each is scored
+    as the last token of a prompt, which only a small vocabulary allows.
+
+    Args:
+        prompt: The less certain the model is after it, the more another scale changes the sum.
+    """
+    ids = sorted(server.tokens.tokenizer.get_vocab().values())
+    # One by one, as the replies of some servers do not show which prompt they are of.
+    log_p = [server.score([*prompt, token], len(prompt))[0] for token in ids]
+    total = sum(map(math.exp, log_p))
+    # Padding may have the rest of a sum below 1. Noise may lower or raise all numbers.
+    room = math.exp(NOISE_FACTOR * server.noise)
+    if not LEAST_OF_ALL / room <= total <= MOST_OF_ALL * room:
+        raise _scale_error(server, f"those of all {len(ids)} tokens add up to {total:.2f}")
 
 
 def _prompts_of_scale(probe_ids: list[int]) -> list[list[int]]:
