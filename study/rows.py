@@ -181,6 +181,7 @@ def rows_of_page(page: str, heading: str, values: str) -> list[dict[str, str]]:
 
 
 def cell_numbers(row: dict[str, str], column: str) -> list[float]:
+    # Every string matches, as all parts of the expression may be empty.
     header, at = re.fullmatch(r"(.*?)(\[\d*\])?", column).groups()  # type: ignore[union-attr]
     cells = [cell for name, cell in row.items() if matches(header, name)]
     cells = cells or [cell for name, cell in row.items() if matches(header, name.split(", ")[0])]

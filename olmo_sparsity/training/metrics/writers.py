@@ -109,6 +109,7 @@ def check_metric_writers(logging: LoggingConfig) -> None:
     """Raise ConfigError if TensorBoard or W&B is configured and not installed. Called before a run
     waits for its GPUs."""
     with naming_extras():
+        # Imported for its error only.
         if logging.tensorboard:
             import torch.utils.tensorboard  # noqa: F401
         if logging.wandb_project:

@@ -49,6 +49,7 @@ def be_deterministic() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
     torch.use_deterministic_algorithms(True)
     # This fills new tensors, to find reads of unset memory: slow, and needed only for debugging.
+    # PyTorch makes it a property of the module while it runs, which mypy does not see.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 

@@ -76,6 +76,7 @@ class Stacks:
         import torch
 
         if torch.cuda.is_available():
+            # Only builds with NCCL have this function, and PyTorch's stubs have it in none.
             trace = torch._C._distributed_c10d._dump_nccl_trace()  # type: ignore[attr-defined]
             (self.folder / f"nccl_trace_rank_{self.processes.rank}").write_bytes(trace)
 
