@@ -191,7 +191,7 @@ def _add_explain(sub: Parser) -> None:
         help="of --text FILE:N, the N-th record of a file (.jsonl, .parquet): its text (text)",
     )
     sub.add("--at", action="append", metavar="WORDS", help=AT)
-    add_documented(sub, help, target="TEXT")
+    sub.add("--target", metavar="TEXT", help=f"{help['target']}. {AT_FILE}")
     sub.add("--dry-run", action="store_true", help="count the cost")
     add_options(sub, settings.ExplainSettings, ModelOptions, help=help)
     sub.add("--check", action="store_true", help="compare with unrelated texts")

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.analysis.interpretation import interpretation_of
-from olmo_sparsity.base.errors import ConfigError
+from olmo_sparsity.base.errors import ConfigError, naming
 from olmo_sparsity.base.path_options import check_suffix
+from olmo_sparsity.base.progress import say
 from olmo_sparsity.command.memory import keep_freed_memory
 from olmo_sparsity.config.command_line import given_options
 
@@ -58,24 +60,51 @@ def _explain_keywords(options: argparse.Namespace) -> dict[str, Any]:
     from olmo_sparsity.analysis.explain.text_file import read_text
     from olmo_sparsity.analysis.measurement.at import parse_at
 
-    # Unrelated text is used by the check, and where distant states are replaced.
-    distant_states = vars(options).get("distant_states")
-    is_replaced = distant_states is not None and interpretation_of(distant_states).replaces
-    if options.unrelated is not None and not options.check and not is_replaced:
-        raise ConfigError(
-            "--unrelated has no effect here; add --check, or --distant-states=replaced"
-        )
-    if options.field is not None and options.text is None:
-        raise ConfigError(f"--field={options.field} is of --text FILE:N; omit it")
+    _check_options_have_effect(options)
     keywords = given_options(options, ExplainRequest.accepted_keywords())
     if options.text is not None:
         keywords["text"] = _text_of(options.text, options.field)
-    if options.prompt is not None:
-        keywords["prompt"] = read_text(options.prompt, inline=True)
+    for name in ("prompt", "target"):
+        words = getattr(options, name)
+        if words is None:
+            continue
+        # Taken literally, which the user may not have meant.
+        if isfile(words):
+            say(f"--{name}: the words '{words}' themselves; --{name} @{words} reads the file")
+        with naming(f"--{name}"):
+            keywords[name] = read_text(words, inline=True)
     if options.at:
         keywords["at"] = [parse_at(at) for at in options.at]
     keywords["unrelated"] = options.unrelated or "builtin:embedded"
     return keywords
+
+
+def _check_options_have_effect(options: argparse.Namespace) -> None:
+    """Raise ConfigError if an option was given that would do nothing: the user would believe that
+    it did."""
+    if options.dry_run:
+        results = {"--json": options.json, "--html": options.html is not None}
+        flags = [flag for flag, is_given in results.items() if is_given]
+        if flags:
+            raise ConfigError(
+                f"{', '.join(flags)}: cannot be combined with --dry-run, which has no results; "
+                "omit what has no effect"
+            )
+    # Unrelated text is used by the check, and where distant states are replaced.
+    settings = vars(options)  # those that were given
+    distant_states = settings.get("distant_states")
+    is_replaced = distant_states is not None and interpretation_of(distant_states).replaces
+    uses_unrelated = options.check or is_replaced
+    if options.unrelated is not None and not uses_unrelated:
+        raise ConfigError(
+            "--unrelated has no effect here; add --check, or --distant-states=replaced"
+        )
+    # Of the selectors `random` draws units, and a rule of the user's own may.
+    selector = settings.get("selector") or ""
+    if "seed" in settings and not (uses_unrelated or selector == "random" or ":" in selector):
+        raise ConfigError("--seed has no effect here, as nothing is drawn; add --check, or omit it")
+    if options.field is not None and options.text is None:
+        raise ConfigError(f"--field={options.field} is of --text FILE:N; omit it")
 
 
 def _text_of(path: str, field: str | None) -> str:
@@ -98,6 +127,10 @@ def _text_of(path: str, field: str | None) -> str:
                 "--field=NAME if its text is not in the field text"
             )
         return read_text(path)
+    if file and not is_records(Path(file)):
+        raise ConfigError(
+            f"--text={path}: {file} is one text, not a file of records; pass --text={file}"
+        )
     if not file:
         raise ConfigError(f"--text={path}: --field requires FILE:N, such as --text={path}:1")
     for record in open_text(file, field or "text"):

@@ -8,6 +8,8 @@ there is nothing to rank.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from olmo_sparsity.analysis.explain.evaluation import LOSSES
 from olmo_sparsity.analysis.explain.largest_gaps import first_place_with_units, largest_gaps
 from olmo_sparsity.analysis.explain.prepared import Prepared
@@ -33,7 +35,7 @@ def choose_targets(prepared: Prepared) -> Spans:
     if not with_distant:
         raise DataError(
             f"no target has distant {units}, which begin at token {first_with_units:,} of "
-            f"{len(prepared.document.tokens):,}; lower short={prepared.windows.short}"
+            f"{len(prepared.document.tokens):,}; {_remedy_of_no_units(prepared, spans)}"
         )
     _check_num_units(prepared, with_distant)
     if len(with_distant) < len(spans):
@@ -43,6 +45,19 @@ def choose_targets(prepared: Prepared) -> Spans:
             f"have no distant {units}: left out"
         )
     return with_distant
+
+
+def _remedy_of_no_units(prepared: Prepared, spans: Spans) -> str:
+    """Return what to do if no target has distant units. `spans`: the targets; if there are none,
+    the last token of the text would be one."""
+    windows = prepared.windows
+    units = prepared.settings.units
+    last_target = max((first for first, _ in spans), default=len(prepared.document.tokens) - 1)
+    if last_target >= first_target_place(replace(windows, short=1), units):
+        return f"lower short={windows.short}"
+    return "name later targets, or pass a longer text" + (
+        "" if units == "tokens" else ", or smaller units"
+    )
 
 
 def _spans_of_largest_gaps(prepared: Prepared, first_with_units: int) -> Spans:
@@ -78,6 +93,11 @@ def _check_num_units(prepared: Prepared, spans: Spans) -> None:
     k."""
     settings = prepared.settings
     num_units = prepared.max_num_units(spans)
+    if num_units == 1 and settings.units == "tokens":
+        raise DataError(
+            "the distant text is one token, so there is nothing to rank; lower "
+            f"short={prepared.windows.short}, or name later targets"
+        )
     if num_units == 1:
         raise DataError(
             f"units={settings.units}: the distant text is one of them, so there is nothing to "

@@ -270,8 +270,17 @@ def test_the_command_reads_the_text_from_a_pipe(
         ("--text TEXT --at zebra", "zebra"),
         ("--text TEXT --at 40", "40:41"),
         ("--text TEXT --at 0:2", "no target has distant tokens"),
+        ("--text TEXT --at 0:1", "name later targets, or pass a longer text"),
+        ("--text TEXT --at 20:21 --short 20", "of 60; lower short=20"),
+        ("--text TEXT --at 20:21 --short 19", "is one token, so there is nothing to rank; lower"),
+        ("--text TEXT --units span:70", "or pass a longer text, or smaller units"),
         ("--text TEXT --units span", "none of tokens"),
         ("--text TEXT --unrelated embedded", "--unrelated has no effect here; add --check"),
+        ("--text TEXT --seed 1", "--seed has no effect here, as nothing is drawn; add --check"),
+        ("--text TEXT --dry-run --json", "--json: cannot be combined with --dry-run"),
+        ("--text TEXT --dry-run --html a.html", "--html: cannot be combined with --dry-run"),
+        ("--text TEXT:1", "TEXT is one text, not a file of records; pass --text=TEXT"),
+        ("--prompt w1 --target @nowhere", "--target: nowhere cannot be read"),
         ("--text BINARY", "BINARY is not text in UTF-8 from byte 1 on"),
         ("--prompt w1\udcff", "prompt: '\\udcff', its character 3, is half of a surrogate pair"),
     ],
@@ -286,6 +295,22 @@ def test_mistakes_are_one_line(
     assert (code, out) == (2, "")
     assert said in err
     assert len([line for line in err.splitlines() if line.strip()]) == 1
+
+
+def test_a_target_may_be_read_from_a_file(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("target").write_text("w3 w4")
+    words = ["--prompt", "w1 w2 w3 w4 w5 w6", "-k", "1", "--json", "--target"]
+    found = []
+    for target in ("w3 w4", "@target"):
+        code, out, err = shell(capsys, folder, *words, target)
+        assert code == 0, err
+        found.append(json.loads(out)["targets"])
+    assert found[0] == found[1]
+    _, _, err = shell(capsys, folder, *words, "target")
+    assert "--target: the words 'target' themselves; --target @target reads the file" in err
 
 
 @pytest.mark.parametrize("units", ["tokens", "span:4"])
