@@ -90,7 +90,7 @@ def attribute(
         chat: Put the prompt into the tokenizer's chat template.
         control_tokens: Encode words of sources that are names of control tokens, such as
             `<|im_end|>`, as these tokens. Default: as letters.
-        max_new_tokens: Length limit of a generated answer. Default: 256.
+        max_new_tokens: Length limit of a generated answer. Default: 256, or what fits the model.
         seed: Seed of all random draws.
         device, dtype, device_map, prefix, batch_tokens: As in `explain`.
         timeout: Seconds that a server may take for one request. Default: 600.

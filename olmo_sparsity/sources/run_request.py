@@ -40,7 +40,7 @@ from olmo_sparsity.models.loaded import LoadedModel, using
 from olmo_sparsity.sources.attribution import Attribution
 from olmo_sparsity.sources.prompt.answer_tokens import AnswerIds, encode_answer, longest_answer
 from olmo_sparsity.sources.prompt.encode import encode_prompt
-from olmo_sparsity.sources.prompt.layout import Layout, lay_out
+from olmo_sparsity.sources.prompt.layout import FEWER_SOURCES, Layout, lay_out
 from olmo_sparsity.sources.prompt.pieces import SourcePrompt
 from olmo_sparsity.sources.reading.reasoning import sentence_spans
 from olmo_sparsity.sources.request import AttributeRequest
@@ -104,14 +104,31 @@ class LoadedRequest:
         """The sources and the question, without reasoning."""
         return encode_prompt(self.model, self.request)
 
-    @property
+    @cached_property
     def _max_new_tokens(self) -> int:
-        """The length limit of a generated answer."""
-        return self.request.settings.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
+        """The length limit of a generated answer. Unless the user has set one, it fits the model's
+        positions."""
+        limit = self.request.settings.max_new_tokens
+        if limit is not None:
+            return limit
+        if self.model.max_positions is None:
+            return DEFAULT_MAX_NEW_TOKENS
+        num_free = self.model.max_positions - self._num_positions_of_prompt
+        return min(DEFAULT_MAX_NEW_TOKENS, max(num_free, 0) + 1)
+
+    @cached_property
+    def _num_positions_of_prompt(self) -> int:
+        """The number of positions of the prompt with its reasoning, and of an answer of one token,
+        which is no input."""
+        (reasoning,) = self.model.encode([self.request.reasoning or ""], follow=True)
+        prompt = self._prompt
+        return len(prompt.prefix_ids) + len(prompt.ids_before_answer) + len(reasoning)
 
     def run(self) -> Attribution:
         """Generate the answer unless the request has one, and judge its statements."""
         with using(self.model):
+            # A prompt that is too long needs no decoys, so its length comes first.
+            self._check_length()
             self._check_decoys()
             answer_link, *sentence_links = self._links(self._encode_answer())
             answer = self._attribute_link("explaining", answer_link)
@@ -134,6 +151,19 @@ class LoadedRequest:
             LaidOutLink(link.prompt, lay_out(link.prompt, link.answer))
             for link in self._links(answer)
         ]
+
+    def _check_length(self) -> None:
+        """Raise ConfigError if the model does not support a prompt of this length with its answer,
+        which may become as long as the limit that the user has set."""
+        num_positions = self._num_positions_of_prompt
+        num_generated = self.request.settings.max_new_tokens
+        if self.request.answer is not None:
+            _ = self.layouts
+        elif num_generated is None:
+            self.model.check_positions(num_positions, FEWER_SOURCES)
+        else:
+            remedy = f"lower max_new_tokens={num_generated}, or {FEWER_SOURCES}"
+            self.model.check_positions(num_positions + num_generated - 1, remedy)
 
     def _encode_answer(self) -> AnswerIds:
         """Return the tokens of the answer, which the model generates if the request has none."""

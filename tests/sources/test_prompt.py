@@ -299,3 +299,15 @@ def test_a_prompt_that_is_too_long_is_refused_before_decoys_are_asked_for(
     sources = {"a": " ".join(["w1"] * num_words)}
     with pytest.raises(ConfigError, match=r"positions are more than .*: 256 .*fewer sources"):
         asked(sources=sources, answer=answer, decoys=["w5"])
+
+
+def test_a_limit_of_an_answer_that_is_too_long_is_refused_before_it_is_generated() -> None:
+    with pytest.raises(ConfigError, match=r"lower max_new_tokens=300, or give fewer sources"):
+        asked(answer=None, max_new_tokens=300, decoys=["w5"])
+
+
+def test_a_generated_answer_fits_the_model_unless_the_user_limits_it() -> None:
+    long = {"a": " ".join(["w1", "w2"] * 120)}  # 256 positions, of which 243 precede the answer
+    decoys = [" ".join([f"w{i}"] * 300) for i in range(10, 20)]
+    found = asked(sources=long, answer=None, decoys=decoys, draws=2)
+    assert len(found.layout.document.tokens) <= 1 + 256

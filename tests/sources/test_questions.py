@@ -94,6 +94,15 @@ def test_each_question_has_a_page(model: LoadedModel, path: Path, tmp_path: Path
     assert changed == {"000001.html", "index.html"}
 
 
+def test_a_file_in_place_of_the_folder_of_pages_is_refused_before_anything_is_computed(
+    model: LoadedModel, path: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ConfigError, match=r"'.*q\.jsonl' is a file; pass a folder"):
+        measure_questions(common(model, draws=2), path, out, pages=path)
+    assert not out.exists()
+
+
 def test_other_questions_give_decoys_and_the_cost_is_counted(
     model: LoadedModel, path: Path, tmp_path: Path
 ) -> None:

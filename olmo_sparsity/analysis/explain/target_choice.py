@@ -53,7 +53,7 @@ def _remedy_of_no_units(prepared: Prepared, spans: Spans) -> str:
     windows = prepared.windows
     units = prepared.settings.units
     last_target = max((first for first, _ in spans), default=len(prepared.document.tokens) - 1)
-    if last_target >= first_target_place(replace(windows, short=1), units):
+    if last_target >= first_place_with_units(replace(windows, short=1), units):
         return f"lower short={windows.short}"
     return "name later targets, or pass a longer text" + (
         "" if units == "tokens" else ", or smaller units"

@@ -32,7 +32,7 @@ from typing import Any
 import pandas as pd
 
 from olmo_sparsity.analysis.scoring.cost import Cost
-from olmo_sparsity.base.errors import DataError, naming
+from olmo_sparsity.base.errors import ConfigError, DataError, naming
 from olmo_sparsity.base.files import writing
 from olmo_sparsity.base.progress import Progress, say
 from olmo_sparsity.base.provenance import versions_of_numbers
@@ -81,6 +81,8 @@ def measure_questions(
         pages: A folder that gets a page for each question. A question without its page is answered
             again.
     """
+    if pages is not None and pages.is_file():
+        raise ConfigError(f"pages (--html): '{pages}' is a file; pass a folder, for several pages")
     # All lines are read first: a mistake in the last one is an error before hours of work.
     requests = read_questions(common, questions)
     folder = WorkFolder(Path(out), "out", IDENTITY, own_key="questions")

@@ -98,7 +98,8 @@ def split_at_passages(texts: Sequence[str], marker: str) -> list[MessagePart]:
         parts.append(text[last_end:].strip())
     if num_passages == 0:
         raise ConfigError(
-            f"passages={marker!r:.40} matches nothing in the last message of the user"
+            f"passages={marker!r:.40} matches nothing in the last message of the user; pass the "
+            "tag or the regular expression that marks its passages"
         )
     return [part for part in parts if part != ""]
 

@@ -271,7 +271,7 @@ def test_the_command_reads_the_text_from_a_pipe(
         ("--text TEXT --at 40", "40:41"),
         ("--text TEXT --at 0:2", "no target has distant tokens"),
         ("--text TEXT --at 0:1", "name later targets, or pass a longer text"),
-        ("--text TEXT --at 20:21 --short 20", "of 60; lower short=20"),
+        ("--text TEXT --at 20:21 --short 20", "of 63; lower short=20"),
         ("--text TEXT --at 20:21 --short 19", "is one token, so there is nothing to rank; lower"),
         ("--text TEXT --units span:70", "or pass a longer text, or smaller units"),
         ("--text TEXT --units span", "none of tokens"),
