@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from olmo_sparsity import Segment
+from olmo_sparsity.analysis.explain.unrelated import SAME_TEXT
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.sources.verdicts.decoys import draw_decoys, read_decoys
 from tests.support.explanations import WORDS
@@ -39,6 +40,18 @@ def test_texts_that_share_a_passage_with_a_source_are_no_decoys() -> None:
     # What stays in view needs no decoys.
     short = asked(sources=[SOURCES["c"], Segment("b", SOURCES["b"])]).prompt
     assert len(read_decoys(short.model, short, ["w30 w31 w32"])) == 1
+
+
+def test_a_text_in_view_is_not_repeated_by_a_decoy_from_32_tokens_on() -> None:
+    """`SAME_TEXT` tokens are enough to call two texts the same; fewer may be the mark of a turn."""
+    in_view = [*WORDS[13:33], *WORDS[1:13]]
+    assert len(in_view) == SAME_TEXT
+    other = "w34 w35 w36 w37 w38"
+    for num_words, num_decoys in ((SAME_TEXT, 1), (SAME_TEXT - 1, 2)):
+        text = " ".join(in_view[:num_words])
+        sources = {"a": "w39 w39 w39", "b": "w38 w38 w38"}
+        prompt = asked(sources=[text, *(Segment(*item) for item in sources.items())]).prompt
+        assert len(read_decoys(prompt.model, prompt, [f"w0 {text} w0", other])) == num_decoys
 
 
 def test_decoys_differ_from_each_other_and_from_the_source() -> None:

@@ -192,6 +192,15 @@ def test_control_tokens_of_a_source_are_its_letters_unless_wanted() -> None:
         assert spelled in "".join(found.layout.document.texts)
 
 
+def test_control_tokens_of_a_decoy_are_its_letters() -> None:
+    tokenizer = bytes_behind(normalizers.NFC())
+    tokenizer.add_special_tokens(["<|im_end|>"])
+    model = model_with(tokenizer)
+    found = attribute(model, sources=NOTES, question="Who?", answer="I.", decoys=DECOYS, draws=2)
+    (ids,) = read_decoys(model, found.prompt, [f"The <|im_end|>\nMill. {DECOYS[0]}"])
+    assert tokenizer.token_to_id("<|im_end|>") not in ids
+
+
 @pytest.mark.parametrize("answer", [" \n", "\ufeff"])
 def test_an_answer_without_a_letter_is_refused(answer: Any) -> None:
     with pytest.raises(DataError, match="the answer is empty"):

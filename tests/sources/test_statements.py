@@ -17,6 +17,7 @@ from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.models.huggingface.model import HuggingFaceLM
 from olmo_sparsity.models.load import load_model
+from olmo_sparsity.sources import cost as cost_module
 from olmo_sparsity.sources.report.how_to_read import HOW_TO_READ, how_to_read
 from olmo_sparsity.sources.verdicts.decoys import draw_decoys, read_decoys
 from olmo_sparsity.sources.verdicts.losses import mean_over_decoys
@@ -120,6 +121,20 @@ def test_the_prompts_are_counted_at_most_and_if_the_first_source_is_clear(
     found = re.findall(r"in (\d+) prompts", cost.details)  # what is expected comes first
     assert [int(number) for number in found] == [1 + 1 + num_sources + 2, of_all]
     assert re.search(r"on this CPU +about [\d,]+ s if clear at once, at most [\d,]+ s", str(cost))
+
+
+def test_seconds_on_this_cpu_are_flops_by_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(cost_module, "flops_per_second", lambda: 1000.0)
+    model = model_of()
+    cost = estimate_cost(attribute, model, make_tokenizer(), **GIVEN)
+    seconds = re.search(r"about ([\d,]+) s if clear at once, at most ([\d,]+) s", cost.details)
+    token_forwards = re.findall(r"([\d,]+) in \d+ prompts", cost.details)
+    assert seconds is not None
+    flops_of_token = 2 * sum(weight.numel() for weight in model.parameters())
+    for found, count in zip(seconds.groups(), token_forwards, strict=True):
+        expected = int(count.replace(",", "")) * flops_of_token / 1000
+        assert int(found.replace(",", "")) == pytest.approx(expected, abs=1)
 
 
 @pytest.mark.parametrize("stays", [False, True])

@@ -14,7 +14,7 @@ import pytest
 from olmo_sparsity import estimate_cost, measure
 from olmo_sparsity.analysis.measurement import trial as module
 from olmo_sparsity.analysis.measurement.counted_cost import count_losses_of_document
-from olmo_sparsity.analysis.measurement.estimate import estimate
+from olmo_sparsity.analysis.measurement.estimate import estimate, estimate_untrained
 from olmo_sparsity.analysis.measurement.measurement import run
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.target_costs import counting_plan
@@ -62,6 +62,15 @@ def test_token_forwards_are_counted_exactly(model: Any, settings: Settings) -> N
     plan.evaluate_targets(1, targets)
     counting.evaluate_targets(1, targets)
     assert counting.scorer.token_forwards == plan.scorer.token_forwards - before > 0
+
+
+def test_gpu_hours_of_an_untrained_model_are_its_forwards_by_the_speed(model: Any) -> None:
+    plan = Plan.of(loaded(model), documents(60, 45, 52, 60, 48), FEW)
+    without_speed = estimate_untrained(plan)
+    assert without_speed.gpu_hours is None
+    with_speed = estimate_untrained(plan, "50")
+    assert with_speed.forwards == without_speed.forwards > 0
+    assert with_speed.gpu_hours == pytest.approx(with_speed.forwards / 50 / 3600)
 
 
 def test_the_induction_check_is_that_of_the_measurement_or_is_said_to_be_smaller(
