@@ -16,6 +16,7 @@ from olmo_sparsity.data.batches import BatchPlan, TrainingBatches
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sequences import Sequences
 from olmo_sparsity.data.shards import open_shards
+from olmo_sparsity.data.token_files import BLOCK_BYTES, SAMPLED_BLOCKS, sample_of
 
 
 @pytest.fixture
@@ -65,6 +66,29 @@ def test_a_file_of_the_same_size_and_time_is_told_by_its_sample(
     os.utime(path, (10**9, 10**9))
     with pytest.raises(DataError, match=f"{path.name} does not have the SHA-256"):
         open_shards(data, "train")
+
+
+def test_the_sample_of_a_file_has_its_ends_and_is_evenly_spaced(tmp_path: Path) -> None:
+    """Each of its blocks decides it, and nothing else does."""
+    path = tmp_path / "train-00000.tokens.u16"
+    num_between = 3
+    distance = num_between * BLOCK_BYTES
+    starts = [index * distance for index in range(SAMPLED_BLOCKS)]
+    content = bytes(starts[-1] + BLOCK_BYTES)
+
+    def sample_with_change_at(place: int) -> str:
+        path.write_bytes(content[:place] + b"x" + content[place + 1 :])
+        return sample_of(path, len(content))
+
+    path.write_bytes(content)
+    unchanged = sample_of(path, len(content))
+    for start in starts:
+        assert sample_with_change_at(start) != unchanged
+        assert sample_with_change_at(start + BLOCK_BYTES - 1) != unchanged
+    for start in starts[:-1]:
+        assert sample_with_change_at(start + BLOCK_BYTES) == unchanged
+    for start in starts[1:]:
+        assert sample_with_change_at(start - 1) == unchanged
 
 
 def test_a_file_that_changed_just_now_is_hashed_again(data: DataConfig, hashed: list[str]) -> None:

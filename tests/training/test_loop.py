@@ -99,6 +99,14 @@ def test_a_run_ends_at_its_gpu_hours_counts_those_of_earlier_starts_and_goes_on_
     assert 50 < json.loads(stored.read_text())["gpu_hours"] < 51
 
 
+def test_a_finished_run_is_no_error_whatever_it_has_cost(
+    make_config: MakeConfig, trained: Path
+) -> None:
+    """A job may be repeated for its export."""
+    (trained / "gpu_hours.json").write_text('{"gpu_hours": 50.0}')
+    assert train(make_config(training__max_gpu_hours=50.0)) is Outcome.FINISHED
+
+
 def test_hours_are_stored_while_a_start_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -232,6 +232,20 @@ def test_two_processes_share_a_folder_and_do_no_loss_twice(
     assert_same_tables(tmp_path, measured)
 
 
+def test_the_threshold_is_that_of_all_shards_also_for_the_first_to_run(
+    model: Any,
+    documents: Documents,
+    measured: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Shard 1 of three has a third of the documents of either half."""
+    monkeypatch.setattr(PATIENCE, 0.0)
+    for index in (1, 2, 0):
+        measured_into(tmp_path, model, documents, shard=(index, 3))
+    assert_same_tables(tmp_path, measured)
+
+
 def test_no_target_is_an_error_and_not_an_empty_table(
     model: Any, documents: Documents, tmp_path: Path
 ) -> None:

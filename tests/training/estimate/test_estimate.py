@@ -430,6 +430,15 @@ def test_buffers_of_zero_3_hold_its_largest_weight_whole() -> None:
     assert sizes[1] - sizes[0] == 2 * 4 * (10**8 - 2**24)
 
 
+@pytest.mark.parametrize(("num_gpus", "engine"), [(1, "single"), (2, "ddp")])
+def test_the_automatic_engine_is_that_of_the_number_of_processes(
+    make_config: MakeConfig, num_gpus: int, engine: str
+) -> None:
+    config = make_config(engine__name="auto")
+    described = describe_run(config, Hardware.of("h100", num_gpus, None))
+    assert described.config.engine.name == engine
+
+
 def test_a_price_is_that_of_the_gpu_hours(capsys: pytest.CaptureFixture) -> None:
     words = ["train", "configs/c4_1b_pose.yaml", "--dry-run", "--gpus=16", "--gpu-hour=2.5"]
     assert main(words) == 0

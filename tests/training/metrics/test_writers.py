@@ -67,6 +67,18 @@ def test_wandb_receives_every_row_and_goes_on_in_the_same_curves(
     assert [settings["id"] for settings in wandb.opened] == [None, "a1"]
 
 
+def test_a_run_that_begins_again_or_gets_wandb_later_has_new_curves(
+    make_config: MakeConfig, wandb: FakeWandb
+) -> None:
+    train(config := make_config())
+    shutil.rmtree(list_checkpoints(config.run_folder)[0])
+    train(make_config(logging__wandb_project="test"))
+    for checkpoint in list_checkpoints(config.run_folder):
+        shutil.rmtree(checkpoint)
+    train(make_config(start_over=True))
+    assert [settings["id"] for settings in wandb.opened] == [None, None]
+
+
 def test_steps_before_an_evaluation_reach_wandb_before_it(
     make_config: MakeConfig, wandb: FakeWandb
 ) -> None:
