@@ -1,14 +1,15 @@
-"""The commit that is stored with results."""
+"""The commit and the command that are stored with results."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from olmo_sparsity.base.provenance import code_hash, code_version
+from olmo_sparsity.base.provenance import code_hash, code_version, typed_command
 
 
 def test_the_commit_says_whether_the_code_has_changed_since(tmp_path: Path) -> None:
@@ -55,3 +56,18 @@ def test_the_hash_of_the_code_tells_uncommitted_changes_apart(tmp_path: Path) ->
     hashes.append(code_hash(tmp_path))
     assert len(set(hashes)) == 3
     assert len(code_hash()) == 12, "of this package"
+
+
+@pytest.mark.parametrize(
+    ("program", "stored"),
+    [
+        ("/home/me/.venv/bin/olmo-sparsity", "olmo-sparsity"),
+        ("/home/me/olmo_sparsity/__main__.py", "olmo-sparsity"),
+        ("/home/me/sweep.py", "/home/me/sweep.py"),
+    ],
+)
+def test_the_stored_command_has_no_path_of_this_installation(
+    monkeypatch: pytest.MonkeyPatch, program: str, stored: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", [program, "train", "my.yaml"])
+    assert typed_command() == [stored, "train", "my.yaml"]

@@ -24,7 +24,8 @@ from olmo_sparsity import load_model
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.base.model_cache import cache_folder
 from olmo_sparsity.models.gguf import smollm2, weights
-from olmo_sparsity.models.gguf.header import read_header
+from olmo_sparsity.models.gguf.config import complete_config
+from olmo_sparsity.models.gguf.header import Header, read_header
 from tests.support.gguf_files import round_weights, write_gguf
 from tests.support.models import SIZES, draw_tokens, tiny
 
@@ -161,6 +162,26 @@ def test_llama_3_scales_its_angles(tokenizer: Tokenizer, tmp_path: Path) -> None
     write_gguf(path, model, tokenizer, tensors={"rope_freqs.weight": factors * 1.01})
     with pytest.raises(DataError, match=r"are not the factors of Llama 3.1 or"):
         load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "num_blocks", "width", "scalar"),
+    [
+        ("gemma2", 42, 3584, 256),
+        ("gemma2", 46, 4608, 144),
+        ("gemma3", 48, 3840, 256),
+        ("gemma3", 62, 5376, 168),
+    ],
+)
+def test_queries_of_gemma_at_27b_are_scaled_by_width_over_heads(
+    architecture: str, num_blocks: int, width: int, scalar: int
+) -> None:
+    """GGUF has no entry for it. At other sizes it is the head width."""
+    kinds = {"gemma2": transformers.Gemma2Config, "gemma3": transformers.Gemma3TextConfig}
+    config = kinds[architecture](hidden_size=width, num_attention_heads=32)
+    entries = {"general.architecture": architecture, f"{architecture}.block_count": num_blocks}
+    complete_config(config, Header(Path("tiny.gguf"), entries, {}, []))
+    assert config.query_pre_attn_scalar == scalar
 
 
 @pytest.mark.parametrize(

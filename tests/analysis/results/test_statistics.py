@@ -19,7 +19,7 @@ from olmo_sparsity.analysis.results.statistics import (
     summarize_pairs,
     weights_of_equal_gaps,
 )
-from olmo_sparsity.analysis.results.student_t import quantile, tail
+from olmo_sparsity.analysis.results.student_t import quantile, t_interval, tail
 from olmo_sparsity.analysis.results.two_measurements import both_ways, net_differences
 from olmo_sparsity.base.errors import DataError
 from tests.support.measurements import losses_table, recovery_rows
@@ -283,6 +283,14 @@ def test_the_tail_is_that_of_students_t(freedom: int, critical: list[float]) -> 
     assert tail(np.array(critical), freedom) == pytest.approx(chances, abs=1e-7)
     assert tail(-np.array(critical), freedom) == pytest.approx(1 - chances, abs=1e-7)
     assert [quantile(p, freedom) for p in chances] == pytest.approx(critical, rel=1e-6)
+
+
+def test_a_mean_of_two_documents_has_an_interval_and_that_of_one_has_none() -> None:
+    """The standard error of 1 and 3 is 1, and 97.5% of t with one degree of freedom is 12.706."""
+    of_two = t_interval(np.array([1.0, 3.0]))
+    assert of_two == pytest.approx((2.0, 2.0 - 12.706, 2.0 + 12.706), rel=1e-4)
+    of_one = t_interval(np.array([1.0]))
+    assert of_one == pytest.approx((1.0, np.nan, np.nan), nan_ok=True)
 
 
 def test_intervals_of_few_documents_are_those_of_student() -> None:
