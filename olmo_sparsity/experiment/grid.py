@@ -8,7 +8,8 @@ An axis is a key and its values, or a name and named sets of keys:
         pose: {positions.scheme: pose}          pose: {positions.scheme: pose}
         rope: {positions.scheme: contiguous}    rope: {positions.scheme: contiguous}
 
-These are four combinations. Labels become parts of a model's name: c4_seed1_pose.
+These are four combinations. A model is named by its choices: that of seed 1 with PoSE, of the
+config c4.yaml, is c4_seed1_pose.
 
 Place in the flow: file.py → **`expand_grid`** → models.py, which makes a model of each combination.
 """
@@ -96,7 +97,8 @@ def _name_part(axis: str, values: Any, label: str) -> str:
 
 
 def as_name(label: str) -> str:
-    """Return a label as a part of a folder's name: other characters become hyphens."""
+    """Return a label as a part of a folder's name. All characters but letters, digits and `_.+-`
+    become hyphens: "a b/c" is a-b-c."""
     return re.sub(r"[^\w.+-]", "-", label)
 
 

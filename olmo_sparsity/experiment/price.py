@@ -1,12 +1,12 @@
 """Estimate what an experiment costs before anything is trained: `experiment --dry-run`.
 
 Place in the flow: file.py → jobs.py → **`format_price`**, which prices each job that is not done
-and adds up the prices. It returns these lines, of which two other modules make the first ones:
+and adds up the prices. It returns these lines; the module at the right makes a line:
 
     c4_1b_pose: 1,176,764,416 parameters, …; 7.9 hours, 63 GPU-hours; …       price_training.py
     c4_1b_pose-last-960: 177 documents, …; 0.076 GPU-hours                    price_measurement.py
-    text: data/c4 is prepared, 20.9 GB
-    disk: 416.3 GB, of which run folders 395.4 and texts 20.9
+    text: data/c4 is prepared, 20.9 GB                                        price_training.py
+    disk: 218.6 GB, of which run folders 197.7 and texts 20.9                 price_training.py
     1 of 2 models to train, 1 of 2 to measure: 63.1 GPU-hours (predicted), …
 """
 

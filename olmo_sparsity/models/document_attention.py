@@ -4,15 +4,15 @@
     0 0 0 1 1            0 3 5 10
     0 0 0 0 0            documents of 3, 2 and 5 tokens
 
-The first token of a row sees itself alone; the first token of its second document, too. Training
-finds the starts once for a batch (`find_documents`), and each layer calls `attend_within`, which
-takes one of three ways. No kernel sees two documents, so time and memory are those of the single
+The first token of every document sees itself alone. Training finds the starts once for a batch
+(`find_documents`), and each layer calls `attend_within`, which takes the first of these ways that
+applies. No query meets a key of another document, so time and memory are those of the single
 documents, without a mask of L·L numbers:
 
-    GPU, fp16 or bf16              flash attention, which takes packed documents
-    CPU                            a loop inside one operation (cpu_document_attention.py)
-    all else: fp32 on a GPU,       a call of `attend` for each document
-    ALiBi, windows, dropout
+    a bias or dropout: ALiBi, windows     a call of `attend` for each document
+    a GPU that takes packed documents     flash attention, in fp16 or bf16 (`packs`)
+    a CPU                                 a loop inside one operation (cpu_document_attention.py)
+    all else, such as fp32 on a GPU       a call of `attend` for each document
 
 Dimension key: B batch, L length (in a document its own), H heads, G heads of keys and values, K
 width of a head, M documents of a batch, E = M + 1 boundaries of them, N = B·L tokens.

@@ -129,12 +129,13 @@ def _open_servers(
 
 
 def _limit(model: Servers) -> PositionLimit | None:
-    """Return the longest prompt that all servers take; None if none of them lists it."""
+    """Return how many positions a prompt may fill on all servers; None if none lists a limit."""
     listed = [server.card.get("max_model_len") for server in model.servers]
     lengths = [length for length in listed if isinstance(length, int)]
     if not lengths:
         return None
-    # The length counts the last token of a prompt, and one that is generated after it.
+    # `max_model_len` counts two tokens more than these: the last one of a prompt, which is scored
+    # and fills no position, and the one that the server generates after it.
     return PositionLimit(min(lengths) - 2, "max_model_len, less two")
 
 

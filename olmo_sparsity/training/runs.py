@@ -3,7 +3,7 @@
     runs = Runs()
     folder = runs.find(Path("runs/c4_pose"))    # runs/c4_pose/checkpoints/step020000
     runs.load(folder, "runs/c4_pose", dtype="auto", device="cuda")
-    runs.find(Path("texts"))                    # None: not a run of ours
+    runs.find(Path("data/c4"))                  # None: prepared text, not a run
 
 `Runs` is found by the entry point `olmo_sparsity.runs`, and called by `load_model` and
 `open_documents`. It is imported without [train], too, so that `_load_checkpoint` imports what needs
@@ -48,7 +48,9 @@ class Runs:
     def find(self, path: Path) -> Path | None:
         """Return the checkpoint folder that a path means: itself, or the newest intact one of a
         run. None if it is neither."""
-        if (path / MANIFEST).is_file():
+        # Prepared text and measurements have a manifest, too.
+        is_checkpoint = (path / "config.yaml").exists() or find_step(path) is not None
+        if is_checkpoint and (path / MANIFEST).is_file():
             problem = find_damage(path, skip=OPTIMIZER_STATE)
             if problem:
                 raise DataError(f"checkpoint '{path}': {problem}; use another one of its run")

@@ -3,6 +3,7 @@ what cannot be read or would mean something different is refused by name."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -179,6 +180,13 @@ def test_what_is_no_model_is_named(
         load_model(str(tmp_path) if name == "." else name, **settings)
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(DataError, match=r"holds no step\* folder"):
+        load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("files", [["train"], {}], ids=["prepared text", "a measurement"])
+def test_a_folder_with_another_manifest_is_no_checkpoint(files: Any, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(json.dumps({"files": files}))
+    with pytest.raises(DataError, match="is not a model folder; pass a run"):
         load_model(str(tmp_path))
 
 

@@ -118,12 +118,13 @@ def spell(name: Any) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a text of the terminal as a sentence of a page, with typographic minus signs."""
-    return re.sub(r"-(?=\d)", "−", f"{text[:1].upper()}{text[1:]}.")
+    """Return a text of the terminal as a sentence of a page: with a capital, a full stop and
+    typographic minus signs. "gpt-2 loses -0.3" becomes "Gpt-2 loses −0.3."."""
+    return re.sub(r"(?<!\w)-(?=\d)", "−", f"{text[:1].upper()}{text[1:]}.")
 
 
 def places(first: int, end: int) -> str:
-    """Return the places of a target as `--at` takes them: "token 7", "tokens 7:9"."""
+    """Return the places of a target in words: "token 7"; "tokens 7:9" for tokens 7 and 8."""
     return f"token {first}" if end == first + 1 else f"tokens {first}:{end}"
 
 

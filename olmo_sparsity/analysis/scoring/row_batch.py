@@ -63,13 +63,13 @@ def hidden_of_batch(
             # Without a bias faster kernels apply.
             distant = states.expand(len(batch))
         else:
-            distant = _with_hidden_tokens(states, attended_on_device)
-    hidden_BLD = model.hidden(
+            distant = _with_mask(states, attended_on_device)
+    hidden_BWD = model.hidden(
         tokens_BL, positions_BL, distant=distant, num_last=first_row.num_targets
     )
     if first_row.span is None:
-        return hidden_BLD
-    return hidden_BLD.take_along_dim(evaluated_BW[..., None], 1)
+        return hidden_BWD
+    return hidden_BWD.take_along_dim(evaluated_BW[..., None], 1)
 
 
 def _visibility(attended: Sequence[np.ndarray], num_tokens: int) -> np.ndarray:
@@ -80,12 +80,13 @@ def _visibility(attended: Sequence[np.ndarray], num_tokens: int) -> np.ndarray:
     return is_visible_BF
 
 
-def _with_hidden_tokens(states: DistantStates, is_visible_BF: Tensor) -> DistantStates:
+def _with_mask(states: DistantStates, is_visible_BF: Tensor) -> DistantStates:
     """Return the states for a batch of rows, with a bias that hides some of them from each row.
 
     Args:
         states: The states of the context that all rows share.
-        is_visible_BF: 1 where a row attends to a state, and 0 elsewhere.
+        is_visible_BF: 1 where a row attends to a state, and 0 elsewhere; `as_tensors` makes
+            integers of booleans.
     """
     bias_BF = torch.zeros(is_visible_BF.shape, dtype=torch.float, device=is_visible_BF.device)
     # The lowest number in place of −∞, as in the model's own causal mask.

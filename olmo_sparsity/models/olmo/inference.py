@@ -193,8 +193,9 @@ class InferringOLMo(OLMo):
         attention: _AttentionInputs,
         num_last: int,
     ) -> FirstLayer:
-        """Return the output of the first layer at its wanted tokens: all, unless it is the only
-        layer. Each different pair of token and position ID is projected once."""
+        """Return the output of the first layer at its wanted tokens, and the rotations of all
+        tokens. All tokens are wanted unless it is the only layer. Each different pair of token and
+        position ID is projected once."""
         pairs = find_different_pairs(tokens_BL, positions_BL)
         is_last_layer = len(self.blocks) == 1
         num_wanted = num_last if is_last_layer else tokens_BL.shape[1]

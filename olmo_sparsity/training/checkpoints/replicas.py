@@ -62,6 +62,7 @@ def check_replicas(engine: Engine, step: int) -> None:
     gathered: list[WeightSums] = processes.gather(
         WeightSums(engine.part_number, node_name(), own_sums)
     )
+    # All processes find the same, and the first reports it for all.
     different = find_different(gathered)
     with processes.raising_together():
         if different:
@@ -83,8 +84,8 @@ def check_replicas(engine: Engine, step: int) -> None:
 
 def find_different(gathered: Sequence[WeightSums]) -> dict[int, int]:
     """Return the ranks whose copies differ from those of most others, each with the index of the
-    first weight that differs. Of two copies that differ, both are returned, as there is no
-    majority.
+    first weight that differs, by the order of `sums`. Where one half differs from the other, all
+    are returned, as there is no majority.
 
     Args:
         gathered: The sums of each process, by its rank.
@@ -98,9 +99,10 @@ def find_different(gathered: Sequence[WeightSums]) -> dict[int, int]:
         if len(ranks) == 1 or sums_RW2.size == 0:
             continue
         # The median is the value of most processes, whichever of them is faulty.
-        usual_W2 = np.median(sums_RW2, axis=0)
+        usual_W2 = np.nanmedian(sums_RW2, axis=0)
         limit_W = TOLERANCE * usual_W2[:, 1]  # of the absolute values, as a sum may be near 0
-        differs_RW = (np.abs(sums_RW2 - usual_W2) > limit_W[:, None]).any(axis=-1)
+        # Not `>`, which is false of a NaN.
+        differs_RW = ~(np.abs(sums_RW2 - usual_W2) <= limit_W[:, None]).all(axis=-1)
         for rank, differs_W in zip(ranks, differs_RW, strict=True):
             if differs_W.any():
                 different[rank] = int(differs_W.argmax())

@@ -68,15 +68,16 @@ def _remedy(config: RunConfig, hardware: Hardware) -> str:
 
     # Twice as many GPUs, and twice again: batch sizes are mostly powers of two, which they divide.
     count = hardware.num_processes
-    while count <= MAX_GPUS and count <= config.training.batch_size:
+    most = min(MAX_GPUS, config.training.batch_size)  # each GPU takes a sequence at least
+    while 2 * count <= most:
         count *= 2
         more_hardware = replace(hardware, num_processes=count)
         fitting = _options_of_fitting_engines(config, more_hardware)
         if fitting:
             # The last engine shards most, so it leaves the most room.
-            too_few = hardware.num_processes
-            return f"no engine fits {too_few} of these; use {fitting[-1]} on {count}"
-    return f"no engine fits, on any number of these; {_remedy_for_activations(config)}"
+            num_given = hardware.num_processes
+            return f"no engine fits {num_given} of these; use {fitting[-1]} on {count}"
+    return f"no engine fits, on up to {count} of these; {_remedy_for_activations(config)}"
 
 
 def _remedy_for_activations(config: RunConfig) -> str:

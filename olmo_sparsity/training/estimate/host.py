@@ -71,11 +71,12 @@ def disk_of(config: RunConfig) -> Disk:
 
 
 def _count_set_aside(config: RunConfig) -> int:
-    """Return about how many checkpoints a run may set aside at most, if each batch that it leaves
-    out after the first was not the cause (run_folder/skipped_batches.py)."""
+    """Return about how many checkpoints a run may set aside at most. Each skip after the first sets
+    some aside if the batch of the skip before was not the cause: those of the last
+    COMES_BACK_WITHIN steps (run_folder/skipped_batches.py has an example)."""
     if config.training.on_nan != "skip":
         return 0
-    # With the last ones those that stay, of the steps in which a cause is taken to be the same.
+    # Each time: the last ones, and the permanent ones of the last COMES_BACK_WITHIN steps.
     num_each_time = config.checkpoint.keep
     if config.checkpoint.keep_every_steps:
         num_each_time += COMES_BACK_WITHIN // config.checkpoint.keep_every_steps

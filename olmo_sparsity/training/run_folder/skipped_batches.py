@@ -27,8 +27,8 @@ from olmo_sparsity.base.json_text import with_crc
 from olmo_sparsity.models.checkpoint_files import list_checkpoints, step_of
 
 COMES_BACK_WITHIN = 100
-"""Steps after a step that was not finite within which another one has the same cause: the batch was
-not it, so the run goes on from an older checkpoint."""
+"""If another step is not finite within so many steps, the skipped batch was not the cause, and the
+run goes on from an older checkpoint."""
 
 
 SET_ASIDE = ".set_aside"
@@ -37,7 +37,8 @@ SET_ASIDE = ".set_aside"
 
 @dataclass(frozen=True)
 class SkippedBatches:
-    """The content of `skipped_batches.json`, with an item of each list for each skip."""
+    """The content of `skipped_batches.json`. Each skip has an item in each list: those of `steps`
+    and `went_back_to` are in the order of the skips, those of `batches` are sorted."""
 
     batches: list[int] = field(default_factory=list)
     """The batches that are left out, from 0, sorted."""

@@ -5,7 +5,7 @@
     check_epochs(config, epochs)             # ConfigError: … reads the corpus code 4.7 times, above
                                              # training.max_epochs=4
 
-Called at the start of a run (start.py), and by dry_run.py.
+setup/inputs.py calls it at the start of a run, and dry_run.py for `train --dry-run`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def open_prepared(config: RunConfig) -> TokenShards | None:
 
 def count_epochs(config: RunConfig, shards: TokenShards) -> dict[str, float]:
     """Return how often a run reads each corpus, by its name; that of a single corpus is empty.
-    Sequences that `data.transform` replaces count, too: what it leaves of the text is not known
-    here."""
+    Sequences that `data.transform` replaces count, too, as only a run knows how many it
+    replaces."""
     order = find_order(
         shards,
         length=config.training.length,

@@ -14,7 +14,7 @@ from olmo_sparsity.analysis.results.targets_in_text import (
     highlight,
     word_around,
 )
-from olmo_sparsity.analysis.results.view import format_number
+from olmo_sparsity.analysis.results.view import format_number, sentence
 
 TEXTS = ["In", " 1906", " she", " su", "ed", " the", " jour", "nal", "ist", ".", "\n", "é"]
 
@@ -41,6 +41,11 @@ def test_numbers_of_numpy_are_shown_like_those_of_python() -> None:
     numbers = (np.int64(3), np.float32(3), 3)
     assert {format_number(number, digits=0) for number in numbers} == {"3"}
     assert format_number(np.float32("nan")) == "–"
+
+
+def test_a_hyphen_in_a_name_is_no_minus_of_a_sentence() -> None:
+    said = sentence("SmolLM2-135M loses -0.3 nats [-0.5, -0.1]")
+    assert said == "SmolLM2-135M loses −0.3 nats [−0.5, −0.1]."
 
 
 def test_highlighted_text_has_as_many_tokens_after_the_last_as_before_the_first() -> None:

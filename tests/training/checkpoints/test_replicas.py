@@ -46,6 +46,13 @@ def test_the_process_whose_copy_differs_from_most_others_is_found() -> None:
     assert find_different(gathered([0] * 4, processes)) == {2: 1}
 
 
+@pytest.mark.parametrize("num_processes", [2, 3])
+def test_a_copy_that_is_not_a_number_differs(num_processes: int) -> None:
+    processes = copies(num_processes)
+    processes[1][1][0] = float("nan")
+    assert find_different(gathered([0] * num_processes, processes)) == {1: 1}
+
+
 def test_of_two_copies_that_differ_both_are_named() -> None:
     processes = copies(2)
     processes[1][0] += 0.01

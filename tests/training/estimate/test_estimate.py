@@ -167,6 +167,16 @@ def test_a_dry_run_names_what_does_not_divide_or_fit(capsys: pytest.CaptureFixtu
     assert "batch: 512 = 64 processes × 8" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("batch_size", [8, 12])
+def test_no_more_gpus_are_proposed_than_a_batch_has_sequences(
+    batch_size: int, capsys: pytest.CaptureFixture
+) -> None:
+    words = ["train", "configs/c4_1b_pose.yaml", "--dry-run", "--gpus=4", "--gpu=l4"]
+    large = ["--model.d_model=8192", "--model.n_heads=64", "--model.n_layers=48"]
+    assert main([*words, *large, f"--training.batch_size={batch_size}"]) == 2
+    assert "no engine fits, on up to 8 of these; " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
