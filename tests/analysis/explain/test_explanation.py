@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from olmo_sparsity import estimate_cost, explain
-from olmo_sparsity.analysis.explain import target_choice
+from olmo_sparsity.analysis.explain import answer, target_choice
 from olmo_sparsity.analysis.explain.answer import count_evaluation
 from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.explain.stored_form import to_json
@@ -151,6 +151,35 @@ def test_a_number_of_tokens_is_at_most_so_many(model: Any, distant_states: str) 
         assert (distant["first"] - first).tolist() == alone.distant["first"].tolist()
         np.testing.assert_allclose(distant.nats, alone.distant.nats, atol=1e-5)
     assert found.check(draws=2).table.unrelated.notna().all()
+
+
+@pytest.mark.parametrize(("units", "width"), [("tokens", 1), ("span:3", 3)])
+def test_the_top_units_are_named_by_their_tokens_and_how_far_back_they_are(
+    model: Any, units: str, width: int
+) -> None:
+    rows = asked(model, units=units).top()
+    assert (rows.target == 60).all()
+    assert (rows.back == 60 - rows.place).all()
+    lasts = rows.place + width - 1
+    names = [
+        f"{place}" if width == 1 else f"{place}–{last}"
+        for place, last in zip(rows.place, lasts, strict=True)
+    ]
+    assert rows.unit.tolist() == names
+    words = TEXT.split()
+    for row in rows.itertuples():
+        assert row.text.split() == words[row.place : row.place + width]
+
+
+def test_a_selector_that_takes_long_says_how_many_tokens_it_evaluates(
+    model: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The target is at place 60, so all but the last 8 of 60 tokens are distant."""
+    for many, is_said in ((51, True), (52, False)):
+        monkeypatch.setattr(answer, "MANY_DISTANT", many)
+        asked(model, selector="add_one")
+        said = "selector=add_one evaluates 52 distant tokens"
+        assert (said in capsys.readouterr().err) == is_said
 
 
 def test_a_text_longer_than_the_model_is_cut_off(capsys: Any) -> None:

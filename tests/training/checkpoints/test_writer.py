@@ -831,6 +831,15 @@ def test_a_refused_change_names_branch_from_where_a_branch_may_have_it(
 # --- export at the end ----------------------------------------------------------------------------
 
 
+def test_a_run_that_cannot_be_exported_at_its_end_is_refused_at_its_start(
+    make_config: MakeConfig,
+) -> None:
+    config = make_config(checkpoint__export_at_end=True, model__query_scale_length=40.0)
+    with pytest.raises(ConfigError, match="query_scale_length=40"):
+        train(config)
+    assert list_checkpoints(config.run_folder) == []
+
+
 def test_a_run_exports_itself_at_its_end(make_config: MakeConfig) -> None:
     config = make_config(
         model__layer_norm_with_affine=True, checkpoint__export_at_end=True, training__num_steps=2
