@@ -197,7 +197,7 @@ def test_a_name_that_no_disk_stores_is_named_with_its_limit(
         (["attribute", "demo", "--questions", "-", "--dry-run"], "--questions=- is read several"),
         (["attribute", "demo", "--questions", "pipe", "--dry-run"], "--questions=pipe is read sev"),
         (["measure", "demo", "--text", "pipe", "--out", "x"], "pipe is a pipe or a device"),
-        (["export", "folder", "x"], "'folder' is neither a run nor a checkpoint"),
+        (["export", "folder", "x"], "'folder' is not a model folder; pass a run"),
         (["measure", "demo", "--text", "texts", "--out", "link"], "out=link is a link to nowhere"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
