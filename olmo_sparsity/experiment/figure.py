@@ -32,18 +32,18 @@ def draw(experiment: Experiment) -> None:
     jobs = {job.name: job for job in jobs_of(experiment)}
     for measurement in experiment.measurements:
         label = experiment.label_of(measurement)
-        found = _read_finished(measurement, jobs)
-        if isinstance(found, Results):
-            results.append(found)
+        results_or_reason = _read_finished(measurement, jobs)
+        if isinstance(results_or_reason, Results):
+            results.append(results_or_reason)
             labels.append(label)
             continue
-        say(f"{measurement.name} is not drawn: {found.reason}")
+        say(f"{measurement.name} is not drawn: {results_or_reason.reason}")
         # A transfer has no point of its own in the figure that could be empty.
         if measurement.choices_of is None:
             missing.append(
                 Missing(
                     label=label,
-                    reason=found.reason,
+                    reason=results_or_reason.reason,
                     length=measurement.long_length,
                     step=measurement.step,
                     positions=measurement.model.settings.positions.scheme,
