@@ -115,7 +115,7 @@ class Engine:
 
     def prepare(self, optimizer: OptimizerConfig) -> None:
         """Build the optimizer, and wrap the model for communication."""
-        self.optimizer = build_optimizer(self.model, optimizer)
+        self.optimizer = build_optimizer(self.model, optimizer, self.training.precision)
 
     # --- a step ---------------------------------------------------------------------------------
 

@@ -33,8 +33,8 @@ from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.training.engines.engine import Engine
 from olmo_sparsity.training.engines.model_parts import layers_of
 from olmo_sparsity.training.optimizer.moments import MomentSlice, copy_moments
+from olmo_sparsity.training.optimizer.muon import ShardedMuon
 from olmo_sparsity.training.optimizer.optim import build_optimizer, moments_of
-from olmo_sparsity.training.optimizer.sharded_muon import ShardedMuon
 from olmo_sparsity.training.processes.distributed import Processes
 from olmo_sparsity.training.processes.process_group import start_alone
 
@@ -89,7 +89,9 @@ class FSDPEngine(Engine):
         if self.source is not None:
             self.fill(self.source)
             self.source = None
-        self.optimizer = build_optimizer(self.model, optimizer, ShardedMuon)
+        self.optimizer = build_optimizer(
+            self.model, optimizer, self.training.precision, ShardedMuon
+        )
         sizes = " × ".join(map(str, self.mesh.shape))
         noun = "process" if self.mesh.size() == 1 else "processes"
         self.title = f"fully_shard, {sizes} {noun}"

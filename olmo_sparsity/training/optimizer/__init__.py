@@ -1,7 +1,7 @@
 """Update weights: AdamW and Muon, with the learning rate of each step.
 
     optim.py            builds the optimizer: which weights it decays, and which take Muon
-    sharded_muon.py     Muon for matrices that `fully_shard` has divided
+    muon.py             PyTorch's Muon, in the precision of the run, also for divided matrices
     learning_rate.py    the schedule: warm-up, decay, cooldown
     jump_detector.py    skips the update of a step whose loss or gradient norm jumps
     moments.py          the optimizer's state on disk, which any engine can read

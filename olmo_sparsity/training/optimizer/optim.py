@@ -4,7 +4,7 @@
     adamw             AdamW                 AdamW                 AdamW
     muon              Muon                  AdamW                 AdamW
 
-    optimizer = build_optimizer(model, config.optimizer)    # engines call it once
+    optimizer = build_optimizer(model, config.optimizer, "bf16")    # engines call it once
     moments_of(optimizer, weight)    # {"exp_avg": …, "exp_avg_sq": …}; Muon: {"momentum_buffer": …}
 
 learning_rate.py has the schedule, which engines set in each step.
@@ -19,9 +19,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from olmo_sparsity.config.sections import OptimizerConfig
+from olmo_sparsity.config.sections import OptimizerConfig, Precision
 from olmo_sparsity.models.language_model import LanguageModel
 from olmo_sparsity.training.optimizer.moments import KEYS, MUON_KEYS
+from olmo_sparsity.training.optimizer.muon import Muon
 
 
 class AdamW(torch.optim.AdamW):
@@ -43,7 +44,7 @@ class AdamW(torch.optim.AdamW):
 class MuonAndAdamW:
     """Muon for some parameters and AdamW for the others, with the interface of one optimizer."""
 
-    def __init__(self, muon: torch.optim.Muon, adamw: torch.optim.AdamW) -> None:
+    def __init__(self, muon: Muon, adamw: torch.optim.AdamW) -> None:
         self.muon = muon
         self.adamw = adamw
 
@@ -68,11 +69,15 @@ Optimizer = torch.optim.AdamW | MuonAndAdamW
 
 
 def build_optimizer(
-    model: nn.Module, config: OptimizerConfig, muon_class: type[torch.optim.Muon] = torch.optim.Muon
+    model: nn.Module,
+    config: OptimizerConfig,
+    precision: Precision,
+    muon_class: type[Muon] = Muon,
 ) -> Optimizer:
     """Return the optimizer of all parameters of a model.
 
     Args:
+        precision: That of the run. Muon makes its updates orthogonal in it.
         muon_class: The class for matrices if the config names Muon. It differs by engine, as
             `fully_shard` divides matrices among processes.
     """
@@ -84,6 +89,7 @@ def build_optimizer(
     rest = [parameter for parameter in model.parameters() if id(parameter) not in matrix_ids]
     muon = muon_class(
         matrices,
+        dtype=torch.float32 if precision == "fp32" else torch.bfloat16,
         lr=config.learning_rate,
         weight_decay=config.weight_decay,
         momentum=config.momentum,

@@ -22,7 +22,12 @@ from olmo_sparsity.training.estimate.device_memory import bytes_of_state
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.optimizer.jump_detector import JumpDetector
 from olmo_sparsity.training.optimizer.learning_rate import learning_rate
-from olmo_sparsity.training.optimizer.optim import build_optimizer, matrices_of_layers
+from olmo_sparsity.training.optimizer.muon import Muon
+from olmo_sparsity.training.optimizer.optim import (
+    MuonAndAdamW,
+    build_optimizer,
+    matrices_of_layers,
+)
 from tests.conftest import MakeConfig
 
 
@@ -30,7 +35,7 @@ def test_decay_groups(make_config: MakeConfig) -> None:
     model = build_model(make_config(model__vocab_size=300, model__weight_tying=False).model)
 
     def decayed(**settings: bool) -> int:
-        groups = build_optimizer(model, OptimizerConfig(**settings)).param_groups
+        groups = build_optimizer(model, OptimizerConfig(**settings), "fp32").param_groups
         return sum(p.numel() for g in groups if g["weight_decay"] for p in g["params"])
 
     everything = count_parameters(model)
@@ -50,7 +55,7 @@ def test_adamw_is_that_of_pytorch() -> None:
         groups = [{"params": list(model.parameters()), "weight_decay": 0.3}]
         return torch.optim.AdamW(groups, config.learning_rate, betas, config.eps, fused=True)
 
-    for build in (lambda model: build_optimizer(model, config), upstream_of):
+    for build in (lambda model: build_optimizer(model, config, "fp32"), upstream_of):
         torch.manual_seed(0)
         model = nn.Linear(5, 3)
         optimizer = build(model)
@@ -82,7 +87,7 @@ def draw_batches(number: int) -> list[Batch]:
 
 
 def test_muon_updates_the_matrices_of_layers_and_adamw_the_rest(make_config: MakeConfig) -> None:
-    """Against PyTorch's two optimizers, which are given the parameters by name."""
+    """Against the two optimizers, which are given the parameters by name."""
     engine = muon_engine(make_config)
     bare = copy.deepcopy(engine.model)
     named = dict(bare.named_parameters())
@@ -90,8 +95,13 @@ def test_muon_updates_the_matrices_of_layers_and_adamw_the_rest(make_config: Mak
     matrices = [matrix for matrix in matrices if matrix.ndim == 2]
     rest = [p for p in named.values() if not any(p is matrix for matrix in matrices)]
     assert len(matrices) == 4 * bare.config.n_layers
-    muon = torch.optim.Muon(
-        matrices, lr=1e-2, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+    muon = Muon(
+        matrices,
+        dtype=torch.float32,
+        lr=1e-2,
+        weight_decay=0.1,
+        momentum=0.95,
+        adjust_lr_fn="match_rms_adamw",
     )
     adamw = torch.optim.AdamW(rest, lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
     for batch in draw_batches(3):
@@ -104,8 +114,58 @@ def test_muon_updates_the_matrices_of_layers_and_adamw_the_rest(make_config: Mak
         muon.step()
         adamw.step()
     for ours, theirs in zip(engine.model.parameters(), bare.parameters(), strict=True):
-        # Muon makes the update in bf16.
-        torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def draw_matrices() -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(48, 16), (16, 48), (32, 32)]
+    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+
+
+def test_muon_in_bf16_is_that_of_pytorch_to_the_bit() -> None:
+    ours = draw_matrices()
+    theirs = draw_matrices()
+    options: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
+    optimizers = [Muon(ours, dtype=torch.bfloat16, **options), torch.optim.Muon(theirs, **options)]
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        for of_ours, of_theirs in zip(ours, theirs, strict=True):
+            of_ours.grad = torch.randn(of_ours.shape, generator=generator)
+            of_theirs.grad = of_ours.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_muon_in_fp32_computes_nothing_in_bf16_and_makes_updates_orthogonal() -> None:
+    """Less orthogonal ones would be a sign of bf16: its eight bits show in singular vectors."""
+    for weight in draw_matrices():
+        before = weight.detach().clone()
+        weight.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(2))
+        Muon([weight], dtype=torch.float32, lr=1.0, weight_decay=0.0).step()
+        rate = max(1, weight.size(0) / weight.size(1)) ** 0.5
+        update = (before - weight.detach()) / rate
+        u, _, vt = torch.linalg.svd(weight.grad, full_matrices=False)
+        in_its_vectors = u.T @ update @ vt.T
+        singular_values = in_its_vectors.diagonal()
+        assert float(singular_values.min()) > 0.6
+        assert float(singular_values.max()) < 1.3
+        torch.testing.assert_close(in_its_vectors, singular_values.diag(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
+)
+def test_muon_takes_the_precision_of_the_run(
+    make_config: MakeConfig, precision: str, dtype: torch.dtype
+) -> None:
+    config = make_config(
+        model__vocab_size=300, optimizer__name="muon", training__precision=precision
+    )
+    engine = Engine(build_model(config.model), config.training, config.optimizer)
+    assert isinstance(engine.optimizer, MuonAndAdamW)
+    assert engine.optimizer.muon.dtype == dtype
 
 
 def test_muon_goes_on_to_the_bit(make_config: MakeConfig, tmp_path: Path) -> None:
