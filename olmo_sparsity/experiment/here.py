@@ -37,20 +37,34 @@ def run_here(experiment: Experiment) -> int:
     by_name = {job.name: job for job in jobs}
     experiment.save()  # before anything runs, so that a stopped experiment can be looked at
     num_processes = _num_processes(experiment.file.processes)
-    if _prepare_texts(experiment, by_name):
+    try:
+        _prepare_texts(experiment, by_name)
+        for stage in _stages_of(jobs):
+            runnable = _select_runnable(stage, by_name)
+            _run_jobs_of_one_kind(runnable, experiment, num_processes)
+    except _StoppedBySignal:
         return EXIT_STOPPED
-    for jobs_at_once in _stages_of(jobs):
-        runnable = _select_runnable(jobs_at_once, by_name)
-        if _run_jobs_of_one_kind(runnable, experiment, num_processes):
-            return EXIT_STOPPED
     print(format_states(jobs))
     _check_none_failed(jobs)
     return 0
 
 
+class _StoppedBySignal(Exception):
+    """A signal stopped the commands that ran; no further ones are to begin."""
+
+
+def _run_to_the_end(commands: Sequence[Command], num_at_once: int) -> list[int]:
+    """Run commands and return their exit codes. Raise `_StoppedBySignal` if a signal stopped
+    them."""
+    ending = run_processes(commands, num_at_once)
+    if ending.is_stopped:
+        raise _StoppedBySignal
+    return ending.exit_codes
+
+
 def _num_processes(processes: int | str) -> int:
-    """Return the number of processes of a training. For `auto` it is the number of GPUs, or up to
-    two on a CPU."""
+    """Return the number of processes that compute at once on this machine. For `auto` it is the
+    number of GPUs, or up to two on a CPU."""
     if isinstance(processes, int):
         return processes
     import torch  # takes seconds
@@ -61,8 +75,8 @@ def _num_processes(processes: int | str) -> int:
     return min(2, len(os.sched_getaffinity(0)))
 
 
-def _prepare_texts(experiment: Experiment, jobs: Mapping[str, Job]) -> bool:
-    """Tokenize each text that a model still needs. Return whether a signal stopped this.
+def _prepare_texts(experiment: Experiment, jobs: Mapping[str, Job]) -> None:
+    """Tokenize each text that a model still needs.
 
     Args:
         jobs: All jobs, by name.
@@ -76,9 +90,7 @@ def _prepare_texts(experiment: Experiment, jobs: Mapping[str, Job]) -> bool:
         folders.add(data.folder)
         say(f"prepare {data.folder}")
         command = Command([*_THIS_PROGRAM, "prepare", model.config, *model.overrides])
-        if run_processes([command], 1).is_stopped:
-            return True
-    return False
+        _run_to_the_end([command], num_at_once=1)
 
 
 def _is_prepared(data: DataConfig) -> bool:
@@ -128,47 +140,50 @@ def _select_runnable(jobs: Sequence[Job], by_name: Mapping[str, Job]) -> list[Jo
     return runnable
 
 
-def _run_jobs_of_one_kind(jobs: Sequence[Job], experiment: Experiment, num_processes: int) -> bool:
-    """Run jobs of one kind. Return whether a signal stopped them.
+def _run_jobs_of_one_kind(jobs: Sequence[Job], experiment: Experiment, num_processes: int) -> None:
+    """Run jobs of one kind.
 
     Args:
-        num_processes: Processes of a training, and measurements at once.
+        num_processes: Number of processes that compute at once: those of one training, or of as
+            many measurements.
     """
+    if not jobs:
+        return
     for job in jobs:
         say(f"{job.kind} {job.name}")
-    # A training takes all processes, a measurement one.
-    num_at_once = num_processes if jobs and jobs[0].kind == "measure" else 1
-    commands = [_command_of(experiment, job, num_processes, num_at_once) for job in jobs]
-    ending = run_processes(commands, num_at_once)
-    if ending.is_stopped:
-        return True
-    for job, code in zip(jobs, ending.exit_codes, strict=True):
+    kind = jobs[0].kind
+    processes_of_job = num_processes if kind == "train" else 1
+    jobs_at_once = num_processes if kind == "measure" else 1
+    commands = [_command_of(experiment, job, processes_of_job, jobs_at_once) for job in jobs]
+    exit_codes = _run_to_the_end(commands, jobs_at_once)
+    for job, code in zip(jobs, exit_codes, strict=True):
         if code != 0 and job.state().name == "waiting":  # it could not write its note itself
             write_atomically(job.note, f"ended with exit code {code}; its output says more")
-    return False
 
 
 _THIS_PROGRAM = (sys.executable, "-P", "-m", "olmo_sparsity")
 """-P: a folder `olmo_sparsity` where the user works must not take the place of the package."""
 
 
-def _command_of(experiment: Experiment, job: Job, num_processes: int, num_at_once: int) -> Command:
+def _command_of(
+    experiment: Experiment, job: Job, processes_of_job: int, jobs_at_once: int
+) -> Command:
     """Return the command that runs one job.
 
     Args:
-        num_processes: Number of processes of a training.
-        num_at_once: Number of jobs that share the machine's cores.
+        processes_of_job: Number of processes of this job; above 1 for a training alone.
+        jobs_at_once: Number of jobs that share the machine's cores.
     """
     words = ["experiment", experiment.path, f"--only={job.name}", *experiment.overrides]
-    if job.kind == "train" and num_processes > 1:
-        launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
+    if processes_of_job > 1:
+        launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={processes_of_job}"]
         return Command(
             words=[sys.executable, "-P", "-m", *launcher, "-m", "olmo_sparsity", *words],
             # What -P is for this process, PYTHONSAFEPATH is for those that the launcher starts.
             variables={"PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"},
         )
-    if num_at_once > 1 and "OMP_NUM_THREADS" not in os.environ:
-        num_threads = max(1, len(os.sched_getaffinity(0)) // num_at_once)
+    if jobs_at_once > 1 and "OMP_NUM_THREADS" not in os.environ:
+        num_threads = max(1, len(os.sched_getaffinity(0)) // jobs_at_once)
         return Command([*_THIS_PROGRAM, *words], {"OMP_NUM_THREADS": str(num_threads)})
     return Command([*_THIS_PROGRAM, *words])
 
