@@ -33,8 +33,8 @@ SPLITS = ("train", "heldout")
 
 
 @dataclass(frozen=True)
-class ShardFile:
-    """One split of one shard: three files, which the manifest lists by their names."""
+class ShardEntry:
+    """An entry of the manifest: one split of one shard, which is three files in the folder."""
 
     split: str
     """train or heldout."""
@@ -56,7 +56,7 @@ class ShardFile:
 
     groups_sha256: str
 
-    def contents(self, token_size: int) -> dict[str, FileEntry]:
+    def file_entries(self, token_size: int) -> dict[str, FileEntry]:
         """Return the SHA-256 and the size of each file, by its name, for tokens of `token_size`
         bytes."""
         return {
@@ -74,7 +74,7 @@ class ShardFile:
         """Return the number of the shard in the names: 12 for train-00012.tokens.uint16."""
         return int(self.tokens.split("-")[1].partition(".")[0])
 
-    def renumbered(self, number: int) -> ShardFile:
+    def renumbered(self, number: int) -> ShardEntry:
         """Return an entry for the same files, under the names that they have as shard `number`."""
         kinds = [name.partition(".")[2] for name in self.names]
         tokens, ends, groups = (f"{self.split}-{number:05d}.{kind}" for kind in kinds)
@@ -103,7 +103,7 @@ class Manifest:
     """Counts of the records in the finished shards. A resumed run continues after this number of
     records."""
 
-    files: list[ShardFile] = field(default_factory=list)
+    files: list[ShardEntry] = field(default_factory=list)
     complete: bool = False
     """Whether the whole corpus has been read. Until then `prepare` resumes."""
 
@@ -157,12 +157,12 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
     _check_files(folder, manifest, names_to_hash=set())
 
 
-def check_contents(folder: Path, manifest: Manifest, files: Collection[ShardFile]) -> None:
-    """Raise DataError unless `files` have the SHA-256 that the manifest lists, which takes as long
-    as reading them, and all files have their sizes."""
+def check_contents(folder: Path, manifest: Manifest, entries: Collection[ShardEntry]) -> None:
+    """Raise DataError unless the files of `entries` have the SHA-256 that the manifest lists, which
+    takes as long as reading them, and all files have their sizes."""
     names_to_hash: set[str] = set()
-    for file in files:
-        names_to_hash |= set(file.names)
+    for entry in entries:
+        names_to_hash |= set(entry.names)
     _check_files(folder, manifest, names_to_hash)
 
 
@@ -170,8 +170,8 @@ def _check_files(folder: Path, manifest: Manifest, names_to_hash: set[str]) -> N
     """Raise DataError unless all files have their sizes, and some of them their SHA-256."""
     token_size = np.dtype(manifest.dtype).itemsize
     listed: dict[str, FileEntry] = {}
-    for file in manifest.files:
-        listed |= file.contents(token_size)
+    for entry in manifest.files:
+        listed |= entry.file_entries(token_size)
     problem = find_damaged_file(folder, listed, names_to_hash)
     if problem is not None:
         raise DataError(f"{folder}/{problem}; {remedy_of(folder)}")

@@ -41,7 +41,7 @@ from olmo_sparsity.base.share import Share
 from olmo_sparsity.data.shard_manifest import (
     SPLITS,
     Manifest,
-    ShardFile,
+    ShardEntry,
     check_contents,
     check_sizes,
     open_tokenizer,
@@ -70,7 +70,7 @@ class ShardPaths(NamedTuple):
     groups: Path
 
     @staticmethod
-    def of(folder: Path, file: ShardFile) -> ShardPaths:
+    def of(folder: Path, file: ShardEntry) -> ShardPaths:
         return ShardPaths(folder / file.tokens, folder / file.ends, folder / file.groups)
 
 
@@ -206,7 +206,7 @@ def _open_corpus(data: DataConfig, split: str, share: Share | None) -> TokenShar
     # Noted before any file is hashed, so that one that changes meanwhile is noticed when it is
     # read.
     states = states_of(folder, (file.tokens for file in files))
-    verified_now: list[ShardFile] = []
+    verified_now: list[ShardEntry] = []
     if share is not None:
         verified_now = _hash_unverified(folder, manifest, files, share)
     if not files:
@@ -243,26 +243,26 @@ def _load_complete_manifest(folder: Path) -> Manifest:
 
 
 def _hash_unverified(
-    folder: Path, manifest: Manifest, files: Sequence[ShardFile], share: Share
-) -> list[ShardFile]:
-    """Compare this process's share of the files with the SHA-256 of the manifest, and return those
+    folder: Path, manifest: Manifest, shard_entries: Sequence[ShardEntry], share: Share
+) -> list[ShardEntry]:
+    """Compare this process's share of the shards with the SHA-256 of the manifest, and return those
     that were hashed. Files that an earlier start has verified, and that have not changed since, are
     not hashed again."""
     verified = read_verified(folder)
     token_size = np.dtype(manifest.dtype).itemsize
-    to_hash: list[ShardFile] = []
+    to_hash: list[ShardEntry] = []
     hashed: dict[str, HashedFile] = {}  # the three files of each, by name
-    for file in share.of(files):
-        entries = file.contents(token_size)
-        current_states = states_of(folder, entries)
+    for shard_entry in share.of(shard_entries):
+        file_entries = shard_entry.file_entries(token_size)
+        current_states = states_of(folder, file_entries)
         was_verified = all(
             is_verified(folder / name, current_states[name], entry.sha256, verified.get(name))
-            for name, entry in entries.items()
+            for name, entry in file_entries.items()
         )
         if was_verified:
             continue
-        to_hash.append(file)
-        for name, entry in entries.items():
+        to_hash.append(shard_entry)
+        for name, entry in file_entries.items():
             hashed[name] = HashedFile(current_states[name], entry.sha256)
     if to_hash:
         check_contents(folder, manifest, to_hash)  # raises if a file has another SHA-256

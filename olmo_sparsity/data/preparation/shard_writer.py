@@ -25,7 +25,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from olmo_sparsity.base.errors import DataError
-from olmo_sparsity.data.shard_manifest import ShardFile
+from olmo_sparsity.data.shard_manifest import ShardEntry
 
 
 class TokenPiece(NamedTuple):
@@ -90,7 +90,7 @@ class ShardWriter:
             for file in writer._files:
                 file.close()
 
-    def publish(self) -> list[ShardFile]:
+    def publish(self) -> list[ShardEntry]:
         """Flush the files to disk and give them their names. Return a list with their entry for the
         manifest; it is empty for a split without text."""
         if not self.num_tokens:
@@ -100,7 +100,7 @@ class ShardWriter:
             file.flush_to_disk()
         for file in self._files:
             file.give_name()
-        shard_file = ShardFile(
+        entry = ShardEntry(
             split=self.split,
             tokens=self._tokens.name,
             ends=self._ends.name,
@@ -111,7 +111,7 @@ class ShardWriter:
             groups=self._groups.name,
             groups_sha256=self._groups.sha256,
         )
-        return [shard_file]
+        return [entry]
 
 
 class _GrowingFile:

@@ -37,7 +37,7 @@ from olmo_sparsity.data.preparation.folder import (
     sample_for_tokenizer,
 )
 from olmo_sparsity.data.preparation.split_checks import check_both_splits, check_not_empty
-from olmo_sparsity.data.shard_manifest import Manifest, ShardFile
+from olmo_sparsity.data.shard_manifest import Manifest, ShardEntry
 from olmo_sparsity.text.corpus import list_inputs
 from olmo_sparsity.text.corpus_readers import DAMAGED
 from olmo_sparsity.text.record_files import is_records
@@ -164,7 +164,7 @@ def _join_folders(data: DataConfig, folder: Path, file_folders: list[Path]) -> N
 
 def _move_shards(
     file_folder: Path, folder: Path, manifest: Manifest, first_number: int
-) -> list[ShardFile]:
+) -> list[ShardEntry]:
     """Move the shards of one file into the common folder, under numbers from `first_number` on.
     Return their entries for its manifest."""
     moved = []
