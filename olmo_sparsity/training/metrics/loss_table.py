@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from olmo_sparsity.base.errors import DataError
 from olmo_sparsity.training.metrics.loss_rows import EvaluationRow, LossRow, range_in_words
-from olmo_sparsity.training.metrics.read import read_own_lines
+from olmo_sparsity.training.metrics.read import read_lines_of_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +54,7 @@ def _read_evaluations(run_folder: str | Path) -> list[EvaluationRow]:
         raise DataError(
             f"{path} does not exist; pass a trained run, or --text to read a model's losses on it"
         )
-    evaluations = [line.row for line in read_own_lines(path) if "heldout" in line.row]
+    evaluations = [line.row for line in read_lines_of_run(path) if "heldout" in line.row]
     if not evaluations:
         raise DataError(f"{path} holds no held-out loss yet; let the run reach an evaluation")
     return cast(list[EvaluationRow], evaluations)

@@ -31,7 +31,7 @@ from olmo_sparsity.base.progress import say
 from olmo_sparsity.base.retry import retry
 from olmo_sparsity.training.metrics.appended_file import AppendedFile
 from olmo_sparsity.training.metrics.loss_rows import LossRow
-from olmo_sparsity.training.metrics.read import read_metrics, read_own_lines
+from olmo_sparsity.training.metrics.read import read_lines_of_run, read_metrics
 from olmo_sparsity.training.metrics.writers import MetricWriter
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ class Metrics:
     def _drop_lines_after(self, resumed_step: int) -> None:
         """Drop the lines of later steps. A killed run may have written past its last checkpoint,
         and those steps are taken again."""
-        own_lines = read_own_lines(self.path, until=resumed_step)
-        kept_lines = [line for line in own_lines if line.row["step"] <= resumed_step]
+        lines = read_lines_of_run(self.path, until=resumed_step)
+        kept_lines = [line for line in lines if line.row["step"] <= resumed_step]
         self.file.replace_content(b"".join(line.text + b"\n" for line in kept_lines))
         self.earlier_losses = [
             (line.row["step"], line.row["loss"]) for line in kept_lines if "loss" in line.row

@@ -1,8 +1,8 @@
 """Read `metrics.jsonl` of a run folder.
 
-    read_metrics(path)      # [{"step": 10, "loss": 4.2, …}, {"step": 10, "heldout": […], …}, …]
-    read_own_lines(path)    # the same, with the text of each line; DataError if the file is of
-                            # another run than the checkpoints beside it
+    read_metrics(path)         # [{"step": 10, "loss": 4.2, …}, {"step": 10, "heldout": […], …}, …]
+    read_lines_of_run(path)    # the same, with the text of each line; DataError if the file is of
+                               # another run than the checkpoints beside it
 
 A line that a kill has cut short, or whose CRC is wrong, is skipped. Each checkpoint stores the CRC
 of the line of its step, by which a file of another run is noticed. metrics.py writes the file.
@@ -39,7 +39,7 @@ def read_metrics(path: Path) -> list[dict]:
     return [line.row for line in _read_lines(path)]
 
 
-def read_own_lines(path: Path, until: int | None = None) -> list[MetricLine]:
+def read_lines_of_run(path: Path, until: int | None = None) -> list[MetricLine]:
     """Return the lines of a run's metrics. Raise DataError if they are those of another run: at the
     step of a checkpoint, the CRC of the line differs from the one that the checkpoint stores.
 
