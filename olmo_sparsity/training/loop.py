@@ -136,12 +136,12 @@ def take_steps(run: PreparedRun, profile: str | None) -> _TakenSteps:
         # A signal ends the count of this start, as the process may be killed before it has saved.
         stop_signals(run.start.count.end) as stop_request,
         CheckpointWriter(run.folder, run.config.checkpoint, processes, run.step) as writer,
-        # Not `folder_lock`, which the watchdog closes: W&B may wait for its network as it ends.
+        # Not `Start.cleanup`, which the watchdog closes: W&B may wait for its network as it ends.
         contextlib.ExitStack() as open_writers,
     ):
         with processes.raising_together():
             step_profile = Profile(profile, run)
-            run.start.folder_lock.callback(step_profile.stop)
+            run.start.cleanup.callback(step_profile.stop)
             metrics = open_metrics(run, open_writers)
         steps = Steps(run, metrics, writer, progress, stop_request, step_profile)
         return _TakenSteps(steps.take_all(), metrics)

@@ -35,8 +35,10 @@ class Start:
 
     processes: Processes
 
-    folder_lock: contextlib.ExitStack
-    """Is closed when all is written. The first process enters the lock of the run folder here."""
+    cleanup: contextlib.ExitStack
+    """What is to be undone or stopped when this start ends: the lock of the run folder and the
+    count of GPU-hours (on the first process), the watchdog, a profile of steps. It is closed when
+    all is written, or by the watchdog before it ends a process that hangs."""
 
     count: StartCount
     """Counts this start, until it ends in an orderly way: too many that died are an error."""
@@ -52,11 +54,12 @@ class Start:
 
 @contextlib.contextmanager
 def starting(config: RunConfig, processes: Processes) -> Iterator[Start]:
-    """Yield a start of the run of a config. Unlock the run folder at the end."""
+    """Yield a start of the run of a config. At the end, close `Start.cleanup`, which
+    unlocks the run folder."""
     run_folder = Path(config.run_folder)
-    with contextlib.ExitStack() as folder_lock, counted_start(run_folder) as count:
+    with contextlib.ExitStack() as cleanup, counted_start(run_folder) as count:
         gpu_hours = GpuHours(run_folder, config.training.max_gpu_hours, processes)
-        yield Start(processes, folder_lock, count, gpu_hours)
+        yield Start(processes, cleanup, count, gpu_hours)
 
 
 @dataclass(frozen=True)

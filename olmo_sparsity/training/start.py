@@ -52,8 +52,8 @@ def prepare(config: RunConfig, start: Start) -> PreparedRun:
     """Build all that training needs, on all processes together."""
     processes = start.processes
     run_folder = Path(config.run_folder)
-    watchdog = Watchdog(run_folder, config.engine, processes, start.folder_lock.close)
-    start.folder_lock.callback(watchdog.stop)
+    watchdog = Watchdog(run_folder, config.engine, processes, start.cleanup.close)
+    start.cleanup.callback(watchdog.stop)
 
     # What a process can check by itself comes first: if one finds an error, all end. Collectives
     # follow, in which a process would wait for one that has ended.
@@ -111,11 +111,11 @@ def claim_run_folder(inputs: Inputs, start: Start) -> None:
     if not list_checkpoints(run_folder):
         check_epochs(config, inputs.epochs)
     lock = open_run_folder(run_folder, inputs.settings, inputs.config_yaml)
-    start.folder_lock.enter_context(lock)
+    start.cleanup.enter_context(lock)
     # Counted before the model is built: a start that hangs or is killed from here on counts as one
     # that died.
     start.count.begin(config.checkpoint.max_starts)
-    start.folder_lock.enter_context(start.gpu_hours.keep_stored())
+    start.cleanup.enter_context(start.gpu_hours.keep_stored())
 
 
 class RestoredModel(NamedTuple):
