@@ -21,6 +21,7 @@ import gc
 import os
 import sys
 import traceback
+from collections import Counter
 from pathlib import Path
 from typing import NoReturn
 
@@ -94,6 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.overrides = other_words
     _check_not_blank(parser, options, words)
+    _check_given_once(parser, options, words)
 
     try:
         _check_current_folder()
@@ -168,7 +170,27 @@ def _check_not_blank(
             flag = f"--{name.replace('_', '-')}"
             is_option = any(word.partition("=")[0] == flag for word in words)
             shown = flag if is_option else name.upper()
+            if isinstance(value, tuple) and len(value) > 1:
+                parser.error(f"{shown} has a comma with nothing before or after it; delete it")
             parser.error(f"{shown} is blank; write a value there (is a shell variable unset?)")
+
+
+def _check_given_once(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, words: list[str]
+) -> None:
+    """Exit with a message if an option that takes one value is given twice: argparse would ignore
+    the first. For keys of a config the last one counts, as scripts add theirs to those of a user.
+
+    Args:
+        parser: Prints the message.
+        options: The parsed options.
+        words: The command line.
+    """
+    count_of = Counter(word.partition("=")[0] for word in words if word.startswith("-"))
+    for flag, count in count_of.items():
+        value = getattr(options, flag.lstrip("-").replace("-", "_"), None)
+        if count > 1 and not isinstance(value, bool | list | None):
+            parser.error(f"{flag} is given {count} times; give it once")
 
 
 def _check_current_folder() -> None:

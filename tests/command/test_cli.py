@@ -152,6 +152,30 @@ def test_usage_errors_exit_2(words: list[str]) -> None:
         main(words)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--ks", "1", "--ks", "2"], "--ks is given 2 times; give it once"),
+        (["--ks=1", "--seed=3", "--ks", "2"], "--ks is given 2 times; give it once"),
+        (["-k", "1", "-k", "2"], "-k is given 2 times"),
+        (["--ks", "1,,2"], "--ks has a comma with nothing before or after it; delete it"),
+        (["--selectors", "random,"], "--selectors has a comma with nothing"),
+    ],
+)
+def test_no_value_of_an_option_is_ignored(
+    words: list[str], message: str, capsys: pytest.CaptureFixture
+) -> None:
+    command = ["explain"] if "-k" in words else ["measure", "--out", "x"]
+    with pytest.raises(SystemExit, match=f"^{EXIT_BAD_INPUT}$"):
+        main([*command, "demo", "--text", "README.md", *words])
+    assert message in capsys.readouterr().err
+
+
+def test_options_that_add_up_and_flags_may_be_given_twice() -> None:
+    words = ["explain", "demo", "--text", "README.md", "--at", "the", "--at", "model"]
+    assert main([*words, "--dry-run", "--dry-run"]) == 0
+
+
 @pytest.mark.parametrize("blank", ["", " ", "\t"])
 @pytest.mark.parametrize(
     "words",
