@@ -7,9 +7,9 @@ document_attention.py calls `attend_by_document`. A plain Python loop gives the 
 compiled model would compile a graph for each set of lengths. So the loop is a custom operation,
 which the compiler calls as it is. PyTorch needs four functions of such an operation:
 
-    _attend_with_sums ─ forward pass ──> mixed, and sums that the backward pass needs
-    _backward         ─ backward pass ─> gradients of q, k and v
-    _empty_outputs, _empty_gradients     the shapes of both, for the compiler
+    _attend_with_logsumexp ─ forward pass ──> mixed, and the logsumexp that the backward pass needs
+    _backward              ─ backward pass ─> gradients of q, k and v
+    _empty_outputs, _empty_gradients          the shapes of both, for the compiler
 
 Dimension key: B batch, L length of a row, H heads, G heads of keys and values, K width of a head.
 """
@@ -29,7 +29,7 @@ def attend_by_document(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tenso
     """Return causal attention of each document to itself, in the shape of q. `starts`: where
     documents start, counted from row to row, and at the end the number of all tokens; on the
     host."""
-    mixed, _ = _attend_with_sums(q, k, v, starts)
+    mixed, _ = _attend_with_logsumexp(q, k, v, starts)
     return mixed
 
 
@@ -60,26 +60,28 @@ def indices_of_documents(starts: Tensor, length: int) -> list[DocumentIndex]:
     mutates_args=(),
     schema="(Tensor q, Tensor k, Tensor v, Tensor starts) -> (Tensor, Tensor)",
 )
-def _attend_with_sums(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return attention of each document to itself, and sums_BHL: the log-sum-exp of each query's
-    scores."""
-    mixed, sums_BHL = _empty_outputs(q, k, v, starts)
+def _attend_with_logsumexp(
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return attention of each document to itself, and logsumexp_BHL: the log-sum-exp of each
+    query's scores."""
+    mixed, logsumexp_BHL = _empty_outputs(q, k, v, starts)
     num_heads = q.shape[1]
     for index in indices_of_documents(starts, q.shape[2]):
         document_k = _repeat_heads(k[index], num_heads)
         document_v = _repeat_heads(v[index], num_heads)
-        mixed[index], sums_BHL[index] = CPU_KERNEL(
+        mixed[index], logsumexp_BHL[index] = CPU_KERNEL(
             q[index], document_k, document_v, dropout_p=0.0, is_causal=True
         )
-    return mixed, sums_BHL
+    return mixed, logsumexp_BHL
 
 
-@_attend_with_sums.register_fake
+@_attend_with_logsumexp.register_fake
 def _empty_outputs(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
     """Return tensors of the shapes and dtypes of the outputs, without their numbers."""
-    # The kernel returns sums in fp32 for queries of 16 bits, too.
-    sums_BHL = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float))
-    return torch.empty_like(q), sums_BHL
+    # The kernel returns it in fp32 for queries of 16 bits, too.
+    logsumexp_BHL = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float))
+    return torch.empty_like(q), logsumexp_BHL
 
 
 def _repeat_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -96,9 +98,9 @@ def _repeat_heads(x: Tensor, num_heads: int) -> Tensor:
 def _keep_for_backward(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
     """Keep the inputs and outputs of the forward pass."""
     q, k, v, starts = inputs
-    mixed, sums_BHL = output
-    ctx.save_for_backward(q, k, v, mixed, sums_BHL, starts)
-    ctx.mark_non_differentiable(sums_BHL)
+    mixed, logsumexp_BHL = output
+    ctx.save_for_backward(q, k, v, mixed, logsumexp_BHL, starts)
+    ctx.mark_non_differentiable(logsumexp_BHL)
 
 
 def _gradients_of_inputs(ctx: Any, grad_mixed: Tensor, _: Any) -> tuple[Tensor | None, ...]:
@@ -111,17 +113,23 @@ def _gradients_of_inputs(ctx: Any, grad_mixed: Tensor, _: Any) -> tuple[Tensor |
 @torch.library.custom_op(
     "olmo_sparsity::attend_by_document_backward",
     mutates_args=(),
-    schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor mixed, Tensor sums, Tensor starts)"
-    " -> (Tensor, Tensor, Tensor)",
+    schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor mixed, Tensor logsumexp,"
+    " Tensor starts) -> (Tensor, Tensor, Tensor)",
 )
 def _backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mixed: Tensor, sums_BHL: Tensor, starts: Tensor
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mixed: Tensor,
+    logsumexp_BHL: Tensor,
+    starts: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values.
 
     Args:
         grad: The gradient of `mixed`.
-        mixed, sums_BHL: The outputs of the forward pass.
+        mixed, logsumexp_BHL: The outputs of the forward pass.
     """
     grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     num_heads = q.shape[1]
@@ -136,7 +144,7 @@ def _backward(
             _repeat_heads(k[index], num_heads),
             _repeat_heads(v[index], num_heads),
             mixed[index],
-            sums_BHL[index],
+            logsumexp_BHL[index],
             dropout_p=0.0,
             is_causal=True,
         )
@@ -154,4 +162,4 @@ def _empty_gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Tensor) 
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-_attend_with_sums.register_autograd(_gradients_of_inputs, setup_context=_keep_for_backward)
+_attend_with_logsumexp.register_autograd(_gradients_of_inputs, setup_context=_keep_for_backward)

@@ -10,7 +10,7 @@ applies. No query meets a key of another document, so time and memory are those 
 documents, without a mask of L·L numbers:
 
     a bias or dropout: ALiBi, windows     a call of `attend` for each document
-    a GPU that takes packed documents     flash attention, in fp16 or bf16 (`packs`)
+    a GPU that takes packed documents     flash attention (`takes_packed_documents`)
     a CPU                                 a loop inside one operation (cpu_document_attention.py)
     all else, such as fp32 on a GPU       a call of `attend` for each document
 
@@ -30,7 +30,7 @@ from olmo_sparsity.models.attention import attend
 from olmo_sparsity.models.cpu_document_attention import attend_by_document, indices_of_documents
 
 
-class Documents(NamedTuple):
+class DocumentStarts(NamedTuple):
     """Where the documents of a batch begin, counted from row to row, and at the end the number of
     all tokens: 0 3 5 10 in the module's example. The same numbers are held twice."""
 
@@ -41,7 +41,7 @@ class Documents(NamedTuple):
     """The same on the device of the model, for kernels that take packed documents."""
 
 
-def find_documents(documents_BL: Tensor, device: torch.device) -> Documents:
+def find_documents(documents_BL: Tensor, device: torch.device) -> DocumentStarts:
     """Return where the documents of a batch begin.
 
     Args:
@@ -53,7 +53,7 @@ def find_documents(documents_BL: Tensor, device: torch.device) -> Documents:
     begins_BL[:, 1:] = documents_BL[:, 1:] != documents_BL[:, :-1]
     starts_M = begins_BL.flatten().nonzero()[:, 0]
     starts_E = F.pad(starts_M, (0, 1), value=documents_BL.numel()).int()
-    documents = Documents(starts_E, starts_E.to(device, non_blocking=True))
+    documents = DocumentStarts(starts_E, starts_E.to(device, non_blocking=True))
 
     # A compiled model then has one graph for any number of documents.
     for starts in documents:
@@ -61,7 +61,7 @@ def find_documents(documents_BL: Tensor, device: torch.device) -> Documents:
     return documents
 
 
-def count_keys_of_documents(documents: Documents, num_rows: int, length: int) -> Tensor:
+def count_keys_of_documents(documents: DocumentStarts, num_rows: int, length: int) -> Tensor:
     """Return counts_BL: how many tokens of its own document each token sees, itself included. For a
     row of a document of three tokens and one of two, they are 1 2 3 1 2."""
     starts_E = documents.starts
@@ -75,7 +75,7 @@ def attend_within(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    documents: Documents,
+    documents: DocumentStarts,
     bias: Tensor | None = None,
     dropout_p: float = 0.0,
 ) -> Tensor:
@@ -91,7 +91,7 @@ def attend_within(
     q = q.to(v.dtype)
     k = k.to(v.dtype)
     if bias is None and dropout_p == 0:
-        if packs(q.device, q.dtype, q.shape[-1]):
+        if takes_packed_documents(q.device, q.dtype, q.shape[-1]):
             return _attend_packed(q, k, v, documents.starts)
         if q.device.type == "cpu":
             return attend_by_document(q, k, v, documents.starts_on_host)
@@ -104,7 +104,7 @@ def attend_within(
 _HAS_PACKING = torch.torch_version.TorchVersion(torch.__version__) >= "2.12"
 
 
-def packs(device: torch.device, dtype: torch.dtype, head_width: int) -> bool:
+def takes_packed_documents(device: torch.device, dtype: torch.dtype, head_width: int) -> bool:
     """Return whether flash attention takes packed documents, whose lengths differ, on this device
     and for this dtype and width of a head."""
     return (

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from olmo_sparsity.models.distant_states import DistantStates
-from olmo_sparsity.models.document_attention import Documents
+from olmo_sparsity.models.document_attention import DocumentStarts
 
 
 class LanguageModel(Protocol):
@@ -53,7 +53,7 @@ class LanguageModel(Protocol):
         positions_BL: Tensor,
         attention_bias: Tensor | None = None,
         *,
-        documents: Documents | None = None,
+        documents: DocumentStarts | None = None,
         added_BLD: Tensor | None = None,
         distant: DistantStates | None = None,
         num_last: int | None = None,

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from olmo_sparsity.models.document_attention import Documents
+from olmo_sparsity.models.document_attention import DocumentStarts
 from olmo_sparsity.models.language_model import LanguageModel
 from olmo_sparsity.text.vocabulary import IGNORED
 
@@ -55,7 +55,7 @@ def token_losses(
     tokens_BL: Tensor,
     positions_BL: Tensor,
     labels_BL: Tensor,
-    documents: Documents | None = None,
+    documents: DocumentStarts | None = None,
 ) -> Tensor:
     """Return nll_BL, the loss of each token's label in nats, fp32. It is 0 where the label is
     IGNORED."""

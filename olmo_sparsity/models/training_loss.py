@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from olmo_sparsity.models.document_attention import Documents
+from olmo_sparsity.models.document_attention import DocumentStarts
 from olmo_sparsity.models.language_model import LanguageModel
 from olmo_sparsity.models.losses import rows_per_chunk
 from olmo_sparsity.text.vocabulary import IGNORED
@@ -78,7 +78,7 @@ def mean_loss(
     positions_BL: Tensor,
     labels_BL: Tensor,
     num_labels: int,
-    documents: Documents | None = None,
+    documents: DocumentStarts | None = None,
     compiled: ChunkFunction | None = None,
     z_loss: float = 0.0,
 ) -> Tensor:

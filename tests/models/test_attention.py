@@ -42,7 +42,7 @@ class Packed:
     q: Tensor
     k: Tensor
     v: Tensor
-    documents: document_attention.Documents
+    documents: document_attention.DocumentStarts
     bias: Tensor | None
     expected: Tensor
 
@@ -148,7 +148,9 @@ def test_flash_attention_takes_documents_one_after_the_other(
     key_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = packed_case(torch.float, key_heads, rows_of_bias=0)
-    monkeypatch.setattr(document_attention, "packs", lambda device, dtype, width: width == 8)
+    monkeypatch.setattr(
+        document_attention, "takes_packed_documents", lambda device, dtype, width: width == 8
+    )
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", packed)
     torch.testing.assert_close(case.attended(), case.expected, **case.tolerance)
 
@@ -244,7 +246,7 @@ def test_which_hardware_packs_documents(monkeypatch: pytest.MonkeyPatch) -> None
     ):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, of=capability: of)
         monkeypatch.setattr(document_attention, "_HAS_PACKING", is_there)
-        assert document_attention.packs(device, dtype, width) == expected
+        assert document_attention.takes_packed_documents(device, dtype, width) == expected
 
 
 @pytest.mark.parametrize("differentiate_bias", [False, True])

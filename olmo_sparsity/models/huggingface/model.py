@@ -42,7 +42,7 @@ from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.models.attention import causal_bias, keeps_much
 from olmo_sparsity.models.distant_attention import can_share_distant
 from olmo_sparsity.models.distant_states import DistantStates
-from olmo_sparsity.models.document_attention import Documents
+from olmo_sparsity.models.document_attention import DocumentStarts
 from olmo_sparsity.models.huggingface.attention_names import FUSED
 from olmo_sparsity.models.huggingface.compatibility import Fit, try_model
 from olmo_sparsity.models.huggingface.known_fits import known_fit, remember_fit
@@ -148,7 +148,7 @@ class HuggingFaceLM(ModelParts):
         positions_BL: Tensor,
         attention_bias: Tensor | None = None,
         *,
-        documents: Documents | None = None,
+        documents: DocumentStarts | None = None,
         added_BLD: Tensor | None = None,
         distant: DistantStates | None = None,
         num_last: int | None = None,
@@ -225,7 +225,7 @@ class HuggingFaceLM(ModelParts):
         positions_BL: Tensor,
         attention_bias: Tensor | None,
         *,
-        documents: Documents | None,
+        documents: DocumentStarts | None,
         added_BLD: Tensor | None,
         distant: DistantStates | None,
         num_last: int | None,

@@ -42,7 +42,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from olmo_sparsity.models.distant_attention import attend_to_distant
 from olmo_sparsity.models.distant_states import DistantStates
-from olmo_sparsity.models.document_attention import Documents, attend_within
+from olmo_sparsity.models.document_attention import DocumentStarts, attend_within
 from olmo_sparsity.models.huggingface.attention_names import (
     OWN_IN_PLACE_OF,
     REPLACED_BY_OWN,
@@ -177,7 +177,7 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    documents: Documents | None = None,
+    documents: DocumentStarts | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Return attention (B, L, H, K) and its weights, or None in place of weights, as

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.attention import attend
 from olmo_sparsity.models.document_attention import (
-    Documents,
+    DocumentStarts,
     attend_within,
     count_keys_of_documents,
 )
@@ -101,7 +101,7 @@ class PositionedBlock(OLMoSequentialBlock):
         x: Tensor,
         tables: RotaryTables | None,
         bias: Tensor | None,
-        documents: Documents | None = None,
+        documents: DocumentStarts | None = None,
     ) -> Tensor:
         """Return the output of the block.
 

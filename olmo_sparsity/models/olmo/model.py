@@ -34,7 +34,7 @@ from torch.utils.checkpoint import checkpoint
 from olmo_sparsity.base.errors import ConfigError
 from olmo_sparsity.config.model import ModelConfig
 from olmo_sparsity.models.distant_states import DistantStates
-from olmo_sparsity.models.document_attention import Documents
+from olmo_sparsity.models.document_attention import DocumentStarts
 from olmo_sparsity.models.olmo.block import LastAttention, PositionedBlock
 from olmo_sparsity.models.olmo.inference import InferringOLMo
 from olmo_sparsity.models.olmo.layers import RMSNorm, alibi_bias
@@ -120,7 +120,7 @@ class PositionedOLMo(InferringOLMo):
         positions_BL: Tensor,
         attention_bias: Tensor | None = None,
         *,
-        documents: Documents | None = None,
+        documents: DocumentStarts | None = None,
         added_BLD: Tensor | None = None,
         distant: DistantStates | None = None,
         num_last: int | None = None,
@@ -154,7 +154,7 @@ class PositionedOLMo(InferringOLMo):
         tokens_BL: Tensor,
         positions_BL: Tensor,
         attention_bias: Tensor | None,
-        documents: Documents | None,
+        documents: DocumentStarts | None,
         added_BLD: Tensor | None,
     ) -> Tensor:
         """Return hidden_BLD of all tokens before the last norm: the pass of training."""
