@@ -37,7 +37,7 @@ from olmo_sparsity.training.prepared_run import PreparedRun, starting
 from olmo_sparsity.training.processes.distributed import Processes
 from olmo_sparsity.training.processes.stop_signals import stop_signals
 from olmo_sparsity.training.run_folder.environment import has_started
-from olmo_sparsity.training.run_folder.skipped_batches import skip_batch_of
+from olmo_sparsity.training.run_folder.skipped_batches import skip_and_go_back
 from olmo_sparsity.training.start import prepare
 from olmo_sparsity.training.steps import Outcome, Steps
 
@@ -172,7 +172,7 @@ def skip_batch(run: PreparedRun, step: int, problem: str) -> None:
     """
     with run.processes.raising_together():
         if run.processes.is_first:
-            skipped = skip_batch_of(step, run.folder, run.config.training.max_skips)
+            skipped = skip_and_go_back(step, run.folder, run.config.training.max_skips)
             run.start.report(f"{problem}: {skipped}")
 
 

@@ -108,8 +108,9 @@ def split_at_passages(texts: Sequence[str], marker: str) -> list[MessagePart]:
 
 
 def warnings_about(texts: Sequence[str], parts: Sequence[MessagePart], marker: str) -> list[str]:
-    """Return warnings for a message in which a passage may hold more than it should. Its decoys
-    would then replace the question or other passages, too.
+    """Return warnings for a message in which a passage may hold more than it should: the user's
+    question, or further passages. A decoy of the passage would replace these, too. For example, the
+    expression `(?s)Source 1: .*` matches from this mark to the end of the message.
 
     Args:
         texts: The texts of the message, none of them blank.
@@ -127,7 +128,9 @@ def warnings_about(texts: Sequence[str], parts: Sequence[MessagePart], marker: s
             f"passages={marker!r:.40}: the only source, '{printable(passages[0].name)}', holds "
             "further matches; let each passage end before the next begins"
         )
-    elif _is_tag(pattern):  # of a tag, the first warning would be said twice
+    elif _is_tag(pattern):
+        # `<document>a<document>b</document>` is one passage, with a tag inside. If it is the only
+        # passage and the inner tag begins a line, the warning above has said so already.
         for passage in passages:
             if re.search(_start_of_tag(marker), passage.text):
                 warnings.append(

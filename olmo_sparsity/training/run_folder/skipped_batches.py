@@ -10,8 +10,8 @@ A run with checkpoints of steps 20 and 30, in which the loss of step 42 is NaN:
 
     skipped_batches.json      {"batches": [41, 45], "steps": [42, 45], "went_back_to": [30, 20]}
 
-loop.py calls `skip_batch_of` at such a step, and then starts the run again, which reads the batches
-to leave out by `read_skipped_batches` (start.py).
+loop.py calls `skip_and_go_back` at such a step, and then starts the run again, which reads the
+batches to leave out by `read_skipped_batches` (start.py).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def list_set_aside(run_folder: Path) -> list[Path]:
     return sorted((run_folder / "checkpoints").glob(f"step*{SET_ASIDE}"))
 
 
-def skip_batch_of(step: int, run_folder: Path, max_skips: int) -> str:
+def skip_and_go_back(step: int, run_folder: Path, max_skips: int) -> str:
     """Leave out the batch of a step, counted from 1, from now on, and choose the checkpoint to go
     on from. Return words that say so. Raise UserError if `max_skips` batches are left out
     already."""
