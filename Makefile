@@ -98,7 +98,7 @@ figure2 figure2_code prose: install
 
 experiment = configs/experiments/$@.yaml
 example = --text olmo_sparsity/demo/bridge.txt --at "Weissenborn"
-time = 7 to 10 minutes
+time = 7 to 13 minutes
 figure2_code: time = 20 minutes
 figure2_code: example = --text docs/examples/greenhouse.py --at MoistureProbe
 prose: time = an hour
