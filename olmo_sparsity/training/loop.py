@@ -172,7 +172,8 @@ def skip_batch(run: PreparedRun, step: int, problem: str) -> None:
     """
     with run.processes.raising_together():
         if run.processes.is_first:
-            skipped = skip_and_go_back(step, run.folder, run.config.training.max_skips)
+            max_skips = run.config.training.max_skips
+            skipped = skip_and_go_back(step, run.folder, run.batches.skipped, max_skips)
             run.start.report(f"{problem}: {skipped}")
 
 

@@ -697,6 +697,58 @@ def test_without_an_older_checkpoint_the_last_one_stays(
     assert [start["resumed_at_step"] for start in starts] == [0, 4, 4]
 
 
+def test_a_branch_of_a_run_that_skipped_a_batch_skips_the_one_of_its_own_step(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without batch 4, which the first run skipped, step 9 takes batch 9 and not batch 8."""
+    children.give_no_numbers([4, 9], monkeypatch.setattr)
+    first = make_config(training__num_steps=6, **SKIPS)
+    assert train(first) is Outcome.FINISHED
+    branch = make_config(
+        run_folder=str(tmp_path / "branch"),
+        branch_from=str(list_checkpoints(first.run_folder)[0]),
+        training__num_steps=12,
+        checkpoint__interval_steps=1000,
+        **SKIPS,
+    )
+    assert train(branch) is Outcome.FINISHED
+    assert skipped_batches.read_skipped_batches(Path(branch.run_folder)) == [9]
+
+
+def test_a_branch_that_dies_before_it_saves_begins_again_at_its_origin(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has saved, and whose checkpoints are gone, does not."""
+    trunk = make_config(training__num_steps=6)
+    train(trunk)
+
+    def branch(name: str) -> RunConfig:
+        return make_config(
+            run_folder=str(tmp_path / name),
+            branch_from=str(list_checkpoints(trunk.run_folder)[0]),
+            training__num_steps=12,
+            checkpoint__interval_steps=2,
+            logging__interval_steps=1,
+        )
+
+    undisturbed = branch("undisturbed")
+    train(undisturbed)
+    dying = branch("dying")
+    with monkeypatch.context() as patch:
+        children.give_no_numbers([7], patch.setattr)
+        with pytest.raises(UserError, match="step 8: loss nan"):
+            train(dying)
+    assert not list_checkpoints(dying.run_folder)
+    assert train(dying) is Outcome.FINISHED
+    starts = json.loads((Path(dying.run_folder) / "environment.json").read_text())
+    assert [start["resumed_at_step"] for start in starts] == [6, 6]
+    assert losses_of(dying) == losses_of(undisturbed)
+
+    shutil.rmtree(Path(dying.run_folder) / "checkpoints")
+    with pytest.raises(DataError, match="has saved step 12, and no checkpoint is there now"):
+        train(dying)
+
+
 # --- how often the text is read -------------------------------------------------------------------
 
 

@@ -27,9 +27,9 @@ from olmo_sparsity.training.metrics.read import read_metrics
 from olmo_sparsity.training.optimizer.moments import share_out
 from olmo_sparsity.training.processes.distributed import Processes
 from olmo_sparsity.training.run_folder.attempts import Attempts
-from olmo_sparsity.training.run_folder.environment import last_resumed_step
+from olmo_sparsity.training.run_folder.environment import resumed_steps
 
-RESTORE = "restore one, or begin at step 0 and keep what is left with --start_over=true"
+RESTORE = "restore one, or begin anew and keep what is left with --start_over=true"
 """What to do if no checkpoint is intact."""
 
 
@@ -118,36 +118,31 @@ def checkpoint_to_resume(config: RunConfig, verified: Sequence[VerifiedCheckpoin
         verified: What `verify_newest` returned.
     """
     run_folder = Path(config.run_folder)
-    logged_steps = [row["step"] for row in read_metrics(run_folder / "metrics.jsonl")]
-    last_logged_step = max(logged_steps, default=0)
+    begun_at = 0
     try:
         latest = _newest_intact(run_folder, verified)
-        # A save may be under way when a run dies. The next one begins only when it is on the disk,
-        # so that after two intervals one checkpoint at least must be there.
-        interval_steps = config.checkpoint.interval_steps
-        if latest is None and interval_steps and last_logged_step > 2 * interval_steps:
-            raise DataError(
-                f"{run_folder} has logged {last_logged_step} steps, and no checkpoint is there "
-                f"now; {RESTORE}"
-            )
+        if latest is None:
+            begun_at = _begun_at(config)
+            _check_nothing_was_saved(config, begun_at)
     except DataError as error:
         # What cannot be read now may be intact, and is not set aside.
         if not config.start_over or isinstance(error, UnreadableNowError):
             raise
         set_aside_to = set_aside(run_folder)
-        say(f"{error.problem}: beginning at step 0; what is left is in {set_aside_to}")
+        say(f"{error.problem}: beginning anew; what is left is in {set_aside_to}")
         return None
     _remove_partial(run_folder)
-    if latest is None and last_logged_step:
-        logged = f"{run_folder} has logged {last_logged_step} steps and saved none"
-        say(f"{logged}: beginning again at step 0")
+    num_logged = _last_logged_step(run_folder) - begun_at
+    if latest is None and num_logged > 0:
+        logged = f"{run_folder} has logged {num_logged} steps and saved none"
+        say(f"{logged}: beginning again at step {begun_at}")
     return latest
 
 
 def _newest_intact(run_folder: Path, verified: Sequence[VerifiedCheckpoint]) -> Path | None:
-    """Return the newest intact checkpoint, or None for a run that has saved none. Damaged ones are
-    reported and skipped. Raise DataError if all checkpoints are damaged or gone, as training from
-    step 0 would replace them."""
+    """Return the newest intact checkpoint, or None if there is no checkpoint. Damaged ones are
+    reported and skipped. Raise DataError if all are damaged, as training from the beginning would
+    replace them."""
     for checkpoint in verified:
         if checkpoint.problem is None:
             return checkpoint.folder
@@ -156,16 +151,46 @@ def _newest_intact(run_folder: Path, verified: Sequence[VerifiedCheckpoint]) -> 
     if verified:
         problem = f"no checkpoint of {run_folder} is intact, the latest: {verified[0].problem}"
         raise DataError(f"{problem}; {RESTORE}")
+    return None
+
+
+def _begun_at(config: RunConfig) -> int:
+    """Return the step at which a run begins: 0, or that of the checkpoint from which it branches.
+    It is 0, too, for a branch that has not started yet, which has neither saved nor logged."""
+    if config.branch_from is None:
+        return 0
+    steps = resumed_steps(Path(config.run_folder))
+    return steps[0] if steps else 0
+
+
+def _check_nothing_was_saved(config: RunConfig, begun_at: int) -> None:
+    """Raise DataError if a run without a checkpoint has had one, as far as its other files tell.
+
+    Args:
+        begun_at: The step at which the run begins, of which it has saved no checkpoint.
+    """
+    run_folder = Path(config.run_folder)
     saved_step = last_saved_step(run_folder)
-    if saved_step:
+    if saved_step > begun_at:
         gone = f"{run_folder} has saved step {saved_step}, and no checkpoint is there now"
         raise DataError(f"{gone}; {RESTORE}")
-    return None
+    # A save may be under way when a run dies. The next one begins only when it is on the disk, so
+    # that after two intervals one checkpoint at least must be there.
+    interval_steps = config.checkpoint.interval_steps
+    num_logged = _last_logged_step(run_folder) - begun_at
+    if interval_steps and num_logged > 2 * interval_steps:
+        logged = f"{run_folder} has logged {num_logged} steps, and no checkpoint is there now"
+        raise DataError(f"{logged}; {RESTORE}")
+
+
+def _last_logged_step(run_folder: Path) -> int:
+    """Return the last step in the metrics of a run; 0 if it has logged none."""
+    return max((row["step"] for row in read_metrics(run_folder / "metrics.jsonl")), default=0)
 
 
 def last_saved_step(run_folder: Path) -> int:
     """Return the last step that a start has saved or resumed from; 0 if there is none."""
-    return max(Attempts.read(run_folder).saved_step, last_resumed_step(run_folder))
+    return max(Attempts.read(run_folder).saved_step, *resumed_steps(run_folder), 0)
 
 
 def _remove_partial(run_folder: Path) -> None:

@@ -78,16 +78,16 @@ def has_started(run_folder: Path) -> bool:
     return (run_folder / FILE_NAME).exists()
 
 
-def last_resumed_step(run_folder: Path) -> int:
-    """Return the largest step from which a start went on; 0 if each began anew, or if the file is
+def resumed_steps(run_folder: Path) -> list[int]:
+    """Return the step from which each start went on, the first start first; nothing if the file is
     damaged. Raise UnreadableNowError if it cannot be read now."""
     try:
         starts = _read_starts(run_folder / FILE_NAME)
     except UnreadableNowError:
         raise
     except DataError:  # `add_start` says so
-        return 0
-    return max((int(start.get("resumed_at_step", 0)) for start in starts), default=0)
+        return []
+    return [int(start.get("resumed_at_step", 0)) for start in starts]
 
 
 def _read_starts(path: Path) -> list[dict]:

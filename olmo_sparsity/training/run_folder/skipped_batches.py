@@ -83,10 +83,16 @@ def list_set_aside(run_folder: Path) -> list[Path]:
     return sorted((run_folder / "checkpoints").glob(f"step*{SET_ASIDE}"))
 
 
-def skip_and_go_back(step: int, run_folder: Path, max_skips: int) -> str:
-    """Leave out the batch of a step, counted from 1, from now on, and choose the checkpoint to go
-    on from. Return words that say so. Raise UserError if `max_skips` batches are left out
-    already."""
+def skip_and_go_back(step: int, run_folder: Path, left_out: Sequence[int], max_skips: int) -> str:
+    """Leave out the batch of a step from now on, and choose the checkpoint to go on from. Return
+    words that say so. Raise UserError if this run has left out `max_skips` batches already.
+
+    Args:
+        step: The step, from 1.
+        left_out: The batches that the run leaves out now, from 0. A branch also leaves out those of
+            the run that it branched from, which this folder's file does not have.
+        max_skips: As in the config.
+    """
     from olmo_sparsity.data.batches import batch_of_step  # imports PyTorch
 
     skips = SkippedBatches.read(run_folder)
@@ -96,7 +102,7 @@ def skip_and_go_back(step: int, run_folder: Path, max_skips: int) -> str:
             "lower optimizer.learning_rate in a new folder, which may branch_from a checkpoint "
             "before the loss rose, or raise training.max_skips"
         )
-    batch = batch_of_step(step, skips.batches)
+    batch = batch_of_step(step, left_out)
     checkpoints = list_checkpoints(run_folder)  # the newest first
     given_up = _checkpoints_to_give_up(step, checkpoints, skips)
     usable = checkpoints[len(given_up) :]
