@@ -36,9 +36,9 @@ class Start:
     processes: Processes
 
     cleanup: contextlib.ExitStack
-    """What is to be undone or stopped when this start ends: the lock of the run folder and the
-    count of GPU-hours (on the first process), the watchdog, a profile of steps. It is closed when
-    all is written, or by the watchdog before it ends a process that hangs."""
+    """Releases the lock of the run folder, stores the count of GPU-hours (both on the first process
+    alone), and stops the watchdog and the profile of steps. It is closed when all is written. The
+    watchdog closes it earlier, before it ends a process that hangs."""
 
     count: StartCount
     """Counts this start, until it ends in an orderly way: too many that died are an error."""
@@ -54,8 +54,8 @@ class Start:
 
 @contextlib.contextmanager
 def starting(config: RunConfig, processes: Processes) -> Iterator[Start]:
-    """Yield a start of the run of a config. At the end, close `Start.cleanup`, which
-    unlocks the run folder."""
+    """Yield a start of the run of a config. At the end, close `Start.cleanup`, which unlocks the
+    run folder."""
     run_folder = Path(config.run_folder)
     with contextlib.ExitStack() as cleanup, counted_start(run_folder) as count:
         gpu_hours = GpuHours(run_folder, config.training.max_gpu_hours, processes)

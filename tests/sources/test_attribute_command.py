@@ -83,7 +83,12 @@ def test_an_empty_file_is_named_with_its_option(
     option: str, shell_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty.txt").touch()
-    code, _, err = shell(capsys, *shell_words, option, f"@{tmp_path}/empty.txt", "--dry-run")
+    empty = f"@{tmp_path}/empty.txt"
+    words = [*shell_words, option, empty]
+    if option in shell_words:
+        words = [*shell_words]
+        words[shell_words.index(option) + 1] = empty
+    code, _, err = shell(capsys, *words, "--dry-run")
     assert code == 2
     assert f"{option}: {tmp_path}/empty.txt is empty; write the text into it" in err
 

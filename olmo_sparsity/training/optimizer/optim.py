@@ -89,13 +89,10 @@ def build_optimizer(
     rest = [parameter for parameter in model.parameters() if id(parameter) not in matrix_ids]
     muon = muon_class(
         matrices,
-        dtype=torch.float32 if precision == "fp32" else torch.bfloat16,
+        torch.float32 if precision == "fp32" else torch.bfloat16,
         lr=config.learning_rate,
         weight_decay=config.weight_decay,
         momentum=config.momentum,
-        # Scales Muon's orthogonal update to the size of Adam's, so that one learning rate suits
-        # both.
-        adjust_lr_fn="match_rms_adamw",
     )
     return MuonAndAdamW(muon, build_adamw(rest, model, config))
 
