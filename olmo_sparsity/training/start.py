@@ -170,8 +170,8 @@ def build_new_model(config: RunConfig, is_filled: bool) -> NewModel:
         with without_drawing() if is_filled else contextlib.nullcontext():
             return build_model(config.model)
 
-    is_sharded = config.engine.name == "fsdp" or config.engine.name.startswith("zero")
-    if not is_sharded:
+    is_built_in_parts = config.engine.name == "fsdp" or config.engine.name.startswith("zero")
+    if not is_built_in_parts:
         return NewModel(build(), meta_weights=None)
     source = Deferred(build)
     return NewModel(source.model, source)

@@ -95,8 +95,8 @@ def collective_bytes(
             gather them anew.
         num_reductions: With `fsdp`, how often gradients are added up over processes.
     """
-    is_sharded = engine == "fsdp" or engine.startswith("zero")
-    sends_in_bf16 = precision == "bf16" and is_sharded  # DDP sums gradients in fp32
+    divides_moments = engine == "fsdp" or engine.startswith("zero")
+    sends_in_bf16 = precision == "bf16" and divides_moments  # DDP sums gradients in fp32
     size = num_parameters * (2 if sends_in_bf16 else 4)
     if engine == "fsdp":  # weights forward and backward; gradients in fp32
         return 2 * size * num_micro_batches + 4 * num_parameters * num_reductions

@@ -15,7 +15,7 @@ from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.training.checkpoints.save_steps import SaveSteps
 from olmo_sparsity.training.estimate.evaluations import seconds_of_evaluation
 from olmo_sparsity.training.estimate.hardware import Hardware
-from olmo_sparsity.training.estimate.host import save_time
+from olmo_sparsity.training.estimate.host import predict_save
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def pauses_of(config: RunConfig, hardware: Hardware, step_s: float) -> Pauses:
     num_steps = config.training.num_steps
     num_evaluations = _count_due(num_steps, config.evaluation.interval_steps)
 
-    save = save_time(config, hardware)
+    save = predict_save(config, hardware)
     checkpoint = config.checkpoint
     interval_steps = checkpoint.interval_steps
     if interval_steps == 0:  # auto: what SaveSteps will choose once it has timed steps and saves

@@ -29,12 +29,12 @@ from olmo_sparsity.training.estimate.failures import failures_of
 from olmo_sparsity.training.estimate.hardware import Hardware
 from olmo_sparsity.training.estimate.host import (
     Disk,
-    copied_for_save,
-    copied_for_tasks,
     disk_of,
     main_memory_at_start,
     main_memory_of,
-    save_time,
+    predict_save,
+    save_copy_bytes,
+    task_copy_bytes,
 )
 from olmo_sparsity.training.estimate.meta_model import without_memory
 from olmo_sparsity.training.estimate.network import describe_speed
@@ -294,9 +294,9 @@ def _lines_of_host(config: RunConfig, hardware: Hardware) -> dict[str, str]:
     # These are not added up: a process needs the largest of them (`main_memory_of`).
     uses = [
         f"the start takes {_gib(main_memory_at_start(config))}",
-        f"a copy for a save {_gib(copied_for_save(config, hardware))}",
+        f"a copy for a save {_gib(save_copy_bytes(config, hardware))}",
     ]
-    bytes_for_tasks = copied_for_tasks(config, hardware)
+    bytes_for_tasks = task_copy_bytes(config, hardware)
     if bytes_for_tasks:
         uses.append(f"one for lm_eval {_gib(bytes_for_tasks)}")
     bytes_of_process = main_memory_of(config, hardware)
@@ -350,7 +350,7 @@ def _describe_kept(config: RunConfig) -> str:
 
 def _describe_save(config: RunConfig, hardware: Hardware) -> str:
     """Return a line about the time of a save, beside the times that a cluster gives a job."""
-    save = save_time(config, hardware)
+    save = predict_save(config, hardware)
     within_grace = "within" if save.total_s <= GRACE_S else "more than"
     line = (
         f"{save.total_s:.0f} s at {hardware.disk_bytes_per_s / 1e9:g} GB/s of the file system "

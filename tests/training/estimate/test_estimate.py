@@ -33,10 +33,10 @@ from olmo_sparsity.training.estimate.fit import check_fits
 from olmo_sparsity.training.estimate.hardware import GPU_HOURS_PER_FAILURE, Hardware
 from olmo_sparsity.training.estimate.host import (
     COPIED_BYTES_PER_S,
-    copied_for_save,
     disk_of,
     pinned_bytes,
-    save_time,
+    predict_save,
+    save_copy_bytes,
 )
 from olmo_sparsity.training.estimate.meta_model import without_memory
 from olmo_sparsity.training.estimate.report import SIGNAL_LEAD_S, estimate
@@ -334,11 +334,11 @@ def test_copies_in_pinned_memory_are_counted_as_powers_of_two() -> None:
     config = c4("1b", *seven_billion)
     on_gpus = Hardware.of("h100", 8, None)
     num_parameters = count_parameters(without_memory(config.model))
-    copied = copied_for_save(config, on_gpus)
+    copied = save_copy_bytes(config, on_gpus)
     assert 1.3 < copied / (12 * num_parameters / 8) < 1.5
     assert f"a copy for a save {copied / 2**30:.1f}" in estimate(config, on_gpus)["main memory"]
     on_cpus = replace(on_gpus, gpu=None)
-    assert copied_for_save(config, on_cpus) == 12 * num_parameters / 8
+    assert save_copy_bytes(config, on_cpus) == 12 * num_parameters / 8
 
 
 def test_each_engine_is_estimated_with_the_micro_batches_that_fit_it() -> None:
@@ -542,9 +542,9 @@ def test_more_gpus_do_not_make_the_file_system_faster() -> None:
     for count in (64, 512):
         writing_s = saved_bytes / 1e9
         copying_s = saved_bytes / count / COPIED_BYTES_PER_S
-        save = save_time(config, Hardware.of("h100", count, None))
+        save = predict_save(config, Hardware.of("h100", count, None))
         assert save.total_s == pytest.approx(copying_s + writing_s)
-    save = save_time(config, Hardware.of("h100", 64, None, disk_speed=1000))
+    save = predict_save(config, Hardware.of("h100", 64, None, disk_speed=1000))
     assert save.total_s - save.pause_s == pytest.approx(saved_bytes / 64 / 0.39e9)
 
 
@@ -553,7 +553,7 @@ def test_a_save_that_takes_longer_than_the_signal_leads_names_the_signal_to_ask_
     assert f"#SBATCH --signal=USR2@{SIGNAL_LEAD_S}\n" in script
     config = seven_billion(*OVER_ALL)
     hardware = Hardware.of("h100", 64, None)
-    save = save_time(config, hardware)
+    save = predict_save(config, hardware)
     assert save.total_s < SIGNAL_LEAD_S < 180 < save.longest_s < 240, "one save is under way"
     line = estimate(config, hardware)["a save"]
     assert "more than the 120 s of slurm/train.sbatch before a time limit" in line
@@ -578,8 +578,8 @@ def test_more_evaluations_and_saves_take_more_hours() -> None:
     )
     assert often.pauses.num_saves == 40
     assert often.pauses.num_evaluations == 2000
-    saved_by_process = 12 * count_parameters(without_memory(c4("1b", *SEVEN_BILLION).model)) / 64
-    assert often.pauses.saving_s == pytest.approx(40 * saved_by_process / COPIED_BYTES_PER_S)
+    bytes_of_process = 12 * count_parameters(without_memory(c4("1b", *SEVEN_BILLION).model)) / 64
+    assert often.pauses.saving_s == pytest.approx(40 * bytes_of_process / COPIED_BYTES_PER_S)
     outside_steps = often.pauses.total_s - once.pauses.total_s
     assert 3600 * (often.hours - once.hours) == pytest.approx(outside_steps)
     assert often.pauses.evaluating_s > 1000 * once.pauses.evaluating_s
@@ -628,7 +628,7 @@ def test_training_waits_for_a_save_that_takes_longer_than_the_steps_between() ->
     time = time_of(config, hardware)
     writing_s = 12 * count_parameters(without_memory(config.model)) / 0.5e9
     assert writing_s > time.step_s
-    waiting_s = time.pauses.saving_s / 20_000 - save_time(config, hardware).pause_s
+    waiting_s = time.pauses.saving_s / 20_000 - predict_save(config, hardware).pause_s
     assert waiting_s == pytest.approx(writing_s - time.step_s)
 
 
