@@ -110,8 +110,19 @@ def test_task_presets_are_whole(path: Path) -> None:
 # --- commands that run ----------------------------------------------------------------------------
 
 SMALLER = {
-    "measure": "--long all --short 8 --stride 16 --ks 1,2 --draws 1",
+    "measure": {"--long": "all", "--short": "8", "--stride": "16", "--ks": "1,2", "--draws": "1"},
 }
+
+
+def with_options(words: list[str], options: dict[str, str]) -> list[str]:
+    """Return the words of a command with values of options, also where it has others."""
+    changed = list(words)
+    for flag, value in options.items():
+        if flag in changed:
+            changed[changed.index(flag) + 1] = value
+        else:
+            changed += [flag, value]
+    return changed
 
 
 @pytest.fixture
@@ -177,13 +188,13 @@ def test_commands_of_a_page_run_in_their_order(page: str, folder: Path, server: 
         if "--messages" in words:
             words[1] = "chat_model"
         if "--choices" not in words:  # these take the settings of the first measurement
-            words += SMALLER.get(words[0], "").split()
+            words = with_options(words, SMALLER.get(words[0], {}))
         elif "--ks" in words:
-            words += ["--ks", "1,2"]
+            words = with_options(words, {"--ks": "1,2"})
         if words[0] == "measure" and not {"--choices", "--targets", "--target-field"} & {*words}:
-            words += ["--max-targets", "1"]
+            words = with_options(words, {"--max-targets": "1"})
             if "--sets" not in words:
-                words += ["--min-gap", "0"]
+                words = with_options(words, {"--min-gap": "0"})
         assert main(words) == 0, command
 
 

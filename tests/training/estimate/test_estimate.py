@@ -34,6 +34,7 @@ from olmo_sparsity.training.estimate.hardware import GPU_HOURS_PER_FAILURE, Hard
 from olmo_sparsity.training.estimate.host import (
     COPIED_BYTES_PER_S,
     disk_of,
+    main_memory_of,
     pinned_bytes,
     predict_save,
     save_copy_bytes,
@@ -546,6 +547,17 @@ def test_more_gpus_do_not_make_the_file_system_faster() -> None:
         assert save.total_s == pytest.approx(copying_s + writing_s)
     save = predict_save(config, Hardware.of("h100", 64, None, disk_speed=1000))
     assert save.total_s - save.pause_s == pytest.approx(saved_bytes / 64 / 0.39e9)
+
+
+def test_the_example_of_the_module_has_its_numbers() -> None:
+    """That of host.py: c4_1b with `fsdp` on 8 H100."""
+    config = c4("1b", "--engine.name=fsdp")
+    hardware = Hardware.of("h100", 8, None)
+    assert disk_of(config).checkpoint_bytes / 1e9 == pytest.approx(14.1, abs=0.05)
+    save = predict_save(config, hardware)
+    assert save.pause_s == pytest.approx(1.3, abs=0.05)
+    assert save.total_s == pytest.approx(15.4, abs=0.05)
+    assert main_memory_of(config, hardware) / 1e9 == pytest.approx(6.2, abs=0.05)
 
 
 def test_a_save_that_takes_longer_than_the_signal_leads_names_the_signal_to_ask_for() -> None:
