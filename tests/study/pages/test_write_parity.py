@@ -87,6 +87,19 @@ def test_the_sentences_on_the_table_have_its_numbers() -> None:
     assert f"answers k = 4 right in {not_learnt.loc[4, 50]:.2f} of the samples of 50" in page
 
 
+def test_the_page_has_the_numbers_of_each_seed_of_6() -> None:
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert f"**What the first {len(read_table())} models show.**" in page
+    pose, rope = (select(read_table(), scheme, 6) for scheme in SCHEMES)
+    for name, model in zip(["first", "second", "third"], pose, strict=True):
+        of_1, of_2, of_4, of_6 = (model.accuracy.loc[k, 500] for k in (1, 2, 4, 6))
+        assert f"the {name} {of_1:.2f}, {of_2:.2f}, {of_4:.2f} and {of_6:.2f}" in page
+    assert min(model.accuracy.loc[k, 200] for model in pose for k in (1, 2, 4, 6)) >= 0.935
+    assert len(rope) == 2
+    for model in rope:
+        assert [model.accuracy.loc[k, 200] for k in (4, 6)] == pytest.approx([0.5, 0.5], abs=0.03)
+
+
 def test_readme_has_the_numbers_of_the_row_of_4() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     trained, untrained = (shown(claim, 4).rsplit(", ", 1)[0] for claim in ("U3", "U5"))
